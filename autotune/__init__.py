@@ -1,0 +1,69 @@
+"""autotune finds the fastest training configuration that fits the memory of a GPU.
+
+::
+
+    import autotune
+
+    result = autotune.find(model="t5-3b")
+    args = result.training_arguments("out")  # transformers.TrainingArguments
+    result.save("best-config.json")
+
+Importing this package loads neither torch nor transformers nor optuna.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from autotune.api import find, resume
+    from autotune.config import Allowance, Budget, Effort, LoraAdapter, Precision, TrainConfig, Workload
+    from autotune.errors import AutotuneError
+    from autotune.loss import normalize_loss
+    from autotune.result import TuningResult, load
+
+_HOMES = {
+    "find": "api",
+    "resume": "api",
+    "Allowance": "config",
+    "Budget": "config",
+    "Effort": "config",
+    "LoraAdapter": "config",
+    "Precision": "config",
+    "TrainConfig": "config",
+    "Workload": "config",
+    "AutotuneError": "errors",
+    "normalize_loss": "loss",
+    "TuningResult": "result",
+    "load": "result",
+}
+
+__all__ = [
+    "Allowance",
+    "AutotuneError",
+    "Budget",
+    "Effort",
+    "LoraAdapter",
+    "Precision",
+    "TrainConfig",
+    "TuningResult",
+    "Workload",
+    "find",
+    "load",
+    "normalize_loss",
+    "resume",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"autotune.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

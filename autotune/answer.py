@@ -1,0 +1,196 @@
+"""From the trials of a search to its answer: the best configuration, what it is compared with, how sure it is.
+
+Pure. The winner is the finalist with the highest throughput; where the intervals overlap, the simpler configuration
+wins, which is the one that changes less of the user's training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune import __version__
+from autotune.config import Allowance, TrainConfig
+from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
+from autotune.finals import Finals
+from autotune.planning import SearchPlan
+from autotune.result import Arguments, Contender, Speedup, TrialSummary, TuningResult, Verdict
+from autotune.search.allowance import changes
+from autotune.search.history import History
+from autotune.training_args import plan as training_plan
+from autotune.trial import TrialResult, TrialStatus
+from autotune.units import show_memory
+
+RUNNERS_UP = 4
+
+
+def assemble(
+    plan: SearchPlan,
+    history: History,
+    results: Sequence[TrialResult],
+    refused: dict[TrainConfig, str],
+    search_time_s: float,
+) -> TuningResult | None:
+    """Return the answer as the trials stand now; None if nothing has completed."""
+    ranking = history.ranking()
+    if not ranking:
+        return None
+    finals = Finals(plan, history, results)
+    best, verdict, speedup = _verdict(plan, history, finals)
+    contenders = [_contender(plan, history, finals, r.request.config) for r in ranking]
+    known_baseline = history.known(plan.baseline)
+    failed = known_baseline.outcome if known_baseline and known_baseline.measurement is None else None
+    mapping = training_plan(best, plan.workload, plan.hardware)
+    return TuningResult(
+        autotune_version=__version__,
+        verdict=verdict,
+        workload=plan.workload,
+        facts=plan.facts,
+        hardware=plan.hardware,
+        memory_budget_bytes=plan.memory_bytes,
+        allowance=plan.allowance,
+        baseline=_contender(plan, history, finals, plan.baseline),
+        baseline_cause=f"{failed.status}: {failed.cause}" if failed is not None and failed.kind == "failure" else None,
+        best=next(c for c in contenders if c.config == best),
+        arguments=Arguments(
+            training_arguments=mapping.tuned,
+            model=mapping.model,
+            quantization=mapping.quantization,
+            adapter=mapping.adapter,
+        ),
+        speedup=speedup,
+        best_by_allowance=_by_allowance(plan.allowance, contenders),
+        runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
+        trials=(*map(_summary, results), *(_refusal(c, reason) for c, reason in refused.items())),
+        notes=plan.notes + _notes(plan, history, results),
+        search_time_s=search_time_s,
+    )
+
+
+def _verdict(plan: SearchPlan, history: History, finals: Finals) -> tuple[TrainConfig, Verdict, Speedup | None]:
+    """Return the best configuration, how sure that is, and its speed-up over the baseline."""
+    leader = history.ranking()[0].request.config
+    contenders = [c for c in finals.contenders() if finals.is_measured(c)]
+    if not contenders:
+        baseline = history.known(plan.baseline)
+        only = leader == plan.baseline and len(history) > 1
+        if baseline is not None and baseline.measurement is None:
+            return leader, "baseline does not fit", None
+        return leader, "no clear winner" if only else "unconfirmed", None
+    best = _simplest_of_the_fastest(plan, finals, contenders)
+    if plan.baseline not in contenders:
+        return best, "baseline does not fit", None
+    reference = finals.speedup(best, plan.baseline)
+    if best == plan.baseline or reference is None:
+        return best, "no clear winner" if best == plan.baseline else "unconfirmed", None
+    speedup = Speedup(ratio=reference.ratio, interval=reference.interval, reference="the baseline")
+    return best, "faster", speedup
+
+
+def _simplest_of_the_fastest(plan: SearchPlan, finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
+    """Return the simplest of those that can't be told from the fastest."""
+
+    def rate(config: TrainConfig) -> float:
+        measured = finals.merged(config)
+        return measured.samples_per_second if measured else 0.0
+
+    fastest = max(contenders, key=rate)
+    alike = [fastest]
+    for config in contenders:
+        lead = finals.speedup(fastest, config)
+        if config != fastest and lead is not None and lead.interval.low <= 1.0:
+            alike.append(config)
+    return min(alike, key=lambda c: _complexity(plan, c))
+
+
+def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
+    """Return how far from the user's training a configuration is: the deepest class, then the number of changes."""
+    changed = changes(config, plan.baseline, plan.facts)
+    return max((c.allowance.rank for c in changed), default=-1), len(changed)
+
+
+def _contender(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> Contender:
+    known = history.known(config)
+    again = finals.merged(config)
+    trials = [known.request.number] if known else []
+    return Contender(
+        config=config,
+        changes=changes(config, plan.baseline, plan.facts),
+        measurement=again or (known.measurement if known else None),
+        trials=tuple(trials + [r.request.number for r in finals.trials(config)]),
+        confirmed=again is not None,
+    )
+
+
+def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allowance, Contender]:
+    """Return the fastest of each class up to the allowed one; `contenders` come fastest first."""
+    found: dict[Allowance, Contender] = {}
+    for allowance in Allowance:
+        if allowed.admits(allowance):
+            best = next((c for c in contenders if allowance.admits(c.allowance)), None)
+            if best is not None:
+                found[allowance] = best
+    return found
+
+
+def _summary(result: TrialResult) -> TrialSummary:
+    failure = result.outcome if result.outcome.kind == "failure" else None
+    memory = result.outcome.memory
+    return TrialSummary(
+        number=result.request.number,
+        config=result.request.config,
+        status=result.status,
+        samples_per_second=result.measurement.samples_per_second if result.measurement else None,
+        peak_bytes=memory.peak_bytes if memory else None,
+        cause=failure.cause if failure else None,
+    )
+
+
+def _refusal(config: TrainConfig, reason: str) -> TrialSummary:
+    return TrialSummary(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
+
+
+def _notes(plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> tuple[str, ...]:
+    notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
+    baseline = history.known(plan.baseline)
+    if baseline is not None and baseline.status is TrialStatus.OUT_OF_MEMORY:
+        reference = _largest_default(plan, history)
+        if reference is not None:
+            notes += (
+                "the baseline ran out of memory; the largest default that fits has a micro-batch of "
+                f"{reference.request.config.per_device_train_batch_size} (trial {reference.request.number})",
+            )
+    return notes
+
+
+def _largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
+    """Return the completed trial that differs from the baseline in a smaller micro-batch alone, the largest of them."""
+    same = [
+        r
+        for r in history.ranking()
+        if {c.knob for c in changes(r.request.config, plan.baseline, plan.facts)} == {"per_device_train_batch_size"}
+    ]
+    return max(same, key=lambda r: r.request.config.per_device_train_batch_size, default=None)
+
+
+def nothing_found(plan: SearchPlan, results: Sequence[TrialResult]) -> AutotuneError:
+    """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
+    failures = [(r, r.outcome) for r in results if r.outcome.kind == "failure"]
+    others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
+    if others and len(others) == len(failures):
+        result, failure = others[0]
+        return InfrastructureError(
+            f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
+            f"(its log: trials/{result.request.number:04d}/log.txt)"
+        )
+    # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
+    closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
+    changed = changes(closest.request.config, plan.baseline, plan.facts)
+    what = ", ".join(f"{c.knob} {c.after}" for c in changed) or "the baseline"
+    seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""
+    remedies = ["a larger --memory", "a shorter --seq-len"]
+    if plan.allowance is not Allowance.METHOD:
+        remedies.insert(0, "--allow method (LoRA, pure bf16)")
+    return NothingFitsError(
+        f"nothing fits {show_memory(plan.memory_bytes)}: the closest, {what}, still ran out{seen}; "
+        f"what could make it fit: {', '.join(remedies)}"
+    )

@@ -1,0 +1,138 @@
+"""`find` and `resume`: a search from the user's words to the answer, from Python or from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from autotune import planning
+from autotune.config import Allowance, Effort
+from autotune.errors import InputError, RunDirectoryError
+from autotune.events import Note, Observer, ignore
+from autotune.execution.runner import LocalRunner
+from autotune.files import read_value
+from autotune.planning import Options, SearchPlan
+from autotune.result import TuningResult
+from autotune.rundir import PLAN_FILE, RunDirectory, default_run_directory
+from autotune.trial import DescribeRequest
+from autotune.tuner import Tuner
+from autotune.units import parse_memory, parse_time_s
+
+
+def find(
+    model: str,
+    *,
+    task: str | None = None,
+    data: str | Path | None = None,
+    text_field: str | None = None,
+    seq_len: int | None = None,
+    target_len: int | None = None,
+    global_batch: int | Literal["any"] | None = None,
+    baseline: str | Path | None = None,
+    allow: Allowance | str = Allowance.OPTIMIZER,
+    effort: Effort | str = Effort.STANDARD,
+    space: str | Path | None = None,
+    device: str = "auto",
+    memory: str | int | None = None,
+    max_trials: int | None = None,
+    max_time: str | float | None = None,
+    run_dir: str | Path | None = None,
+    seed: int = 42,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    observer: Observer = ignore,
+) -> TuningResult:
+    """Find the fastest training configuration that fits the memory of a device.
+
+    Args:
+        model: A name of the catalogue, a directory with `config.json`, or a hub id.
+        task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification' or 'image-classification';
+            by default the usual one of the architecture.
+        data: JSONL, CSV, Parquet or text whose lengths are trained with; by default synthetic samples.
+        text_field: The column of `data` that holds the text.
+        seq_len: Tokens of a sample; 512 by default, 128 on the CPU.
+        target_len: Decoder tokens of an encoder-decoder; `seq_len` by default.
+        global_batch: Samples per optimizer step, held fixed; 64 by default, 16 on the CPU; 'any' sets it free.
+        baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
+        allow: How much may change: 'exact', 'numerics', 'optimizer' or 'method'.
+        effort: 'quick', 'standard' or 'thorough'.
+        space: A built-in search space or a YAML file.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        memory: Device memory that training may take: bytes or such as '24GiB'; what is free now less a margin.
+        max_trials: Trials of the search.
+        max_time: The whole search: seconds or such as '10m'.
+        run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
+        seed: Of weights, data and the search.
+        revision: Of a hub id.
+        trust_remote_code: Run the model's own code.
+        observer: Called with each :data:`autotune.events.Event`.
+
+    Raises:
+        InputError: An argument can't be used.
+        MachineError: The device isn't there.
+        NothingFitsError: No configuration fits.
+        InfrastructureError: Trials can't be run.
+        SearchInterrupted: Ctrl-C; the best so far is its `result`.
+    """
+    options = _options(
+        model=model,
+        task=task,
+        data=str(data) if data is not None else None,
+        text_field=text_field,
+        seq_len=seq_len,
+        target_len=target_len,
+        global_batch=global_batch,
+        baseline=str(baseline) if baseline is not None else None,
+        allow=allow,
+        effort=effort,
+        space=str(space) if space is not None else None,
+        device=device,
+        memory_bytes=parse_memory(memory) if isinstance(memory, str) else memory,
+        max_trials=max_trials,
+        max_time_s=parse_time_s(max_time) if isinstance(max_time, str) else max_time,
+        seed=seed,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(model))
+    with directory:
+        outline = planning.outline(options)
+        for text in (*outline.notes, *planning.machine_notes(outline.hardware, directory.path)):
+            observer(Note(text=text))
+        with LocalRunner(directory.path, outline.hardware) as runner:
+            description = runner.describe(DescribeRequest(workload=outline.workload))
+            workload = outline.workload.model_copy(update={"lengths": description.lengths})
+            plan = planning.complete(outline, description.facts, workload, description.notes)
+            directory.write_plan(plan)
+            for text in plan.notes[len(outline.notes) :]:
+                observer(Note(text=text))
+            return Tuner(plan, directory, runner, observer).run()
+
+
+def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
+    """Go on with the search in `run_dir`; nothing that was measured is measured again.
+
+    Raises:
+        RunDirectoryError: There is no search in `run_dir`, or one is running.
+        NothingFitsError, InfrastructureError, SearchInterrupted: As `find`.
+    """
+    directory = RunDirectory.existing(Path(run_dir))
+    with directory:
+        try:
+            plan = read_value(SearchPlan, directory.path / PLAN_FILE)
+        except (OSError, ValidationError) as error:
+            first = str(error).splitlines()[0]
+            raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None
+        with LocalRunner(directory.path, plan.hardware) as runner:
+            return Tuner(plan, directory, runner, observer).run()
+
+
+def _options(**fields: Any) -> Options:
+    try:
+        return Options(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).removesuffix("_bytes").removesuffix("_s").replace("_", "-")
+        raise InputError(f"--{name} {first['input']}: {first['msg']}") from None

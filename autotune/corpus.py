@@ -1,0 +1,441 @@
+"""Reads the user's file of texts, tokenizes it once and keeps the rows where trials can memory-map them.
+
+Called once per search, before the first trial. Nothing is downloaded, nothing is written outside the given
+directory, and no tensor operation is run. Turning the rows into batches is the matter of `autotune.data`.
+
+::
+
+    file --datasets--> rows --text, target and label column--> tokenizer --> directory/tokens (Arrow) + Corpus
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from autotune.architecture import ModelSpec, Task
+from autotune.config import LengthProfile, Workload
+from autotune.errors import InputError, RunDirectoryError, suggestion
+from autotune.values import Value
+
+TOKENS = "tokens"  # the directory of tokenized rows inside the one that `prepare` is given
+MAX_SAMPLES = 10_000  # more than any trial trains on; keeps reading a large file a matter of seconds
+BYTE_LEVEL = "byte-level ByT5"
+
+# Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the mark of Windows editors.
+_READERS: dict[str, tuple[str, dict[str, str]]] = {
+    ".jsonl": ("json", {}),
+    ".json": ("json", {}),
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".parquet": ("parquet", {}),
+    ".txt": ("text", {"encoding": "utf-8-sig"}),
+    ".text": ("text", {"encoding": "utf-8-sig"}),
+}
+
+# Without one of these AutoTokenizer may build a tokenizer with an empty vocabulary instead of failing.
+_VOCABULARIES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "spm.model",
+    "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
+
+# Before tokenizing, a text is cut to this many characters per token: a book costs no more than a page.
+_CHARACTERS_PER_TOKEN = 64
+
+_NOT_UTF_8 = "is not UTF-8 text; save it in that encoding"
+
+
+class Corpus(Value):
+    """What is known of the prepared texts."""
+
+    lengths: LengthProfile = Field(description="of the inputs; targets are not counted")
+    tokenizer: str = Field(description="what tokenized: 'byte-level ByT5', a directory or a hub id")
+    notes: tuple[str, ...] = Field(default=(), description="what the user should be told, a line each")
+
+
+def prepare(workload: Workload, directory: Path) -> Corpus | None:
+    """Tokenize the workload's file into `directory`; return None for synthetic data.
+
+    Raises:
+        InputError: The file can't be used as it is.
+        RunDirectoryError: `directory` can't be written.
+    """
+    if workload.dataset is None:
+        return None
+    if not workload.task.takes_text:
+        raise InputError(f"{workload.dataset}: images are not read from files yet; leave the data out")
+    path = _checked_path(workload.dataset)
+    scratch = directory / "reading"
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        with _quiet_datasets():
+            return _prepare(workload, path, directory, scratch)
+    except UnicodeDecodeError as error:  # the library's JSON reader lets it pass until a text is used
+        raise InputError(f"{workload.dataset}: {_NOT_UTF_8}") from error
+    except OSError as error:
+        raise RunDirectoryError(f"{directory}: can't be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def load_rows(directory: Path) -> Any:
+    """Return the rows that `prepare` left in `directory`, memory-mapped, as a `datasets.Dataset`.
+
+    Columns: `input_ids`, and `labels` (token ids or a class) where the task needs them.
+
+    Raises:
+        RunDirectoryError: There are none.
+    """
+    from datasets import load_from_disk
+
+    try:
+        return load_from_disk(str(directory / TOKENS))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{directory / TOKENS}: no tokenized data; start the search anew") from error
+
+
+def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> Corpus:
+    from autotune.models import build_config
+
+    config = build_config(workload.model, workload.task)
+    rows = _read(path, workload.dataset or str(path), scratch)
+    columns, notes = _choose_columns(rows, workload)
+    if len(rows) > MAX_SAMPLES:
+        notes.append(f"{MAX_SAMPLES:,} of {len(rows):,} rows are used, drawn at random")
+        drawn = np.random.default_rng(workload.seed).choice(len(rows), MAX_SAMPLES, replace=False)
+        rows = rows.select(np.sort(drawn))
+    labels = _classes(rows, columns, workload, config.num_labels, notes)
+    tokenizer, name = _load_tokenizer(workload.model, notes)
+    encoder = _Encoder(
+        tokenizer=tokenizer,
+        columns=columns,
+        workload=workload,
+        labels=labels,
+        eos=_first(getattr(config.get_text_config(), "eos_token_id", None)) if name == BYTE_LEVEL else None,
+        characters_per_token=1 if name == BYTE_LEVEL else _CHARACTERS_PER_TOKEN,
+    )
+    tokens = rows.map(
+        encoder,
+        batched=True,
+        batch_size=256,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=_features(workload.task),
+        load_from_cache_file=False,
+        new_fingerprint=TOKENS,
+    )
+    if len(tokens) < len(rows):
+        notes.append(
+            f"{len(rows) - len(tokens):,} of {len(rows):,} rows are left out: no text, no class or too short"
+        )
+    if not len(tokens):
+        raise InputError(f"{workload.dataset}: no row holds any text in column '{columns.text}'")
+    lengths = _checked_lengths(tokens, name, config)
+    _save(tokens, directory / TOKENS)
+    return Corpus(lengths=lengths, tokenizer=name, notes=tuple(notes))
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def _checked_path(dataset: str) -> Path:
+    kinds = ", ".join(_READERS)
+    try:
+        path = (
+            Path(dataset).expanduser().absolute()
+        )  # a link's own name tells the kind, not that of its target
+        if path.is_dir():
+            raise InputError(f"{dataset}: is a directory; give one file in it, ending in {kinds}")
+        if path.suffix.lower() not in _READERS:
+            raise InputError(f"{dataset}: unknown kind of file; give one that ends in {kinds}")
+        if not path.exists():
+            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise InputError(f"{dataset}: no such file{suggestion(path.name, siblings)}")
+        if not path.is_file():
+            raise InputError(f"{dataset}: is not a regular file; copy the data into one")
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise InputError(f"{dataset}: is empty; give a file with at least one text")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{dataset}: can't be read ({_one_line(error)})") from error
+    return path
+
+
+def _read(path: Path, dataset: str, scratch: Path) -> Any:
+    import datasets
+
+    kind, options = _READERS[path.suffix.lower()]
+    # The library takes file names for patterns and URLs, so it is given one that can't be mistaken.
+    link = scratch / f"source{path.suffix.lower()}"
+    link.symlink_to(path)
+    try:
+        reader = datasets.load_dataset_builder(
+            kind, data_files=glob.escape(str(link)), cache_dir=str(scratch), **options
+        )
+        reader.download_and_prepare()
+        if reader.info.splits["train"].num_examples:
+            return reader.as_dataset(split="train")
+    except Exception as error:  # the library passes on whatever its parsers raise
+        raise InputError(f"{dataset}: {_reason(error, path)}") from error
+    raise InputError(f"{dataset}: holds no rows; give a file with at least one text")
+
+
+def _reason(error: Exception, path: Path) -> str:
+    """Say what is wrong with a file that the library refused."""
+    cause = error.__cause__ or error
+    if isinstance(cause, UnicodeDecodeError):
+        return _NOT_UTF_8
+    found = _malformed_json(path) if path.suffix.lower() in (".json", ".jsonl") else None
+    return found or f"can't be read as {path.suffix[1:].upper()} ({_one_line(cause)}); mend or convert it"
+
+
+def _malformed_json(path: Path) -> str | None:
+    """Find the first line that is no JSON object: the library counts rows by block or not at all."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        if path.suffix.lower() == ".json" and file.read(1) == "[":
+            return 'is not a list of objects such as [{"text": "..."}]'
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+                return f"line {number}: not valid JSON ({what}); mend or delete the line"
+            if not isinstance(value, dict):
+                return f'line {number}: not an object such as {{"text": "..."}}; mend or delete the line'
+    return None
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    """Keep the library's bars and logged errors off the terminal: ours say the same in one line."""
+    import datasets
+
+    verbosity, bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if bars:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if bars:
+            datasets.enable_progress_bars()
+
+
+# --- columns ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Columns:
+    text: str
+    target: str | None = None
+    label: str | None = None
+
+
+def _choose_columns(rows: Any, workload: Workload) -> tuple[_Columns, list[str]]:
+    texts = [name for name, kind in rows.features.items() if _kind(kind) in ("string", "large_string")]
+    notes = []
+    target = label = None
+    if workload.task is Task.SEQ2SEQ_LM:
+        target = "target" if "target" in texts and workload.text_field != "target" else None
+        if target is None:
+            notes.append("no column 'target': the target is the text itself")
+    if workload.task is Task.SEQUENCE_CLASSIFICATION and workload.text_field != "label":
+        label = "label" if "label" in rows.column_names else None
+    candidates = [name for name in texts if name not in (target, label)]
+    return _Columns(_text_column(rows, candidates, texts, workload), target, label), notes
+
+
+def _text_column(rows: Any, candidates: list[str], texts: list[str], workload: Workload) -> str:
+    field = workload.text_field
+    wanted = field if field is not None else "text"
+    if wanted in texts:
+        return wanted
+    if wanted in rows.column_names:
+        kind = _kind(rows.features[wanted])
+        raise InputError(
+            f"{workload.dataset}: column '{wanted}' holds {kind}, not strings; name one that does"
+        )
+    columns = ", ".join(rows.column_names)
+    if field is not None:
+        hint = suggestion(field, rows.column_names)
+        raise InputError(f"{workload.dataset}: no column '{field}'{hint}; the columns are {columns}")
+    if len(candidates) == 1:
+        return candidates[0]
+    problem = "several columns of strings; name the one of the text" if candidates else "no column of strings"
+    raise InputError(f"{workload.dataset}: {problem}; the columns are {columns}")
+
+
+def _kind(feature: Any) -> str:
+    return str(getattr(feature, "dtype", type(feature).__name__.lower()))
+
+
+def _classes(
+    rows: Any, columns: _Columns, workload: Workload, num_labels: int, notes: list[str]
+) -> Sequence[int | None] | None:
+    """Return the class of every row (None: it has none), or None if the task needs no classes."""
+    if workload.task is not Task.SEQUENCE_CLASSIFICATION:
+        return None
+    values: list[Any] = list(rows[columns.label]) if columns.label else []
+    # Integers with gaps come out of a CSV file as floats.
+    known = {v for v in values if isinstance(v, str | int) or (isinstance(v, float) and v.is_integer())}
+    if len({type(v) for v in known}) != 1 or not all(v is None or v in known for v in values):
+        notes.append("no column 'label' of classes: labels are random")
+        return [int(n) for n in np.random.default_rng(workload.seed).integers(num_labels, size=len(rows))]
+    if len(known) > num_labels:
+        notes.append(f"{len(known)} classes are folded into the {num_labels} of the model's head")
+    classes = {value: index % num_labels for index, value in enumerate(sorted(known))}
+    return [classes.get(value) for value in values]
+
+
+# --- tokenizing ---------------------------------------------------------------------------------------------
+
+
+def _load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
+    """Return the model's own tokenizer if this machine holds it, otherwise one that needs no vocabulary."""
+    from transformers import AutoTokenizer, ByT5Tokenizer
+
+    name = _tokenizer_name(spec)
+    if name is None:
+        notes.append(
+            f"no tokenizer of {spec.name} on this machine: every byte counts as a token, "
+            "so the samples are several times longer than with its own"
+        )
+        return ByT5Tokenizer(split_special_tokens=True), BYTE_LEVEL
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name,
+            revision=None if spec.path else spec.revision,
+            local_files_only=True,
+            trust_remote_code=spec.trust_remote_code,
+        )
+    except Exception as error:  # whatever the tokenizer's library or its remote code raises
+        raise InputError(f"{name}: the tokenizer can't be loaded ({_one_line(error)})") from error
+    return tokenizer, name
+
+
+def _tokenizer_name(spec: ModelSpec) -> str | None:
+    """Return what `from_pretrained` finds the tokenizer by, or None if its files are not on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if spec.path is not None and any((Path(spec.path) / name).is_file() for name in _VOCABULARIES):
+        return spec.path
+    if spec.source == "directory":
+        return None
+    found = (try_to_load_from_cache(spec.name, name, revision=spec.revision) for name in _VOCABULARIES)
+    return spec.name if any(isinstance(path, str) for path in found) else None
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """Turns a batch of rows into token ids, leaving out those with nothing to learn from."""
+
+    tokenizer: Any
+    columns: _Columns
+    workload: Workload
+    labels: Sequence[int | None] | None
+    eos: int | None
+    characters_per_token: int
+
+    def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        workload, columns = self.workload, self.columns
+        sources = batch[columns.text]
+        targets = batch[columns.target] if columns.target else sources
+        used = [
+            position
+            for position, (source, target) in enumerate(zip(sources, targets, strict=True))
+            if _has_text(source)
+            and _has_text(target)
+            and (self.labels is None or self.labels[indices[position]] is not None)
+        ]
+        encoded = {"input_ids": self._encode([sources[p] for p in used], workload.sequence_length)}
+        if workload.task is Task.SEQ2SEQ_LM:
+            length = workload.target_length or workload.sequence_length
+            encoded["labels"] = self._encode([targets[p] for p in used], length, targets=True)
+        elif self.labels is not None:
+            encoded["labels"] = [self.labels[indices[p]] for p in used]
+        # A causal model predicts each token from those before it: a single one teaches nothing.
+        shortest = 2 if workload.task is Task.CAUSAL_LM else 1
+        kept = [k for k, ids in enumerate(encoded["input_ids"]) if len(ids) >= shortest]
+        return {name: [values[k] for k in kept] for name, values in encoded.items()}
+
+    def _encode(self, texts: list[str], length: int, *, targets: bool = False) -> list[Any]:
+        if not texts:
+            return []
+        texts = [text[: length * self.characters_per_token] for text in texts]
+        given = {"text_target": texts} if targets else {"text": texts}
+        rows = self.tokenizer(**given, truncation=True, max_length=length)["input_ids"]
+        if self.eos is not None:  # heads such as BART's look for their own
+            rows = [[*ids[:-1], self.eos] for ids in rows]
+        return [ids[:length] for ids in rows]
+
+
+def _has_text(value: str | None) -> bool:
+    return value is not None and bool(value.strip())
+
+
+def _features(task: Task) -> Any:
+    from datasets import Features, List
+    from datasets import Value as Column
+
+    features = {"input_ids": List(Column("int32"))}
+    if task is Task.SEQ2SEQ_LM:
+        features["labels"] = List(Column("int32"))
+    elif task is Task.SEQUENCE_CLASSIFICATION:
+        features["labels"] = Column("int64")
+    return Features(features)
+
+
+def _checked_lengths(tokens: Any, tokenizer: str, config: Any) -> LengthProfile:
+    """Return the profile of `input_ids`, having made sure that the model knows all ids."""
+    lengths: list[int] = []
+    largest = 0
+    listed = [name for name in ("input_ids", "labels") if hasattr(tokens.features.get(name), "feature")]
+    for batch in tokens.iter(batch_size=1000):
+        lengths += [len(ids) for ids in batch["input_ids"]]
+        largest = max(largest, *(max(ids, default=0) for name in listed for ids in batch[name]))
+    vocabulary = config.get_text_config().vocab_size
+    if largest >= vocabulary:
+        raise InputError(
+            f"{tokenizer}: makes token id {largest}, but the model's vocabulary ends at {vocabulary - 1}; "
+            "put the model's own tokenizer beside its config.json"
+        )
+    median, p95 = (int(np.percentile(lengths, p, method="nearest")) for p in (50, 95))
+    return LengthProfile(
+        samples=len(lengths),
+        mean=float(np.mean(lengths)),
+        minimum=min(lengths),
+        median=median,
+        p95=p95,
+        maximum=max(lengths),
+    )
+
+
+def _save(tokens: Any, path: Path) -> None:
+    """Write to another name first, so that an interrupted write is never taken for the data."""
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    tokens.save_to_disk(str(partial))
+    shutil.rmtree(path, ignore_errors=True)
+    partial.rename(path)
+
+
+def _first(ids: int | list[int] | None) -> int | None:
+    return next(iter(ids), None) if isinstance(ids, list) else ids
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,76 @@
+"""The errors a user can meet, and the exit code of each.
+
+::
+
+    AutotuneError
+    ├── InputError            2   bad input: what, where, what to do
+    │   ├── UnknownModelError     the model's name leads nowhere
+    │   ├── SearchSpaceError      a search-space file is malformed
+    │   └── RunDirectoryError     a run directory can't be written, is in use or holds another search
+    ├── MachineError          3   this machine lacks something that was asked for
+    ├── InfrastructureError   4   the trial processes themselves could not be run
+    └── NothingFitsError      5   no configuration fits the memory budget
+
+Anything else that reaches the command line is a bug of ours (exit code 1); Ctrl-C is 130.
+A trial that fails is never an exception but a :class:`autotune.trial.Failure`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_FOUND = 0
+EXIT_BUG = 1
+EXIT_INTERRUPTED = 130
+
+
+class AutotuneError(Exception):
+    """An error with a one-line message for the user and an exit code."""
+
+    exit_code = EXIT_BUG
+
+
+class InputError(AutotuneError):
+    """Something the user wrote can't be used."""
+
+    exit_code = 2
+
+
+class UnknownModelError(InputError):
+    """The model is neither in the catalogue, nor a directory, nor a cached or reachable hub id."""
+
+
+class SearchSpaceError(InputError):
+    """A search-space file is malformed; the message gives file, path and what is expected."""
+
+
+class RunDirectoryError(InputError):
+    """A run directory can't be written, is in use, or holds another search."""
+
+
+class MachineError(AutotuneError):
+    """The machine lacks something that was asked for."""
+
+    exit_code = 3
+
+
+class InfrastructureError(AutotuneError):
+    """The processes that run trials could not be started or kept."""
+
+    exit_code = 4
+
+
+class NothingFitsError(AutotuneError):
+    """No configuration fits; the message names the closest miss and what would make it fit."""
+
+    exit_code = 5
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the names nearest to `word`, or an empty string."""
+    near = difflib.get_close_matches(word.lower(), {k.lower(): k for k in known}, n=3, cutoff=0.6)
+    originals = {k.lower(): k for k in known}
+    if not near:
+        return ""
+    return f" (did you mean {' or '.join(repr(originals[n]) for n in near)}?)"

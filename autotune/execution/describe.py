@@ -1,0 +1,51 @@
+"""Finds out, in a child process, what the search must know of a workload: the model's classes and the data's lengths.
+
+Entered by `launch` like a trial. It builds the model on the meta device, so nothing is allocated, and tokenizes real
+data once for all trials.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from autotune.baseline import unknown_argument
+from autotune.config import Workload
+from autotune.errors import AutotuneError, InputError
+from autotune.files import read_value, write_value
+from autotune.trial import DescribeRequest, Description, Refusal
+
+ENTRY = "autotune.execution.describe:run_describe"
+ANSWER_FILE = "description.json"
+
+
+def run_describe(directory: Path) -> None:
+    """Answer the request in `directory`; tokenized data go to the directory `data` beside it."""
+    request = read_value(DescribeRequest, directory / "request.json")
+    try:
+        answer: Description | Refusal = _describe(request, directory.parent / "data")
+    except AutotuneError as error:
+        answer = Refusal(error=type(error).__name__, message=str(error))
+    write_value(answer, directory / ANSWER_FILE)
+
+
+def _describe(request: DescribeRequest, data_directory: Path) -> Description:
+    from autotune.data import prepare
+    from autotune.models import describe
+
+    workload = request.workload
+    _check_arguments(workload)
+    facts = describe(workload.model, workload.task)
+    corpus = prepare(workload, data_directory)
+    if corpus is None:
+        return Description(facts=facts)
+    return Description(facts=facts, lengths=corpus.lengths, notes=corpus.notes)
+
+
+def _check_arguments(workload: Workload) -> None:
+    from transformers import TrainingArguments
+
+    known = frozenset(field.name for field in dataclasses.fields(TrainingArguments))
+    problem = unknown_argument(workload.fixed_arguments, known)
+    if problem is not None:
+        raise InputError(problem)

@@ -1,0 +1,170 @@
+"""Enforces the memory budget inside a trial's process, reads the peak, and recognises running out of memory.
+
+On CUDA the caching allocator is capped at the budget less what it doesn't see (context, libraries). On the CPU the
+operating system enforces it: a soft RLIMIT_DATA above what the process holds when training starts, so that running
+out is real. The budget on the CPU stands for a device's memory: it covers weights, gradients, states and activations,
+and not the imported libraries. Data-loader workers each inherit the limit, and their memory isn't in the figure.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from autotune.trial import Memory
+
+# What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
+_ALLOCATION_MESSAGES = (
+    "defaultcpuallocator: can't allocate memory",
+    "could not execute a primitive",  # oneDNN hides the failed allocation of its scratchpad
+    "could not create a primitive",
+    "cuda out of memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "[errno 12]",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "memoryerror",  # wrapped by the compilers' own exceptions
+)
+
+# Last words of processes that end without raising, seen under the same limit.
+_FATAL_MESSAGES = (
+    "libgomp: thread creation failed: resource temporarily unavailable",
+    "cannot allocate memory for thread-local data: abort",
+    "terminate called after throwing an instance of 'std::bad_alloc'",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error`, or one that caused it, is an allocation that failed, in any of its disguises."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, MemoryError) or type(current).__name__ == "OutOfMemoryError":
+            return True
+        text = str(current).lower()
+        if any(message in text for message in _ALLOCATION_MESSAGES):
+            return True
+        current = current.__cause__ or current.__context__
+    return False
+
+
+def is_out_of_memory_log(tail: str) -> bool:
+    """Return whether the log of a process that died without a word of its own ends in a failed allocation."""
+    text = tail.lower()
+    return any(message in text for message in _FATAL_MESSAGES)
+
+
+class MemoryGuard(Protocol):
+    """Enforces a budget while entered; `peak` may be read inside and after."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def peak(self) -> Memory:
+        """Return the highest memory use since entering."""
+        ...
+
+
+def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
+    """Return the guard for `device` ('cpu' or 'cuda:N')."""
+    return CpuGuard(budget_bytes) if device == "cpu" else CudaGuard(device, budget_bytes)
+
+
+def _status_bytes(key: str) -> int:
+    """Return one memory figure of /proc/self/status in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {key}")
+
+
+class CpuGuard:
+    """RLIMIT_DATA above the present size of the data segment; the peak is that of the resident set."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._resident_before = 0
+
+    def __enter__(self) -> Self:
+        import torch
+
+        # The OpenMP pool's threads are made now: made under the limit, a failure would end the process unheard.
+        torch.ones(300, 300) @ torch.ones(300, 300)
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from the present resident set
+        self._resident_before = _status_bytes("VmRSS")
+        limit = _status_bytes("VmData") + self._budget_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    def peak(self) -> Memory:
+        """Return the growth of the resident set at its highest."""
+        return Memory(resident_bytes=max(0, _status_bytes("VmHWM") - self._resident_before))
+
+
+class CudaGuard:
+    """A cap on the caching allocator; the peak is torch's, and NVML's beyond what torch reserves.
+
+    NVML knows no peak, so the device's is the highest reserved memory plus what NVML sees beyond torch's reservation
+    when it is read: context, libraries' workspaces, paged optimizer states.
+    """
+
+    def __init__(self, device: str, budget_bytes: int) -> None:
+        self._device = device
+        self._budget_bytes = budget_bytes
+        self._used_before = 0
+
+    def __enter__(self) -> Self:
+        import torch
+
+        from autotune.hardware import cuda_used_bytes
+
+        self._used_before = cuda_used_bytes(self._device)
+        torch.cuda.set_device(self._device)
+        torch.ones(1, device=self._device)  # creates the context
+        torch.cuda.synchronize(self._device)
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        cap = self._budget_bytes - self._beyond_allocator()
+        if cap <= 0:
+            raise MemoryError(f"the CUDA context alone exceeds the budget of {self._budget_bytes} bytes")
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+    def peak(self) -> Memory:
+        """Return torch's peaks and the device's."""
+        import torch
+
+        reserved = torch.cuda.max_memory_reserved(self._device)
+        return Memory(
+            allocated_bytes=torch.cuda.max_memory_allocated(self._device),
+            reserved_bytes=reserved,
+            device_bytes=reserved + self._beyond_allocator(),
+        )
+
+    def _beyond_allocator(self) -> int:
+        """Return what this process takes of the device beyond the allocator's reservation."""
+        import torch
+
+        from autotune.hardware import cuda_used_bytes
+
+        used = cuda_used_bytes(self._device) - self._used_before
+        return max(0, used - torch.cuda.memory_reserved(self._device))

@@ -1,0 +1,70 @@
+"""Keeps the head and the tail of what a trial prints, however much that is."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+HEAD_BYTES = 1 << 20
+TAIL_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
+
+
+class BoundedLog:
+    """A log file of at most `HEAD_BYTES` + `TAIL_BYTES`; what lies between is counted and dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._head_left = HEAD_BYTES
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+        self._dropped_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._dropped_bytes:
+            self._file.write(f"\n[... {self._dropped_bytes} bytes left out ...]\n".encode())
+        for chunk in self._tail:
+            self._file.write(chunk)
+        self._file.close()
+
+    def copy_from(self, descriptor: int) -> bool:
+        """Take what the non-blocking `descriptor` holds now; return False at its end or when nothing is there."""
+        try:
+            chunk = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        self._write(chunk)
+        return bool(chunk)
+
+    def _write(self, chunk: bytes) -> None:
+        head, rest = chunk[: self._head_left], chunk[self._head_left :]
+        self._head_left -= len(head)
+        self._file.write(head)
+        self._file.flush()
+        if rest:
+            self._tail.append(rest)
+            self._tail_bytes += len(rest)
+        while self._tail_bytes - len(self._tail[0] if self._tail else b"") >= TAIL_BYTES:
+            dropped = self._tail.popleft()
+            self._tail_bytes -= len(dropped)
+            self._dropped_bytes += len(dropped)
+
+
+def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:
+    """Return the last lines of a log, undecodable bytes replaced; empty if there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    printable = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "\n".join(printable.splitlines()[-lines:])

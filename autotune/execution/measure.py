@@ -1,0 +1,176 @@
+"""Times the optimizer steps of a real Trainer by callback, and stops it when the answer is sure enough.
+
+::
+
+    data | micro-step 1 | ... | micro-step k + optimizer | data | micro-step 1 | ...
+         ^ step_begin   ^ substep_end                    ^ step_end   (a mark at each)
+
+The Trainer fetches the micro-batches of a step before `step_begin`, so the time from one `step_end` to the next holds
+everything: data, forward, backward, optimizer. A trial may run fewer micro-steps than the workload's; since a step's
+time is affine in them, the missing ones are added at the measured time of a micro-step that isn't the last.
+
+Marks are host clocks on the CPU and events in the stream on CUDA, which is synchronised only when the measurement
+looks whether it is done.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any, Protocol
+
+from transformers import TrainerCallback
+
+from autotune.statistics import relative_half_width
+from autotune.trial import Limits
+
+
+class Clock(Protocol):
+    """Marks moments cheaply and tells their distances later."""
+
+    def mark(self) -> Any:
+        """Return a moment."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all moments marked so far can be read."""
+        ...
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the seconds between two settled moments."""
+        ...
+
+
+class HostClock:
+    """The host's monotonic clock, for devices that compute synchronously."""
+
+    def mark(self) -> float:
+        """Return the present time."""
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        """Nothing is pending on the host."""
+
+    def seconds(self, start: float, end: float) -> float:
+        """Return the difference."""
+        return end - start
+
+
+class CudaClock:
+    """Events in the current CUDA stream: marking costs microseconds and doesn't wait."""
+
+    def mark(self) -> Any:
+        """Record an event."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the device time between two events."""
+        return float(start.elapsed_time(end)) / 1000
+
+
+class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    """Collects marks while the Trainer runs and ends training when `limits` say so.
+
+    Args:
+        limits: Steps to discard, steps and seconds to measure, and the interval that is tight enough.
+        accumulation_steps: Micro-steps of a step that are run.
+        full_accumulation_steps: Micro-steps of a step that the workload asks for.
+        clock: Where moments come from.
+        started_at: `time.perf_counter()` when the trial began, for the start-up time.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        accumulation_steps: int,
+        full_accumulation_steps: int,
+        *,
+        clock: Clock,
+        started_at: float,
+    ) -> None:
+        self._limits = limits
+        self._run = accumulation_steps
+        self._missing = full_accumulation_steps - accumulation_steps
+        self._clock = clock
+        self._started_at = started_at
+        self._marks: list[Any] = []
+        self._previous_end: Any = None
+        self._measured_from = 0.0
+        self._next_look = 2
+        self._really_stepped = False
+        self._records: list[list[Any]] = []
+        self.startup_s = 0.0
+        self.first_step_s = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Mark the end of data loading."""
+        if self._previous_end is None:
+            self.startup_s = time.perf_counter() - self._started_at
+            self._previous_end = self._clock.mark()
+        self._marks = [self._previous_end, self._clock.mark()]
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Mark the end of a micro-step that isn't the last of its step."""
+        self._marks.append(self._clock.mark())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Mark the end of a step; end training when enough is known."""
+        self._previous_end = self._clock.mark()
+        self._marks.append(self._previous_end)
+        if not self.first_step_s:
+            self._clock.settle()
+            self.first_step_s = time.perf_counter() - self._started_at - self.startup_s
+        # An fp16 scaler skips the first steps: until one is real, optimizer states and their peak would be missing.
+        self._really_stepped |= not getattr(optimizer, "step_was_skipped", False)
+        if not self._really_stepped or state.global_step < self._limits.discarded_steps:
+            return
+        if not self._measured_from:
+            self._clock.settle()
+            self._measured_from = time.perf_counter()
+            self._previous_end = self._clock.mark()
+            return
+        self._records.append(self._marks)
+        if self._is_enough():
+            control.should_training_stop = True
+
+    def _is_enough(self) -> bool:
+        """Look, at growing distances, whether the interval is tight or a limit is reached."""
+        count = len(self._records)
+        if count >= self._limits.measure_steps:
+            return True
+        if count < self._next_look:
+            return False
+        self._next_look = count + max(1, count // 4)
+        self._clock.settle()
+        if time.perf_counter() - self._measured_from >= self._limits.measure_time_s:
+            return True
+        return relative_half_width(self.step_times_s()) <= self._limits.relative_interval
+
+    def step_times_s(self) -> list[float]:
+        """Return the time of each measured step, missing micro-steps added."""
+        self._clock.settle()
+        return [self._step_time_s(marks) for marks in self._records]
+
+    def data_wait_share(self) -> float:
+        """Return the share of the measured time spent between the end of a step and its successor's first forward."""
+        waits = [self._clock.seconds(m[0], m[1]) for m in self._records]
+        total = sum(self._clock.seconds(m[0], m[-1]) for m in self._records)
+        return sum(waits) / total if total else 0.0
+
+    def _step_time_s(self, marks: list[Any]) -> float:
+        whole = self._clock.seconds(marks[0], marks[-1])
+        if not self._missing:
+            return whole
+        micro_steps = [self._clock.seconds(a, b) for a, b in zip(marks[1:-2], marks[2:-1], strict=True)]
+        data = self._clock.seconds(marks[0], marks[1]) / self._run
+        return whole + self._missing * (statistics.fmean(micro_steps) + data)

@@ -1,0 +1,178 @@
+"""What happens inside a trial's process: build, train a few steps with the real Trainer, write the outcome.
+
+Entered by `launch` in a forked child, once per process. Whatever goes wrong becomes a :class:`Failure` in the outcome
+file; a process that dies without one is judged by the runner.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError
+from autotune.execution.guard import MemoryGuard, is_out_of_memory, memory_guard
+from autotune.files import read_value, write_value
+from autotune.statistics import rate_interval
+from autotune.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
+
+OUTCOME_FILE = "rank-0.json"
+
+# An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
+SCALER_STEPS = 17
+
+
+class _Refused(Exception):
+    """A library refuses the configuration before training starts."""
+
+
+def run_trial(directory: Path) -> None:
+    """Run the request in `directory` and write the outcome beside it."""
+    started_at = time.perf_counter()
+    request = read_value(TrialRequest, directory / "request.json")
+    outcome = _guarded(request, directory, started_at)
+    write_value(outcome, directory / OUTCOME_FILE)
+
+
+def _guarded(request: TrialRequest, directory: Path, started_at: float) -> Outcome:
+    """Run the trial under its memory budget and turn every error into a failure."""
+    guard = memory_guard(request.device, request.limits.memory_bytes)
+    try:
+        import torch
+
+        torch.manual_seed(request.workload.seed)
+        with guard:
+            return _measure(request, directory, started_at, guard)
+    except Exception as error:
+        return _failure(error, guard)
+
+
+def _failure(error: Exception, guard: MemoryGuard) -> Failure:
+    from autotune.execution.effects import NoEffectError
+
+    traceback.print_exc()  # into the trial's log
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    if is_out_of_memory(error):
+        status, cause = TrialStatus.OUT_OF_MEMORY, first_line
+    elif isinstance(error, NoEffectError):
+        status, cause = TrialStatus.INVALID, first_line
+    elif isinstance(error, _Refused | AutotuneError):
+        status, cause = TrialStatus.INVALID, first_line
+    else:
+        status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {first_line}"
+    try:
+        memory = guard.peak()
+    except Exception:
+        memory = None
+    return Failure(status=status, cause=cause, memory=memory)
+
+
+def _measure(request: TrialRequest, directory: Path, started_at: float, guard: MemoryGuard) -> Outcome:
+    from autotune.execution.effects import EffectsProbe
+    from autotune.execution.measure import CudaClock, HostClock, StepTimer
+
+    full_steps = request.workload.accumulation_steps(request.config)
+    timer = StepTimer(
+        request.limits,
+        request.accumulation_steps,
+        full_steps,
+        clock=HostClock() if request.device == "cpu" else CudaClock(),
+        started_at=started_at,
+    )
+    probe = EffectsProbe(request.config)
+    try:
+        trainer = _trainer(request, directory, [probe, timer])
+    except (ValueError, ImportError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise _Refused(f"{type(error).__name__}: {error}") from error
+    loss = float(trainer.train().training_loss)
+    effects = probe.verify(trainer, trainer.model)
+    if not math.isfinite(loss):
+        return Failure(
+            status=TrialStatus.INVALID, cause=f"the loss became {loss}: not trainable like this", memory=guard.peak()
+        )
+    times = timer.step_times_s()
+    if len(times) < 2:
+        return Failure(
+            status=TrialStatus.INVALID,
+            cause=f"the loss scaler skipped nearly all of {SCALER_STEPS} steps",
+            memory=guard.peak(),
+        )
+    return _measurement(request, timer, times, loss, effects, guard)
+
+
+def _measurement(
+    request: TrialRequest,
+    timer: Any,
+    times: list[float],
+    loss: float,
+    effects: dict[str, str],
+    guard: MemoryGuard,
+) -> Measurement:
+    samples = request.workload.samples_per_step(request.config)
+    rate = samples / statistics.fmean(times)
+    tokens = request.workload.tokens_per_sample
+    return Measurement(
+        step_times_s=tuple(times),
+        accumulation_steps=request.accumulation_steps,
+        samples_per_second=rate,
+        samples_per_second_interval=rate_interval(times, samples),
+        tokens_per_second=None if tokens is None else rate * tokens,
+        memory=guard.peak(),
+        startup_s=timer.startup_s,
+        first_step_s=timer.first_step_s,
+        data_wait_share=timer.data_wait_share(),
+        loss=loss,
+        effects=effects,
+    )
+
+
+def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> Any:
+    """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
+    from transformers import Trainer, TrainingArguments
+
+    from autotune.data import training_data
+    from autotune.hardware import detect
+    from autotune.training_args import plan
+
+    config, workload, limits = request.config, request.workload, request.limits
+    mapping = plan(config, workload, detect(request.device))
+    max_steps = limits.discarded_steps + limits.measure_steps + SCALER_STEPS
+    arguments = TrainingArguments(
+        output_dir=str(directory / "trainer"),
+        **{
+            **mapping.tuned,
+            **mapping.harness,
+            "gradient_accumulation_steps": request.accumulation_steps,
+            "max_steps": max_steps,
+        },
+    )
+    model = _model(request, mapping)
+    samples = max_steps * request.accumulation_steps * config.per_device_train_batch_size
+    # The tokenized rows are shared by all trials of a search: <run>/data beside <run>/trials/NNNN.
+    dataset, collator = training_data(
+        workload, model.config, samples=samples, directory=directory.parent.parent / "data"
+    )
+    return Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
+
+
+def _model(request: TrialRequest, mapping: Any) -> Any:
+    from autotune.loss import normalize_loss
+    from autotune.models import build_model
+
+    model: Any = build_model(
+        request.workload.model,
+        request.workload.task,
+        dtype=mapping.model["dtype"],
+        attn_implementation=mapping.model.get("attn_implementation"),
+        device=request.device,
+    )
+    if mapping.adapter is not None:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(**mapping.adapter))
+    return normalize_loss(model)

@@ -1,0 +1,123 @@
+"""The last round of a search: the leaders measured again, longer, in turn with the baseline.
+
+Pure: it says what to run and reads what was run; the tuner runs it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from autotune.config import TrainConfig
+from autotune.planning import SearchPlan
+from autotune.search.history import History
+from autotune.statistics import rate_interval, ratio_of_means
+from autotune.trial import Interval, Measurement, Memory, Purpose, TrialResult
+
+# A finalist is worth measuring again if the search saw it within this of the leader.
+FINALIST_SHARE = 0.9
+
+
+class Finals:
+    """Which configurations are finalists, and what measuring them again gave.
+
+    Args:
+        plan: The search.
+        history: Its trials up to the finals.
+        results: All trials, the finals' included; read live.
+    """
+
+    def __init__(self, plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> None:
+        self._plan = plan
+        self._history = history
+        self._results = results
+
+    def contenders(self) -> list[TrainConfig]:
+        """Return the baseline, if it completed, and then the finalists, the fastest first."""
+        ranking = self._history.ranking()
+        finalists = [
+            r.request.config
+            for r in ranking
+            if r.request.config != self._plan.baseline and _rate(r) >= FINALIST_SHARE * _rate(ranking[0])
+        ][: self._plan.budget.finalists]
+        baseline = self._history.known(self._plan.baseline)
+        completed = baseline is not None and baseline.measurement is not None
+        return ([self._plan.baseline] if completed else []) + finalists
+
+    def schedule(self) -> Iterator[TrainConfig]:
+        """Yield what is still to be measured, in turn, round by round; one contender alone needs no round."""
+        contenders = self.contenders()
+        if len(contenders) == 1 and contenders[0] == self._plan.baseline:
+            return
+        for round_number in range(self._plan.budget.final_rounds):
+            for config in contenders:
+                if len(self.trials(config)) <= round_number:
+                    yield config
+
+    def trials(self, config: TrainConfig) -> list[TrialResult]:
+        """Return the final trials of `config`, completed or not."""
+        return [r for r in self._results if r.request.purpose is Purpose.FINAL and r.request.config == config]
+
+    def is_measured(self, config: TrainConfig) -> bool:
+        """Whether `config` has completed a final trial."""
+        return any(r.measurement for r in self.trials(config))
+
+    def expected_s(self, config: TrainConfig | None = None) -> float:
+        """Return the seconds that the finals, or the one of `config`, should take by what the search measured."""
+        if config is not None:
+            return self._trial_s(config)
+        return sum(self._trial_s(c) for c in self.contenders()) * self._plan.budget.final_rounds
+
+    def _trial_s(self, config: TrainConfig) -> float:
+        known = self._history.known(config)
+        if known is None or known.measurement is None:
+            return 0.0
+        budget, measured = self._plan.budget, known.measurement
+        step_s = statistics.fmean(measured.step_times_s)
+        steps = max(2.0, min(budget.measure_steps, budget.measure_time_s / step_s + 1))
+        return measured.startup_s + measured.first_step_s + (budget.discarded_steps - 1 + steps) * step_s + 2.0
+
+    def merged(self, config: TrainConfig) -> Measurement | None:
+        """Return one measurement out of the final trials of `config`: all steps, the highest memory."""
+        measured = [r.measurement for r in self.trials(config) if r.measurement is not None]
+        if not measured:
+            return None
+        times = tuple(t for m in measured for t in m.step_times_s)
+        samples = self._plan.workload.samples_per_step(config)
+        rate = samples / statistics.fmean(times)
+        tokens = self._plan.workload.tokens_per_sample
+        return measured[-1].model_copy(
+            update={
+                "step_times_s": times,
+                "samples_per_second": rate,
+                "samples_per_second_interval": rate_interval(times, samples),
+                "tokens_per_second": None if tokens is None else rate * tokens,
+                "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
+            }
+        )
+
+    def speedup(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
+        """Return how much faster `config` is than `reference`, by their final trials; None if one has none."""
+        ours, theirs = self._sample_times(config), self._sample_times(reference)
+        if not ours or not theirs:
+            return None
+        return Comparison(*ratio_of_means(theirs, ours))
+
+    def _sample_times(self, config: TrainConfig) -> list[list[float]]:
+        """Return the seconds per sample of each measured step, a list per final trial."""
+        samples = self._plan.workload.samples_per_step(config)
+        return [[t / samples for t in r.measurement.step_times_s] for r in self.trials(config) if r.measurement]
+
+
+class Comparison(NamedTuple):
+    """A ratio of throughputs and its 95 % interval."""
+
+    ratio: float
+    interval: Interval
+
+
+
+
+def _rate(result: TrialResult) -> float:
+    return result.measurement.samples_per_second if result.measurement else 0.0

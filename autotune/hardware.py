@@ -1,0 +1,257 @@
+"""The machine: what it is, how much memory it has, what is installed. NVML and psutil only, no torch.
+
+`detect` reads; nothing here changes the machine. Called by the tuner, the doctor and the trial's memory guard.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+
+import psutil
+from pydantic import Field
+
+from autotune.errors import InputError, MachineError
+from autotune.values import Value
+
+# Share of the free memory that the default budget leaves alone: other processes breathe, and the allocator of a
+# training run of hours fragments more than that of a trial of seconds.
+DEFAULT_MARGIN = 0.08
+
+PACKAGES = (
+    "torch", "transformers", "accelerate", "peft", "bitsandbytes", "optuna", "datasets", "triton", "flash-attn",
+    "liger-kernel", "torchao",
+)  # fmt: skip
+
+
+class Hardware(Value):
+    """One device and the host around it."""
+
+    kind: str = Field(description="'cpu' or 'cuda'")
+    device: str = Field(description="torch device, e.g. 'cpu' or 'cuda:0'")
+    name: str
+    memory_bytes: int = Field(description="of the device; on the CPU of the host")
+    free_bytes: int = Field(description="not used by anyone when detected")
+    cores: int = Field(description="logical cores of the host that this process may use")
+    host_memory_bytes: int
+    capability: tuple[int, int] | None = Field(default=None, description="CUDA compute capability")
+    driver: str | None = None
+    features: tuple[str, ...] = Field(default=(), description="CPU: vector extensions that matter to training")
+    cxx: str | None = Field(default=None, description="C++ compiler that inductor would use")
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of what decides speed and memory: device, driver, cores, versions; not what is free now."""
+        return self.model_copy(update={"free_bytes": 0}).digest()
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether training runs on the host's processor."""
+        return self.kind == "cpu"
+
+    @property
+    def has_tf32(self) -> bool:
+        """TensorFloat-32 needs Ampere (compute capability 8.0) or newer."""
+        return self.capability is not None and self.capability >= (8, 0)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Ampere and newer compute in bf16; on the CPU torch always can."""
+        return self.is_cpu or (self.capability is not None and self.capability >= (8, 0))
+
+
+class OtherProcess(Value):
+    """Somebody else on the device."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
+
+
+def detect(device: str = "auto") -> Hardware:
+    """Return the device that `device` names: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+
+    Raises:
+        InputError: `device` is none of these.
+        MachineError: The device isn't there.
+    """
+    if device == "cpu":
+        return _cpu()
+    if device == "auto":
+        return _cuda(0) if cuda_count() else _cpu()
+    match = re.fullmatch(r"cuda(?::(\d+))?", device)
+    if not match:
+        raise InputError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    index, count = int(match[1] or 0), cuda_count()
+    if index >= count:
+        there = f"{count} CUDA device(s)" if count else "no CUDA device"
+        raise MachineError(f"--device {device}: this machine has {there} that the NVIDIA driver can see")
+    return _cuda(index)
+
+
+def cuda_count() -> int:
+    """Return how many NVIDIA devices the driver shows, 0 where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return len(_visible_indices())
+    except pynvml.NVMLError:
+        return 0
+
+
+def _visible_indices() -> list[str | int]:
+    """Return the NVML index or UUID of each device that CUDA_VISIBLE_DEVICES leaves visible."""
+    import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return list(range(pynvml.nvmlDeviceGetCount()))
+    entries = [e.strip() for e in visible.split(",") if e.strip() and e.strip() != "-1"]
+    return [int(e) if e.isdigit() else e for e in entries]
+
+
+def nvml_handle(index: int) -> object:
+    """Return NVML's handle of the CUDA device `index`, as CUDA counts under CUDA_VISIBLE_DEVICES."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    entry = _visible_indices()[index]
+    if isinstance(entry, int):
+        return pynvml.nvmlDeviceGetHandleByIndex(entry)
+    return pynvml.nvmlDeviceGetHandleByUUID(entry)
+
+
+def used_bytes(hardware: Hardware) -> int:
+    """Return the memory in use now, by anyone: the device's by NVML, on the CPU the host's."""
+    if hardware.is_cpu:
+        memory = psutil.virtual_memory()
+        return int(memory.total - memory.available)
+    return cuda_used_bytes(hardware.device)
+
+
+def cuda_used_bytes(device: str) -> int:
+    """Return the memory in use on a CUDA device (such as 'cuda:0'), by anyone, as NVML tells."""
+    import pynvml
+
+    return int(pynvml.nvmlDeviceGetMemoryInfo(nvml_handle(int(device.partition(":")[2] or 0))).used)
+
+
+def other_processes(hardware: Hardware) -> list[OtherProcess]:
+    """Return who else computes on the device; on the CPU, processes that keep more than half a core busy."""
+    if hardware.is_cpu:
+        return _busy_processes()
+    import pynvml
+
+    handle = nvml_handle(int(hardware.device.partition(":")[2] or 0))
+    found = []
+    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        try:
+            name = psutil.Process(process.pid).name()
+        except psutil.Error:
+            name = "?"
+        found.append(OtherProcess(pid=process.pid, name=name, used_bytes=process.usedGpuMemory))
+    return found
+
+
+def _busy_processes(interval_s: float = 0.2) -> list[OtherProcess]:
+    processes = []
+    for process in psutil.process_iter():
+        try:
+            process.cpu_percent(None)
+            processes.append(process)
+        except psutil.Error:
+            continue
+    psutil.cpu_percent(interval_s)
+    busy = []
+    for process in processes:
+        try:
+            if process.pid != os.getpid() and process.cpu_percent(None) > 50:
+                used = process.memory_info().rss
+                busy.append(OtherProcess(pid=process.pid, name=process.name(), used_bytes=used))
+        except psutil.Error:
+            continue
+    return busy
+
+
+def default_budget_bytes(hardware: Hardware) -> int:
+    """Return what a trial may take of the device when the user doesn't say: what is free now less a margin."""
+    return int(hardware.free_bytes * (1 - DEFAULT_MARGIN))
+
+
+def _cpu() -> Hardware:
+    memory = psutil.virtual_memory()
+    return Hardware(
+        kind="cpu",
+        device="cpu",
+        name=_cpu_name(),
+        memory_bytes=memory.total,
+        free_bytes=memory.available,
+        cores=len(os.sched_getaffinity(0)),
+        host_memory_bytes=memory.total,
+        features=_cpu_features(),
+        cxx=_cxx(),
+        versions=installed_versions(),
+    )
+
+
+def _cuda(index: int) -> Hardware:
+    import pynvml
+
+    handle = nvml_handle(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Hardware(
+        kind="cuda",
+        device=f"cuda:{index}",
+        name=pynvml.nvmlDeviceGetName(handle),
+        memory_bytes=memory.total,
+        free_bytes=memory.free,
+        cores=len(os.sched_getaffinity(0)),
+        host_memory_bytes=psutil.virtual_memory().total,
+        capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        driver=pynvml.nvmlSystemGetDriverVersion(),
+        cxx=_cxx(),
+        versions=installed_versions(),
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Return Python's version and those of the installed packages that decide speed, memory or behaviour."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _cxx() -> str | None:
+    """Return the compiler that torch's inductor looks for: $CXX, then g++, then clang++."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    return None
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    match = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_features() -> tuple[str, ...]:
+    flags = set(_cpuinfo("flags").split())
+    return tuple(f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8") if f in flags)

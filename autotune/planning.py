@@ -1,0 +1,266 @@
+"""From the user's words to a search plan: model, device, workload, baseline, limits, space; every default is said.
+
+Everything that can be refused is refused here, before the first trial.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from autotune import hardware as machine
+from autotune.architecture import ModelFacts, ModelSpec, Task
+from autotune.baseline import UserArguments, baseline_config, read_arguments
+from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
+from autotune.errors import InputError
+from autotune.hardware import Hardware
+from autotune.models import check_task, default_task, resolve
+from autotune.search.space import SearchSpace
+from autotune.search.space_file import SpaceFile, load_space
+from autotune.units import GIB, show_memory, show_time
+from autotune.values import Value
+
+DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 128}
+DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 16}
+DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
+LOW_DISK_BYTES = 1 << 30
+
+
+class Options(Value):
+    """What the user asked for; None means the default, which depends on the device."""
+
+    model: str
+    task: str | None = None
+    data: str | None = None
+    text_field: str | None = None
+    seq_len: int | None = None
+    target_len: int | None = None
+    global_batch: int | Literal["any"] | None = None
+    baseline: str | None = None
+    allow: Allowance = Allowance.OPTIMIZER
+    effort: Effort = Effort.STANDARD
+    space: str | None = None
+    device: str = "auto"
+    memory_bytes: int | None = None
+    max_trials: int | None = None
+    max_time_s: float | None = None
+    seed: int = 42
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+class Outline(Value):
+    """What is settled before the model's classes have been looked at."""
+
+    options: Options
+    hardware: Hardware
+    workload: Workload
+    memory_bytes: int
+    budget: Budget
+    space: SpaceFile
+    searched_arguments: dict[str, object] | None
+    notes: tuple[str, ...]
+
+
+class SearchPlan(Value):
+    """All that a search is about, as it stands in `search.json`."""
+
+    workload: Workload
+    facts: ModelFacts
+    hardware: Hardware
+    memory_bytes: int
+    budget: Budget
+    allowance: Allowance
+    space: SpaceFile
+    baseline: TrainConfig
+    notes: tuple[str, ...]
+
+    def search_space(self) -> SearchSpace:
+        """Return the space bound to this plan."""
+        return SearchSpace(
+            self.space,
+            self.baseline,
+            workload=self.workload,
+            facts=self.facts,
+            hardware=self.hardware,
+            allowance=self.allowance,
+            effort=self.budget.effort,
+        )
+
+
+def outline(options: Options) -> Outline:
+    """Return what can be settled without a child process.
+
+    Raises:
+        InputError: Something in `options` can't be used.
+        MachineError: The device isn't there.
+    """
+    hardware = machine.detect(options.device)
+    spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
+    task = _task(options, spec)
+    arguments = read_arguments(Path(options.baseline)) if options.baseline else None
+    notes = _device_notes(options, hardware)
+    workload = _workload(options, hardware, spec, task, arguments, notes)
+    return Outline(
+        options=options,
+        hardware=hardware,
+        workload=workload,
+        memory_bytes=_memory(options, hardware, notes),
+        budget=_budget(options),
+        space=load_space(options.space or DEFAULT_SPACE[hardware.kind]),
+        searched_arguments=arguments.searched if arguments else None,
+        notes=tuple(notes),
+    )
+
+
+def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tuple[str, ...]) -> SearchPlan:
+    """Return the plan, now that the model's facts and the data's lengths (in `workload`) are known.
+
+    Raises:
+        InputError: The workload doesn't fit the model.
+    """
+    longest = facts.max_sequence_length
+    if workload.task.takes_text and longest is not None and workload.sequence_length > longest:
+        raise InputError(
+            f"--seq-len {workload.sequence_length}: {workload.model.name} has {longest} positions; use at most that"
+        )
+    given = UserArguments(outline.searched_arguments, {}) if outline.searched_arguments is not None else None
+    plan = SearchPlan(
+        workload=workload,
+        facts=facts,
+        hardware=outline.hardware,
+        memory_bytes=outline.memory_bytes,
+        budget=outline.budget,
+        allowance=outline.options.allow,
+        space=outline.space,
+        baseline=baseline_config(given, workload.global_batch_size, facts, outline.hardware),
+        notes=outline.notes + notes,
+    )
+    return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
+
+
+def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
+    """Return a line for each condition of the machine that a search should know: disk, other processes."""
+    import shutil
+
+    lines = []
+    free = shutil.disk_usage(run_directory).free
+    if free < LOW_DISK_BYTES:
+        lines.append(f"only {show_memory(free)} of disk are free where {run_directory} lies")
+    for other in machine.other_processes(hardware):
+        used = f", {show_memory(other.used_bytes)}" if other.used_bytes else ""
+        lines.append(f"another process is busy on the device: {other.name} (pid {other.pid}{used}); timings will suffer")
+    return lines
+
+
+def _task(options: Options, spec: ModelSpec) -> Task:
+    if options.task is None:
+        return default_task(spec)
+    try:
+        task = Task(options.task)
+    except ValueError:
+        raise InputError(f"--task {options.task}: expected one of {', '.join(Task)}") from None
+    check_task(spec, task)
+    return task
+
+
+def _device_notes(options: Options, hardware: Hardware) -> list[str]:
+    if not hardware.is_cpu:
+        return [f"tuning for {hardware.name} ({show_memory(hardware.memory_bytes)})"]
+    why = "" if options.device == "cpu" else "no accelerator found: "
+    return [
+        f"{why}tuning for the CPU ({hardware.name}, {hardware.cores} cores); "
+        "the answer holds for this machine, not for a GPU"
+    ]
+
+
+def _workload(
+    options: Options,
+    hardware: Hardware,
+    spec: ModelSpec,
+    task: Task,
+    arguments: UserArguments | None,
+    notes: list[str],
+) -> Workload:
+    length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[hardware.kind]
+    if options.seq_len is None and task.takes_text:
+        notes.append(f"sequence length {length} (--seq-len)")
+    if options.data and not Path(options.data).is_file():
+        raise InputError(f"--data {options.data}: no such file")
+    if options.text_field and not options.data:
+        raise InputError("--text-field: needs --data FILE")
+    if options.target_len and task is not Task.SEQ2SEQ_LM:
+        raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
+    return Workload(
+        model=spec,
+        task=task,
+        sequence_length=length,
+        target_length=(options.target_len or length) if task is Task.SEQ2SEQ_LM else None,
+        global_batch_size=_global_batch(options, hardware, arguments, notes),
+        dataset=str(Path(options.data).resolve()) if options.data else None,
+        text_field=options.text_field,
+        seed=options.seed,
+        fixed_arguments=arguments.fixed if arguments else {},
+    )
+
+
+def _global_batch(
+    options: Options, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
+) -> int | None:
+    asked = options.global_batch
+    if asked == "any":
+        notes.append("the global batch is free: throughputs of different batches are compared, which learn differently")
+        return None
+    if arguments is not None:
+        own = arguments.global_batch_size
+        if asked is not None and asked != own:
+            raise InputError(
+                f"--global-batch {asked}: the baseline's is {own} "
+                "(per_device_train_batch_size x gradient_accumulation_steps); drop one of the two"
+            )
+        return own
+    if asked is None:
+        asked = DEFAULT_GLOBAL_BATCH[hardware.kind]
+        notes.append(f"global batch {asked} samples (--global-batch)")
+    return asked
+
+
+def _memory(options: Options, hardware: Hardware, notes: list[str]) -> int:
+    if options.memory_bytes is None:
+        memory = machine.default_budget_bytes(hardware)
+        notes.append(f"memory budget {show_memory(memory)}: what is free now less a margin (--memory)")
+        return memory
+    if options.memory_bytes > hardware.memory_bytes:
+        raise InputError(
+            f"--memory {show_memory(options.memory_bytes)}: {hardware.name} has {show_memory(hardware.memory_bytes)}"
+        )
+    if options.memory_bytes > hardware.free_bytes:
+        notes.append(f"--memory asks for more than the {show_memory(hardware.free_bytes)} that are free now")
+    return options.memory_bytes
+
+
+def _budget(options: Options) -> Budget:
+    budget = Budget.of(options.effort)
+    changes: dict[str, float] = {}
+    if options.max_trials is not None:
+        changes["max_trials"] = options.max_trials
+    if options.max_time_s is not None:
+        changes["max_time_s"] = options.max_time_s
+        changes["trial_timeout_s"] = min(budget.trial_timeout_s, options.max_time_s)
+    return Budget.model_validate({**budget.model_dump(), **changes})
+
+
+def _states_note(plan: SearchPlan) -> tuple[str, ...]:
+    """Say what the baseline needs at the very least: weights, gradients and AdamW's two states, fp32 each."""
+    states = plan.facts.parameters * 16
+    text = (
+        f"{plan.workload.model.name}: {plan.facts.parameters / 1e6:,.1f}M parameters; the baseline needs "
+        f"{show_memory(states)} for weights, gradients and AdamW states alone, activations not counted"
+    )
+    if states > plan.memory_bytes:
+        text += f": more than the budget of {show_memory(plan.memory_bytes)}"
+    host = plan.hardware.host_memory_bytes
+    lines = (text, f"at most {show_time(plan.budget.max_time_s)} and {plan.budget.max_trials} trials (--effort)")
+    if not plan.hardware.is_cpu and host < 8 * GIB:
+        lines += (f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it",)
+    return lines

@@ -1,0 +1,113 @@
+"""The one folder in which everything of a search lives.
+
+::
+
+    runs/t5-small-20261121-020000/
+        search.json           what was asked for and found out before the first trial
+        study.db              Optuna's study
+        trials/0000/          request.json, result.json and log.txt of each trial
+        best-config.json      the answer, rewritten whenever it changes
+        data/                 tokenized real data
+        lock                  held while a search runs
+
+It is opened, locked and written before anything else is done. The result files outrank the study.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from autotune.errors import RunDirectoryError
+from autotune.files import read_value, write_text, write_value
+from autotune.result import TuningResult
+from autotune.trial import TrialResult
+from autotune.values import Value
+
+PLAN_FILE = "search.json"
+ANSWER_FILE = "best-config.json"
+
+
+def default_run_directory(model: str) -> Path:
+    """Return ``runs/<model>-<time>``, slashes and other awkward characters of the model's name replaced."""
+    safe = re.sub(r"[^\w.-]+", "-", model.strip("/. ")).strip("-") or "model"
+    return Path("runs") / f"{safe[-80:]}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+class RunDirectory:
+    """A run directory, locked for one search while entered."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """Return a new run directory, made and writable.
+
+        Raises:
+            RunDirectoryError: It can't be written, or holds a search already.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if (path / PLAN_FILE).exists():
+                raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
+            write_text("", path / "lock")
+        except OSError as error:
+            raise RunDirectoryError(f"--run-dir {path}: can't be written: {error.strerror}") from None
+        return cls(path)
+
+    @classmethod
+    def existing(cls, path: Path) -> RunDirectory:
+        """Return the run directory of an earlier search.
+
+        Raises:
+            RunDirectoryError: There is no search in `path`.
+        """
+        if not (path / PLAN_FILE).is_file():
+            raise RunDirectoryError(f"{path}: holds no search (no {PLAN_FILE}); `autotune find` starts one")
+        return cls(path)
+
+    def __enter__(self) -> Self:
+        lock_path = self.path / "lock"
+        try:
+            lock = lock_path.open("a")
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path}: can't be written: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise RunDirectoryError(f"{self.path}: another search is running in it") from None
+        self._file = lock  # the lock lasts as long as the file is open
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write_plan(self, plan: Value) -> None:
+        """Write what the search is about."""
+        write_value(plan, self.path / PLAN_FILE)
+
+    def write_answer(self, result: TuningResult) -> Path:
+        """Write the best configuration so far; return its path."""
+        path = self.path / ANSWER_FILE
+        write_value(result, path)
+        return path
+
+    def results(self) -> list[TrialResult]:
+        """Return every finished trial, by number; one without a readable result has not finished."""
+        found = []
+        for directory in sorted((self.path / "trials").glob("[0-9]*")):
+            try:
+                found.append(read_value(TrialResult, directory / "result.json"))
+            except (OSError, ValidationError):
+                continue
+        return found

@@ -1,0 +1,114 @@
+"""What the trials so far say about a configuration that hasn't run: known, hopeless, or open.
+
+Pure. Two things are inferred before any cost model: an easier configuration that ran out of memory rules out the
+harder ones of its kind, and the micro-batch stops growing where throughput has stopped growing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.config import TrainConfig
+from autotune.trial import TrialResult, TrialStatus
+
+# Growing the micro-batch has to bring more than this, about the noise of a trial, to be carried on.
+GROWTH_THRESHOLD = 1.01
+
+# Optimizers whose states and temporaries are surely no larger, per optimizer; what isn't listed isn't compared.
+_LIGHTER = {
+    "adamw_torch": frozenset({"adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"}),
+    "adamw_torch_fused": frozenset({"adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"}),
+    "adamw_bnb_8bit": frozenset({"paged_adamw_8bit"}),
+}
+
+# Knobs that don't move the device's memory: they don't make another kind.
+_FREE_OF_MEMORY = {"dataloader_num_workers": 0, "dataloader_pin_memory": False}
+
+
+class History:
+    """The finished trials of a search, by configuration."""
+
+    def __init__(self) -> None:
+        self._results: list[TrialResult] = []
+        self._by_config: dict[TrainConfig, TrialResult] = {}
+
+    def add(self, result: TrialResult) -> None:
+        """Take in a finished trial."""
+        self._results.append(result)
+        self._by_config[result.request.config] = result
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @property
+    def results(self) -> Sequence[TrialResult]:
+        """All trials in the order they ended."""
+        return self._results
+
+    def known(self, config: TrainConfig) -> TrialResult | None:
+        """Return the latest trial of `config`, if it has run."""
+        return self._by_config.get(config)
+
+    def best(self) -> TrialResult | None:
+        """Return the completed trial with the highest throughput."""
+        return max(self.ranking(), key=_rate, default=None)
+
+    def ranking(self) -> list[TrialResult]:
+        """Return the latest completed trial of each configuration, the fastest first."""
+        return sorted((r for r in self._by_config.values() if r.measurement), key=_rate, reverse=True)
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether anything has run out of memory."""
+        return any(r.status is TrialStatus.OUT_OF_MEMORY for r in self._results)
+
+    def refusal(self, config: TrainConfig) -> str | None:
+        """Return why `config` is hopeless after what was seen, or None."""
+        return self._out_of_memory(config) or self._no_growth(config)
+
+    def _out_of_memory(self, config: TrainConfig) -> str | None:
+        for result in self._results:
+            tried = result.request.config
+            if result.status is TrialStatus.OUT_OF_MEMORY and is_no_harder(tried, config):
+                return f"trial {result.request.number}, no harder on memory, ran out of it"
+        return None
+
+    def _no_growth(self, config: TrainConfig) -> str | None:
+        size = config.per_device_train_batch_size
+        rates = {
+            r.request.config.per_device_train_batch_size: _rate(r)
+            for r in self._by_config.values()
+            if r.measurement and _same_but_micro_batch(r.request.config, config)
+        }
+        sizes = sorted(s for s in rates if s < size)
+        for smaller, larger in zip(sizes, sizes[1:], strict=False):
+            if rates[larger] < rates[smaller] * GROWTH_THRESHOLD:
+                return f"throughput did not grow from micro-batch {smaller} to {larger}"
+        return None
+
+
+def _rate(result: TrialResult) -> float:
+    """Return samples per second of a completed trial; with a free global batch tokens follow samples."""
+    return result.measurement.samples_per_second if result.measurement else 0.0
+
+
+def _same_but_micro_batch(a: TrainConfig, b: TrainConfig) -> bool:
+    return a.model_copy(update={"per_device_train_batch_size": b.per_device_train_batch_size}) == b
+
+
+def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
+    """Return whether `easy` surely needs no more memory than `hard`: a partial order, False where not comparable."""
+    if easy.per_device_train_batch_size > hard.per_device_train_batch_size:
+        return False
+    if easy.checkpointing == "none" and hard.checkpointing != "none":
+        return False
+    if easy.optim != hard.optim and easy.optim not in _LIGHTER.get(hard.optim, frozenset()):
+        return False
+    rest = {
+        "per_device_train_batch_size": 1,
+        "checkpointing": "none",
+        "optim": "",
+        "tf32": False,
+        **_FREE_OF_MEMORY,
+    }
+    return easy.model_copy(update=rest) == hard.model_copy(update=rest)

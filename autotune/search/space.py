@@ -1,0 +1,178 @@
+"""The search space of one workload on one device: which points exist, which are legal, which neighbour which.
+
+Pure. A :class:`SearchSpace` binds a space file to the baseline, the device, the model's facts, the allowance and the
+effort: what can't be legal there is left out, with the reason kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from autotune.architecture import ModelFacts
+from autotune.config import Allowance, Effort, TrainConfig, Workload
+from autotune.hardware import Hardware
+from autotune.search import rules
+from autotune.search.allowance import allowance_of
+from autotune.search.space_file import Scalar, SpaceFile, make_config
+from autotune.values import Value
+
+Point = dict[str, Scalar]
+
+MICRO_BATCH = "per_device_train_batch_size"
+
+# Micro-batches offered when the global batch is free.
+LARGEST_FREE_MICRO_BATCH = 1024
+
+
+class Dimension(Value):
+    """One parameter with the choices that are open here, in the order of trying."""
+
+    name: str
+    choices: tuple[Scalar, ...]
+    when: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
+
+
+class SearchSpace:
+    """The points that may be tried.
+
+    Args:
+        file: The space as written.
+        baseline: Where the search starts; its values are always choices.
+        workload: What is trained.
+        facts: What the model's classes offer.
+        hardware: The device.
+        allowance: The deepest change admitted.
+        effort: Parameters that cost too much for it stay at the baseline's value.
+    """
+
+    def __init__(
+        self,
+        file: SpaceFile,
+        baseline: TrainConfig,
+        *,
+        workload: Workload,
+        facts: ModelFacts,
+        hardware: Hardware,
+        allowance: Allowance,
+        effort: Effort,
+    ) -> None:
+        self.file = file
+        self.baseline = baseline
+        self._workload = workload
+        self._facts = facts
+        self._hardware = hardware
+        self._allowance = allowance
+        self._origin = self.point(baseline)
+        self.left_out: dict[str, str] = {}
+        order = list(Effort)
+        self.dimensions = tuple(
+            self._dimension(name)
+            for name, parameter in file.parameters.items()
+            if order.index(parameter.from_effort) <= order.index(effort)
+        )
+
+    def _dimension(self, name: str) -> Dimension:
+        """Return the dimension `name` with the choices that can be legal; keep why the others can't."""
+        parameter = self.file.parameters[name]
+        written = micro_batches(self._workload.global_batch_size) if parameter.choices == "lattice" else parameter.choices
+        own = self._origin.get(name)
+        wanted = list(written)
+        if name in self._origin and own not in wanted:
+            wanted.insert(0, own)
+        open_choices = []
+        for value in wanted:
+            reason = None if value == own or parameter.when else self._alone(name, value)
+            if reason is None:
+                open_choices.append(value)
+            else:
+                self.left_out[f"{name}={value}"] = reason
+        return Dimension(name=name, choices=tuple(open_choices), when=parameter.when)
+
+    def _alone(self, name: str, value: Scalar) -> str | None:
+        """Return why `value` can't be chosen whatever the others are: the reason it fails alone, at the baseline.
+
+        A kernel that needs 16 bits fails at an fp32 baseline and not elsewhere, so those reasons are asked again with
+        each precision of the space.
+        """
+        precisions = self.file.parameters.get("precision")
+        others: tuple[Scalar, ...] = (self._origin["precision"],)
+        if precisions is not None and precisions.choices != "lattice" and name != "precision":
+            others += precisions.choices
+        reason = None
+        for precision in others:
+            reason = self.refusal(self.config({**self._origin, "precision": precision, name: value}))
+            if reason is None:
+                return None
+        return reason
+
+    def config(self, point: Point) -> TrainConfig:
+        """Return the configuration at `point`; parameters it doesn't name keep the baseline's value."""
+        merged = {**self._origin, **point}
+        if merged.get("adapter") is None:
+            merged = {k: v for k, v in merged.items() if not k.startswith("adapter")}
+        return make_config(merged)
+
+    def point(self, config: TrainConfig) -> Point:
+        """Return the point of `config`, with the fields of an adapter behind a dot."""
+        point: Point = {}
+        for name in TrainConfig.model_fields:
+            value = getattr(config, name)
+            if name == "adapter":
+                point[name] = value.kind if value is not None else None
+                if value is not None:
+                    fields = value.model_dump(exclude={"kind"})
+                    point |= {f"adapter.{field}": v for field, v in fields.items()}
+            else:
+                point[name] = str(value) if name == "precision" else value
+        return point
+
+    def refusal(self, config: TrainConfig) -> str | None:
+        """Return why `config` may not be tried: a rule of legality, the space's own rules, or the allowance."""
+        reason = rules.refusal(config, self._workload, self._facts, self._hardware)
+        if reason is not None:
+            return reason
+        point = self.point(config)
+        for rule in self.file.rules:
+            if all(point.get(name) in values for name, values in rule.forbid.items()):
+                return rule.reason
+        needed = allowance_of(config, self.baseline, self._facts)
+        if not self._allowance.admits(needed):
+            return f"changes the {needed} of the training, which --allow {self._allowance} does not admit"
+        return None
+
+    def is_active(self, dimension: Dimension, point: Point) -> bool:
+        """Return whether `dimension` exists at `point`."""
+        return all(point.get(name) in values for name, values in dimension.when.items())
+
+    def points(self) -> Iterator[Point]:
+        """Yield every legal point, each once."""
+        seen: set[TrainConfig] = set()
+        for values in itertools.product(*(d.choices for d in self.dimensions)):
+            point = dict(zip((d.name for d in self.dimensions), values, strict=True))
+            point = {d.name: point[d.name] for d in self.dimensions if self.is_active(d, point)}
+            config = self.config(point)
+            if config not in seen and self.refusal(config) is None:
+                seen.add(config)
+                yield point
+
+    def size(self) -> int:
+        """Return the number of legal points."""
+        return sum(1 for _ in self.points())
+
+
+def micro_batches(global_batch: int | None) -> tuple[int, ...]:
+    """Return the lattice of micro-batches in ascending order.
+
+    For a given global batch: its divisors that are multiples of 8, and 4, 2, 1; other divisors only where nothing on
+    the lattice reaches them (15: 1, 3, 5, 15). For a free one: multiples of 8 up to 64, then of 64.
+    Multiples of 8, and of 64 on A100-class devices, keep tensor cores busy (NVIDIA's matrix-multiplication guide).
+    """
+    if global_batch is None:
+        small = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+        return small + tuple(s for s in (128, 192, 256, 384, 512, 768, 1024) if s <= LARGEST_FREE_MICRO_BATCH)
+    divisors = [d for d in range(1, global_batch + 1) if global_batch % d == 0]
+    lattice = [d for d in divisors if d % 8 == 0 or d in (1, 2, 4)]
+    return tuple(lattice + [d for d in divisors if d > lattice[-1]])

@@ -1,0 +1,133 @@
+"""The Optuna study: persistent in the run directory, fed with every trial. The only module that imports optuna.
+
+A point that nobody proposed is asked of TPE, which learns from completed and pruned trials. So a trial that ran out of
+memory is told as pruned with a positive constraint, and a trial that failed otherwise as failed; so is what was
+refused without running: it was not measured.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from autotune.search.space import Point, SearchSpace
+from autotune.trial import TrialResult, TrialStatus
+
+STUDY_FILE = "study.db"
+STUDY_NAME = "autotune"
+
+_NUMBER = "trial"  # our number, as an attribute of Optuna's trial
+_STATUS = "status"
+_MEMORY = "memory"  # the constraint
+
+# A trial that ran out of memory needed more than the capacity, though the peak that was seen may lie below it.
+_BEYOND_CAPACITY = 0.01
+
+
+class Asked(NamedTuple):
+    """An open trial of the study and its point."""
+
+    trial: Trial
+    point: Point
+
+
+class Study:
+    """Proposes points and learns from what they gave.
+
+    Args:
+        directory: Where `study.db` (SQLite) lives; an existing study is continued.
+        space: The points that exist.
+        capacity_bytes: The memory budget that constraints are relative to.
+        seed: Of the sampler.
+    """
+
+    def __init__(self, directory: Path, space: SearchSpace, *, capacity_bytes: int, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._space = space
+        self._capacity_bytes = capacity_bytes
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=6)
+        self._study = optuna.create_study(
+            study_name=STUDY_NAME,
+            storage=f"sqlite:///{(directory / STUDY_FILE).resolve()}",
+            direction="maximize",
+            sampler=sampler,
+            load_if_exists=True,
+        )
+
+    def recover(self, results: list[TrialResult]) -> None:
+        """Bring the study in line with the result files, which outrank it.
+
+        What a killed search left running is told as failed, and a result that the study doesn't know is added.
+        """
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
+            self._study.tell(trial.number, state=TrialState.FAIL)
+        known = {t.user_attrs.get(_NUMBER) for t in self._study.get_trials(deepcopy=False)}
+        for result in results:
+            if result.request.number not in known:
+                self._study.add_trial(self._frozen(result))
+
+    def ask(self, proposal: Point | None = None) -> Asked:
+        """Open a trial of the study at `proposal`, or at a point of the sampler's choice; it may be known or illegal."""
+        if proposal is not None:
+            self._study.enqueue_trial(self._params(proposal))
+        trial = self._study.ask()
+        point: Point = {}
+        for dimension in self._space.dimensions:
+            if self._space.is_active(dimension, point):
+                point[dimension.name] = trial.suggest_categorical(dimension.name, list(dimension.choices))
+        return Asked(trial, point)
+
+    def tell(self, asked: Asked, result: TrialResult) -> None:
+        """Close a trial of the study with what was measured, now or before."""
+        asked.trial.set_user_attr(_NUMBER, result.request.number)
+        asked.trial.set_user_attr(_STATUS, str(result.status))
+        for name, value in self._constraints(result).items():
+            asked.trial.set_constraint(name, value)
+        self._study.tell(asked.trial, values=_value(result), state=_state(result.status))
+
+    def refuse(self, asked: Asked, reason: str) -> None:
+        """Close a trial of the study that was refused without running."""
+        asked.trial.set_user_attr(_STATUS, f"refused: {reason}")
+        self._study.tell(asked.trial, state=TrialState.FAIL)
+
+    def _params(self, point: Point) -> Point:
+        """Return the part of `point` that the study has dimensions for."""
+        active = (d for d in self._space.dimensions if self._space.is_active(d, point))
+        return {d.name: point[d.name] for d in active if d.name in point and point[d.name] in d.choices}
+
+    def _frozen(self, result: TrialResult) -> FrozenTrial:
+        params = self._params(self._space.point(result.request.config))
+        choices = {d.name: CategoricalDistribution(list(d.choices)) for d in self._space.dimensions}
+        return optuna.create_trial(
+            state=_state(result.status),
+            value=_value(result),
+            params=params,
+            distributions={name: choices[name] for name in params},
+            user_attrs={_NUMBER: result.request.number, _STATUS: str(result.status)},
+            constraints=self._constraints(result),
+        )
+
+    def _constraints(self, result: TrialResult) -> dict[str, float]:
+        """Return memory beyond the capacity as a share of it, where it is known: positive means too much."""
+        if result.status is TrialStatus.OUT_OF_MEMORY:
+            return {_MEMORY: _BEYOND_CAPACITY}
+        if result.measurement is None:
+            return {}
+        return {_MEMORY: result.measurement.memory.peak_bytes / self._capacity_bytes - 1}
+
+
+def _value(result: TrialResult) -> float | None:
+    return result.measurement.samples_per_second if result.measurement else None
+
+
+def _state(status: TrialStatus) -> TrialState:
+    if status is TrialStatus.COMPLETED:
+        return TrialState.COMPLETE
+    return TrialState.PRUNED if status is TrialStatus.OUT_OF_MEMORY else TrialState.FAIL

@@ -1,0 +1,167 @@
+"""A trial is a value in and a value out, across a process boundary.
+
+The tuner writes a :class:`TrialRequest` to `request.json`, the child its outcome to `rank-0.json`, and the tuner
+alone merges both into a :class:`TrialResult` in `result.json`. What can go wrong is a :class:`Failure` with a
+status and a cause, never an exception in the tuner.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from autotune.architecture import ModelFacts
+from autotune.config import LengthProfile, TrainConfig, Workload
+from autotune.values import Value
+
+
+class TrialStatus(StrEnum):
+    """How a trial ended."""
+
+    COMPLETED = "completed"
+    OUT_OF_MEMORY = "out of memory"
+    TIMED_OUT = "timed out"
+    CRASHED = "crashed"
+    INVALID = "invalid"  # ran, but not what was asked for; or refused by a library; or a non-finite loss
+    REJECTED = "rejected"  # refused by a rule or by what was measured before; never launched
+
+
+class Purpose(StrEnum):
+    """Why a trial is run."""
+
+    BASELINE = "baseline"
+    SEARCH = "search"
+    FINAL = "final"
+
+
+class Limits(Value):
+    """What bounds one trial."""
+
+    memory_bytes: PositiveInt = Field(description="the device memory the trial may take")
+    timeout_s: float = Field(gt=0)
+    discarded_steps: PositiveInt
+    measure_steps: int = Field(ge=2)
+    measure_time_s: float = Field(gt=0)
+    relative_interval: float = Field(gt=0)
+
+
+class TrialRequest(Value):
+    """All that a child process needs to run one trial."""
+
+    number: NonNegativeInt
+    purpose: Purpose
+    config: TrainConfig
+    workload: Workload
+    device: str = Field(description="torch device: 'cpu' or 'cuda:0'")
+    accumulation_steps: PositiveInt = Field(
+        description="micro-batches per step to run; fewer than the workload's when the rest is inferred"
+    )
+    limits: Limits
+
+
+class Memory(Value):
+    """Peak memory of a trial. Fields that the device can't tell are None."""
+
+    allocated_bytes: int | None = Field(default=None, description="CUDA: torch's max_memory_allocated")
+    reserved_bytes: int | None = Field(default=None, description="CUDA: torch's max_memory_reserved")
+    device_bytes: int | None = Field(default=None, description="CUDA: peak reserved + what NVML sees beyond it")
+    resident_bytes: int | None = Field(
+        default=None, description="CPU: peak resident set less that of the imported libraries"
+    )
+
+    @property
+    def peak_bytes(self) -> int:
+        """The figure that is held against the memory budget.
+
+        Raises:
+            ValueError: No figure is known.
+        """
+        for value in (self.device_bytes, self.reserved_bytes, self.resident_bytes, self.allocated_bytes):
+            if value is not None:
+                return value
+        raise ValueError("a measurement without any memory figure")
+
+
+class Interval(Value):
+    """A 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+class Measurement(Value):
+    """What a completed trial measured."""
+
+    kind: Literal["measurement"] = "measurement"
+    step_times_s: tuple[float, ...] = Field(description="optimizer steps at the workload's full accumulation")
+    accumulation_steps: PositiveInt = Field(description="micro-batches per step that were really run")
+    samples_per_second: float
+    samples_per_second_interval: Interval
+    tokens_per_second: float | None = None
+    memory: Memory
+    startup_s: float = Field(description="from launch to the first training step: model, data, optimizer")
+    first_step_s: float = Field(description="the first optimizer step, compilation included")
+    data_wait_share: float = Field(description="share of a step spent waiting for data")
+    loss: float = Field(description="mean training loss over all steps run")
+    effects: dict[str, str] = Field(description="what was seen to be in effect, by knob")
+    warnings: tuple[str, ...] = ()
+
+
+class Failure(Value):
+    """Why a trial has no measurement."""
+
+    kind: Literal["failure"] = "failure"
+    status: TrialStatus
+    cause: str = Field(description="one line")
+    log_tail: str = ""
+    memory: Memory | None = Field(default=None, description="peak seen before the failure")
+
+
+Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]
+
+
+class TrialResult(Value):
+    """A trial that has ended, as it stands in `result.json`."""
+
+    request: TrialRequest
+    outcome: Outcome
+    duration_s: float = Field(description="wall time from launch until the device was idle again")
+    warnings: tuple[str, ...] = Field(default=(), description="what was seen around the trial, not in it")
+
+    @property
+    def status(self) -> TrialStatus:
+        """How the trial ended."""
+        return TrialStatus.COMPLETED if isinstance(self.outcome, Measurement) else self.outcome.status
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """The measurement of a completed trial, otherwise None."""
+        return self.outcome if isinstance(self.outcome, Measurement) else None
+
+
+class DescribeRequest(Value):
+    """What has to be known of a workload before the first trial; answered by a child that touches no device."""
+
+    workload: Workload
+
+
+class Description(Value):
+    """What a child found out about a workload."""
+
+    kind: Literal["description"] = "description"
+    facts: ModelFacts
+    lengths: LengthProfile | None = Field(default=None, description="of the real data, tokenized")
+    notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
+
+
+class Refusal(Value):
+    """Why a workload can't be described: the user's mistake, in one line."""
+
+    kind: Literal["refusal"] = "refusal"
+    error: str = Field(description="name of the class in autotune.errors")
+    message: str
+
+
+DescribeAnswer = Annotated[Description | Refusal, Field(discriminator="kind")]

@@ -1,0 +1,232 @@
+"""The conductor of a search: ask, check, run, tell; then the finalists and the answer.
+
+Every result is on disk before the next trial starts, so a killed search goes on where it was. Called by `find` and
+`resume` in `autotune.api`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from autotune import answer
+from autotune.config import TrainConfig
+from autotune.errors import AutotuneError
+from autotune.events import Event, Note, Observer, TrialEnded, TrialStarted
+from autotune.execution.runner import Runner
+from autotune.finals import Finals
+from autotune.planning import SearchPlan
+from autotune.result import TuningResult
+from autotune.rundir import RunDirectory
+from autotune.search.allowance import changes
+from autotune.search.history import History
+from autotune.search.proposals import proposals
+from autotune.search.space import Point
+from autotune.search.study import Asked, Study
+from autotune.trial import Limits, Purpose, TrialRequest, TrialResult
+
+# Micro-steps of a search trial: the gradients of one are kept during the next, and the rest is inferred.
+SEARCH_ACCUMULATION = 2
+
+# Sampler's points in a row that are known or refused: the space is as good as exhausted.
+PATIENCE_ASKS = 60
+
+
+class SearchInterrupted(AutotuneError):
+    """Ctrl-C; what was found until then is in `result`, None if nothing was measured."""
+
+    exit_code = 130
+
+    def __init__(self, result: TuningResult | None) -> None:
+        super().__init__("interrupted")
+        self.result = result
+
+
+class Tuner:
+    """One search in one run directory.
+
+    Args:
+        plan: What is searched.
+        directory: Where everything is kept, locked by the caller.
+        runner: What runs the trials.
+        observer: Who listens.
+    """
+
+    def __init__(self, plan: SearchPlan, directory: RunDirectory, runner: Runner, observer: Observer) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._runner = runner
+        self._observer = observer
+        self._space = plan.search_space()
+        self._study = Study(
+            directory.path, self._space, capacity_bytes=plan.memory_bytes, seed=plan.workload.seed
+        )
+        self._results: list[TrialResult] = []
+        self._history = History()
+        self._refused: dict[TrainConfig, str] = {}
+        self._spent_s = 0.0
+        self._started = time.monotonic()
+
+    def run(self) -> TuningResult:
+        """Search to the end and return the answer, which is also written to the run directory.
+
+        Raises:
+            NothingFitsError: No configuration completed a trial within the memory budget.
+            InfrastructureError: Trials can't be run, or none completed for another reason than memory.
+            SearchInterrupted: Ctrl-C.
+        """
+        self._recover()
+        try:
+            self._baseline()
+            self._search()
+            self._finals()
+        except KeyboardInterrupt:
+            raise SearchInterrupted(self._write()) from None
+        result = self._write()
+        if result is None:
+            raise answer.nothing_found(self._plan, self._results)
+        return result
+
+    def _recover(self) -> None:
+        """Take in what an earlier run of this search has measured."""
+        for result in self._directory.results():
+            self._take_in(result)
+            self._spent_s += result.duration_s
+        searched = [r for r in self._results if r.request.purpose is not Purpose.FINAL]
+        self._study.recover(searched)
+        if self._results:
+            self._observer(Note(text=f"going on after {len(self._results)} finished trials"))
+
+    def _take_in(self, result: TrialResult) -> None:
+        self._results.append(result)
+        if result.request.purpose is not Purpose.FINAL:
+            self._history.add(result)
+
+    def time_left_s(self) -> float:
+        """Return what is left of the search's time, trials of an earlier, killed run counted in."""
+        return self._plan.budget.max_time_s - self._spent_s - (time.monotonic() - self._started)
+
+    def _baseline(self) -> None:
+        if self._history.known(self._plan.baseline) is None:
+            asked = self._study.ask(self._space.point(self._plan.baseline))
+            self._study.tell(asked, self._run(self._plan.baseline, Purpose.BASELINE))
+
+    def _search(self) -> None:
+        """Run trials until the budget ends, or nothing is left that could be worth one."""
+        for asked, config in self._open_points():
+            self._study.tell(asked, self._run(config, Purpose.SEARCH))
+
+    def _open_points(self) -> Iterator[tuple[Asked, TrainConfig]]:
+        """Yield points to run, each asked of the study; those known or refused are told and passed over."""
+        for proposal in self._proposals():
+            asked = self._study.ask(proposal)
+            config = self._space.config(proposal or asked.point)
+            known = self._history.known(config)
+            if known is not None:
+                self._study.tell(asked, known)
+                continue
+            reason = self._space.refusal(config) or self._history.refusal(config)
+            if reason is not None:
+                self._refused[config] = reason
+                self._study.refuse(asked, reason)
+                continue
+            if not self._may_go_on():
+                self._study.refuse(asked, "the budget is spent")
+                return
+            yield asked, config
+
+    def _proposals(self) -> Iterator[Point | None]:
+        """Yield the next proposal: one step from the leader, or None for the sampler's choice."""
+        asks = 0
+        while asks < PATIENCE_ASKS:
+            trials = len(self._history)
+            open_points = (p for p in proposals(self._space, self._history) if self._is_open(p))
+            proposal = next(open_points, None)
+            if proposal is None and self._history.best() is None:
+                return  # nothing fits, down to the lightest
+            yield proposal
+            asks = 0 if len(self._history) > trials else asks + 1
+
+    def _is_open(self, point: Point) -> bool:
+        config = self._space.config(point)
+        if self._history.known(config) is not None:
+            return False
+        reason = self._space.refusal(config) or self._history.refusal(config)
+        if reason is not None:
+            self._refused[config] = reason
+        return reason is None
+
+    def _may_go_on(self) -> bool:
+        """Whether another trial fits the budget, with time kept for the finalists."""
+        searched = sum(r.request.purpose is Purpose.SEARCH for r in self._results)
+        if searched >= self._plan.budget.max_trials:
+            return False
+        typical_s = self._results[-1].duration_s if self._results else 0.0
+        return self.time_left_s() > self._new_finals().expected_s() + typical_s
+
+    def _new_finals(self) -> Finals:
+        return Finals(self._plan, self._history, self._results)
+
+    def _finals(self) -> None:
+        """Measure the leaders and the baseline again, in turn."""
+        finals = self._new_finals()
+        for config in finals.schedule():
+            if finals.is_measured(config) and self.time_left_s() < finals.expected_s(config):
+                break
+            self._run(config, Purpose.FINAL)
+
+    def _run(self, config: TrainConfig, purpose: Purpose) -> TrialResult:
+        """Run one trial and take in its result."""
+        request = self._request(config, purpose)
+        changed = changes(config, self._plan.baseline, self._plan.facts)
+        searched = sum(r.request.purpose is Purpose.SEARCH for r in self._results)
+        self._tell(
+            TrialStarted(
+                number=request.number,
+                purpose=purpose,
+                config=config,
+                changes=changed,
+                time_left_s=max(0.0, self.time_left_s()),
+                trials_left=self._plan.budget.max_trials - searched,
+            )
+        )
+        result = self._runner.run(request)
+        self._take_in(result)
+        best = self._history.best()
+        rate = best.measurement.samples_per_second if best and best.measurement else None
+        self._tell(TrialEnded(result=result, changes=changed, best_samples_per_second=rate))
+        if purpose is not Purpose.FINAL:
+            self._write()
+        return result
+
+    def _tell(self, event: Event) -> None:
+        self._observer(event)
+
+    def _request(self, config: TrainConfig, purpose: Purpose) -> TrialRequest:
+        budget, full = self._plan.budget, self._plan.workload.accumulation_steps(config)
+        accumulation = full if purpose is Purpose.FINAL else min(full, SEARCH_ACCUMULATION)
+        number = max((r.request.number for r in self._results), default=-1) + 1
+        return TrialRequest(
+            number=number,
+            purpose=purpose,
+            config=config,
+            workload=self._plan.workload,
+            device=self._plan.hardware.device,
+            accumulation_steps=accumulation,
+            limits=Limits(
+                memory_bytes=self._plan.memory_bytes,
+                timeout_s=max(1.0, min(budget.trial_timeout_s, self.time_left_s())),
+                discarded_steps=budget.discarded_steps,
+                measure_steps=budget.measure_steps,
+                measure_time_s=budget.measure_time_s,
+                relative_interval=budget.relative_interval,
+            ),
+        )
+
+    def _write(self) -> TuningResult | None:
+        """Write the answer as it stands, if there is one."""
+        spent = self._spent_s + time.monotonic() - self._started
+        result = answer.assemble(self._plan, self._history, self._results, self._refused, spent)
+        if result is not None:
+            self._directory.write_answer(result)
+        return result

@@ -1,0 +1,69 @@
+"""Human units in and out: memory (``24GiB``, ``1.5 GB``), time (``10m``, ``1h30m``), counts."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.errors import InputError
+
+GIB = 1 << 30
+
+_MEMORY_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
+
+_TIME_UNITS_S = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def parse_memory(text: str, *, option: str = "--memory") -> int:
+    """Return bytes: '24GiB' is 24 x 2^30, '24GB' 24 x 10^9, a bare number bytes.
+
+    Raises:
+        InputError: `text` is no amount of memory above zero.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
+    value = round(float(match[1]) * unit) if match and unit else 0
+    if value <= 0:
+        raise InputError(f"{option} {text}: expected an amount of memory such as 24GiB, 1.5GB or 800MiB")
+    return value
+
+
+def parse_time_s(text: str, *, option: str = "--max-time") -> float:
+    """Return seconds: '90', '90s', '10m', '1h30m'.
+
+    Raises:
+        InputError: `text` is no time above zero.
+    """
+    compact = text.replace(" ", "").lower()
+    parts = re.findall(r"(\d+(?:\.\d+)?)([a-z]*)", compact)
+    whole = "".join(number + unit for number, unit in parts)
+    units = [unit or "s" for _, unit in parts]
+    if not parts or whole != compact or any(unit not in _TIME_UNITS_S for unit in units):
+        raise InputError(f"{option} {text}: expected a time such as 90s, 10m or 1h30m")
+    seconds = sum(float(number) * _TIME_UNITS_S[unit] for (number, _), unit in zip(parts, units, strict=True))
+    if seconds <= 0:
+        raise InputError(f"{option} {text}: expected a time above zero")
+    return seconds
+
+
+def show_memory(value: float) -> str:
+    """Return bytes for people: '1.50 GiB', '800 MiB'."""
+    if value >= GIB:
+        return f"{value / GIB:.2f} GiB"
+    return f"{value / (1 << 20):.0f} MiB"
+
+
+def show_time(seconds: float) -> str:
+    """Return a duration for people: '45 s', '12 min', '1 h 05 min'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def show_rate(value: float) -> str:
+    """Return a rate with three significant digits or whole numbers above 100."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
