@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from autotune.architecture import ModelSpec, Task
@@ -104,6 +105,13 @@ def load_rows(directory: Path) -> Any:
         raise RunDirectoryError(f"{directory / TOKENS}: no tokenized data; start the search anew") from error
 
 
+def row_lengths(rows: Any) -> NDArray[np.int64]:
+    """Return the number of input tokens of each row of `load_rows`."""
+    import pyarrow.compute as pc
+
+    return np.asarray(pc.list_value_length(rows.data.column("input_ids")), dtype=np.int64)
+
+
 def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> Corpus:
     from autotune.models import build_config
 
@@ -135,9 +143,7 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
         new_fingerprint=TOKENS,
     )
     if len(tokens) < len(rows):
-        notes.append(
-            f"{len(rows) - len(tokens):,} of {len(rows):,} rows are left out: no text, no class or too short"
-        )
+        notes.append(f"{len(rows) - len(tokens):,} of {len(rows):,} rows are left out: no text, no class or too short")
     if not len(tokens):
         raise InputError(f"{workload.dataset}: no row holds any text in column '{columns.text}'")
     lengths = _checked_lengths(tokens, name, config)
@@ -151,9 +157,7 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
 def _checked_path(dataset: str) -> Path:
     kinds = ", ".join(_READERS)
     try:
-        path = (
-            Path(dataset).expanduser().absolute()
-        )  # a link's own name tells the kind, not that of its target
+        path = Path(dataset).expanduser().absolute()  # a link's own name tells the kind, not that of its target
         if path.is_dir():
             raise InputError(f"{dataset}: is a directory; give one file in it, ending in {kinds}")
         if path.suffix.lower() not in _READERS:
@@ -266,9 +270,7 @@ def _text_column(rows: Any, candidates: list[str], texts: list[str], workload: W
         return wanted
     if wanted in rows.column_names:
         kind = _kind(rows.features[wanted])
-        raise InputError(
-            f"{workload.dataset}: column '{wanted}' holds {kind}, not strings; name one that does"
-        )
+        raise InputError(f"{workload.dataset}: column '{wanted}' holds {kind}, not strings; name one that does")
     columns = ", ".join(rows.column_names)
     if field is not None:
         hint = suggestion(field, rows.column_names)

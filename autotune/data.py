@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autotune.architecture import Task
 from autotune.config import SYNTHETIC_SAMPLES, Workload
-from autotune.corpus import Corpus, load_rows, prepare
+from autotune.corpus import Corpus, load_rows, prepare, row_lengths
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Collator(Protocol):
 
 
 def training_data(
-    workload: Workload, model_config: Any, *, samples: int, directory: Path | None
+    workload: Workload, model_config: Any, *, samples: int, directory: Path | None, longest_first: int = 0
 ) -> tuple[Samples, Collator]:
     """Return `samples` samples that fit `model_config`, and what makes batches of them.
 
@@ -63,6 +63,8 @@ def training_data(
         model_config: The transformers configuration of the model that is trained.
         samples: Length of the data set; indices beyond the data start again from their beginning.
         directory: Where `corpus.prepare` put the rows; None for synthetic data.
+        longest_first: So many of the longest rows come first, that the peak of memory is met at once; the rest
+            follows in an order that the seed alone decides.
 
     Raises:
         InputError: The workload wants images from a file.
@@ -83,7 +85,8 @@ def training_data(
         inputs=Column(rows, "input_ids"),
         labels=Column(rows, "labels") if "labels" in rows.column_names else None,
     )
-    return Repeated(texts, samples), PadCollator(_ids(model_config, "pad_token_id", default=0)[0])
+    order = _order(row_lengths(rows), longest_first, workload.seed)
+    return Repeated(Ordered(texts, order), samples), PadCollator(_ids(model_config, "pad_token_id", default=0)[0])
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,26 @@ class Repeated:
         if not 0 <= index < self.samples:
             raise IndexError(index)
         return self.source[index % len(self.source)]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The samples in an order of their own."""
+
+    source: Samples
+    order: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.source[int(self.order[index])]
+
+
+def _order(lengths: NDArray[np.int64], longest_first: int, seed: int) -> NDArray[np.int64]:
+    """Return row numbers: the longest rows, then all rows shuffled."""
+    longest = np.argsort(-lengths, kind="stable")[:longest_first]
+    return np.concatenate([longest, np.random.default_rng(seed).permutation(len(lengths))])
 
 
 @dataclass(frozen=True)

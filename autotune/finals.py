@@ -13,7 +13,7 @@ from autotune.config import TrainConfig
 from autotune.planning import SearchPlan
 from autotune.search.history import History
 from autotune.statistics import rate_interval, ratio_of_means
-from autotune.trial import Interval, Measurement, Memory, Purpose, TrialResult
+from autotune.trial import Interval, Measurement, Purpose, TrialResult
 
 # A finalist is worth measuring again if the search saw it within this of the leader.
 FINALIST_SHARE = 0.9
@@ -115,8 +115,6 @@ class Comparison(NamedTuple):
 
     ratio: float
     interval: Interval
-
-
 
 
 def _rate(result: TrialResult) -> float:

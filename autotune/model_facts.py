@@ -57,9 +57,7 @@ def tasks_for(model_type: str, own_code: Collection[str]) -> tuple[Task, ...]:
     if any(model_type in getattr(modeling_auto, table) for table in _SPEECH):
         return ()
     return tuple(
-        task
-        for task, (head, table) in HEADS.items()
-        if head in own_code or model_type in getattr(modeling_auto, table)
+        task for task, (head, table) in HEADS.items() if head in own_code or model_type in getattr(modeling_auto, table)
     )
 
 

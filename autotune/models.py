@@ -264,17 +264,13 @@ def _unknown(name: str, reason: str) -> UnknownModelError:
     )
 
 
-def _described_by(
-    file: Path, asked: dict[str, Any], *, name: str, source: Literal["directory", "hub"]
-) -> ModelSpec:
+def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Literal["directory", "hub"]) -> ModelSpec:
     """Make the spec of a model from its config.json."""
     config = _read_json(file)
     where = _shown(str(file))
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-        raise InputError(
-            f"{where}: the weights are quantized already ({method}); name the model they were made from"
-        )
+        raise InputError(f"{where}: the weights are quantized already ({method}); name the model they were made from")
     code = config.get("auto_map") or {}
     model_type = config.get("model_type")
     if not (asked["trust_remote_code"] and "AutoConfig" in code):
@@ -329,9 +325,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(
-            f"{_shown(str(file.parent))}: not the directory of a model, it has no config.json"
-        ) from None
+        raise InputError(f"{_shown(str(file.parent))}: not the directory of a model, it has no config.json") from None
     except OSError as error:
         raise InputError(f"{_shown(str(file))}: can't be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
@@ -350,12 +344,13 @@ def _library_config(spec: ModelSpec) -> PreTrainedConfig:
     try:
         if "AutoConfig" in _own_code(spec):
             return AutoConfig.from_pretrained(location, revision=spec.revision, trust_remote_code=True)
-        figures = copy.deepcopy(spec.config) | {"name_or_path": location}
+        figures = copy.deepcopy(spec.config)
+        figures.pop("model_type", None)  # the class has its own, which may be a narrower one
+        if _own_code(spec):
+            figures["name_or_path"] = location  # where the library looks for the head's code
         return CONFIG_MAPPING[spec.model_type].from_dict(figures)
     except Exception as error:  # a config class may raise anything at all at figures it didn't expect
-        raise InputError(
-            f"{_shown(spec.name)}: transformers refuses its config: {_one_line(error)}"
-        ) from error
+        raise InputError(f"{_shown(spec.name)}: transformers refuses its config: {_one_line(error)}") from error
 
 
 def _untie(model: PreTrainedModel) -> None:

@@ -149,7 +149,9 @@ def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
         lines.append(f"only {show_memory(free)} of disk are free where {run_directory} lies")
     for other in machine.other_processes(hardware):
         used = f", {show_memory(other.used_bytes)}" if other.used_bytes else ""
-        lines.append(f"another process is busy on the device: {other.name} (pid {other.pid}{used}); timings will suffer")
+        lines.append(
+            f"another process is busy on the device: {other.name} (pid {other.pid}{used}); timings will suffer"
+        )
     return lines
 
 
@@ -260,7 +262,10 @@ def _states_note(plan: SearchPlan) -> tuple[str, ...]:
     if states > plan.memory_bytes:
         text += f": more than the budget of {show_memory(plan.memory_bytes)}"
     host = plan.hardware.host_memory_bytes
-    lines = (text, f"at most {show_time(plan.budget.max_time_s)} and {plan.budget.max_trials} trials (--effort)")
+    lines: tuple[str, ...] = (
+        text,
+        f"at most {show_time(plan.budget.max_time_s)} and {plan.budget.max_trials} trials (--effort)",
+    )
     if not plan.hardware.is_cpu and host < 8 * GIB:
         lines += (f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it",)
     return lines

@@ -153,4 +153,6 @@ def load(path: str | Path) -> TuningResult:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"]) or "file"
-        raise InputError(f"{path}: not a result of autotune (schema {SCHEMA_VERSION}): {where}: {first['msg']}") from None
+        raise InputError(
+            f"{path}: not a result of autotune (schema {SCHEMA_VERSION}): {where}: {first['msg']}"
+        ) from None

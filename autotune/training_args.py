@@ -101,7 +101,8 @@ def _adapter(adapter: LoraAdapter) -> dict[str, Any]:
 
 
 # Nothing is saved, evaluated, reported or drawn during a trial, and NaN losses are shown as they are: by default the
-# Trainer logs them as 0.0. The data of a trial hold the columns of the model and nothing else.
+# Trainer logs them as 0.0. The data of a trial hold the columns of the model and nothing else, in an order that the
+# seed alone decides, so that every trial trains on the same samples.
 _HARNESS: dict[str, Any] = {
     "save_strategy": "no",
     "eval_strategy": "no",
@@ -111,6 +112,7 @@ _HARNESS: dict[str, Any] = {
     "disable_tqdm": True,
     "remove_unused_columns": False,
     "dataloader_drop_last": True,
+    "train_sampling_strategy": "sequential",
 }
 
 # TrainingArguments that the search decides. A baseline's values for these become its TrainConfig.

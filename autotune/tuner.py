@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from autotune import answer
 from autotune.config import TrainConfig
-from autotune.errors import AutotuneError
+from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.events import Event, Note, Observer, TrialEnded, TrialStarted
 from autotune.execution.runner import Runner
 from autotune.finals import Finals
 from autotune.planning import SearchPlan
 from autotune.result import TuningResult
-from autotune.rundir import RunDirectory
+from autotune.rundir import ANSWER_FILE, RunDirectory
 from autotune.search.allowance import changes
 from autotune.search.history import History
 from autotune.search.proposals import proposals
@@ -33,13 +34,14 @@ PATIENCE_ASKS = 60
 
 
 class SearchInterrupted(AutotuneError):
-    """Ctrl-C; what was found until then is in `result`, None if nothing was measured."""
+    """Ctrl-C; what was found until then is in `result` and in the file `path`, None if nothing was measured."""
 
-    exit_code = 130
+    exit_code = EXIT_INTERRUPTED
 
-    def __init__(self, result: TuningResult | None) -> None:
-        super().__init__("interrupted")
+    def __init__(self, result: TuningResult | None, path: Path) -> None:
+        super().__init__(f"interrupted; `autotune resume {path.parent}` goes on")
         self.result = result
+        self.path = path
 
 
 class Tuner:
@@ -58,9 +60,7 @@ class Tuner:
         self._runner = runner
         self._observer = observer
         self._space = plan.search_space()
-        self._study = Study(
-            directory.path, self._space, capacity_bytes=plan.memory_bytes, seed=plan.workload.seed
-        )
+        self._study = Study(directory.path, self._space, capacity_bytes=plan.memory_bytes, seed=plan.workload.seed)
         self._results: list[TrialResult] = []
         self._history = History()
         self._refused: dict[TrainConfig, str] = {}
@@ -81,7 +81,7 @@ class Tuner:
             self._search()
             self._finals()
         except KeyboardInterrupt:
-            raise SearchInterrupted(self._write()) from None
+            raise SearchInterrupted(self._write(), self._directory.path / ANSWER_FILE) from None
         result = self._write()
         if result is None:
             raise answer.nothing_found(self._plan, self._results)

@@ -38,9 +38,7 @@ def main() -> None:
             file.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
     except OSError as error:
         parser.error(f"{arguments.path}: can't be written ({error.strerror})")
-    print(
-        f"{arguments.path}: {len(texts)} texts of {min(map(len, texts))} to {max(map(len, texts))} characters"
-    )
+    print(f"{arguments.path}: {len(texts)} texts of {min(map(len, texts))} to {max(map(len, texts))} characters")
 
 
 def docstrings(library: Path) -> Iterator[str]:

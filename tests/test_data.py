@@ -312,9 +312,7 @@ def test_data_loader_workers_give_what_the_main_process_gives(tmp_path: Path) ->
     dataset = texts(tmp_path / "a.jsonl", *(f"text number {i}" for i in range(9)))
     data, collator = real(workload_of(Task.MASKED_LM, dataset=dataset), tmp_path / "run")
     alone = DataLoader(data, batch_size=4, collate_fn=collator)
-    forked = DataLoader(
-        data, batch_size=4, collate_fn=collator, num_workers=2, multiprocessing_context="fork"
-    )
+    forked = DataLoader(data, batch_size=4, collate_fn=collator, num_workers=2, multiprocessing_context="fork")
     assert all(same(a, b) for a, b in zip(alone, forked, strict=True))
 
 
@@ -357,9 +355,7 @@ def test_long_texts_are_cut(tmp_path: Path) -> None:
 
 
 def test_rows_without_text_are_left_out_and_counted(tmp_path: Path) -> None:
-    corpus = prepared(
-        workload_of(dataset=texts(tmp_path / "a.jsonl", "a", None, "", " \t", "b")), tmp_path / "run"
-    )
+    corpus = prepared(workload_of(dataset=texts(tmp_path / "a.jsonl", "a", None, "", " \t", "b")), tmp_path / "run")
     assert corpus.lengths.samples == 2
     assert any("3 of 5 rows are left out" in note for note in corpus.notes)
 
@@ -410,9 +406,7 @@ def test_more_classes_than_the_head_has_are_folded(tmp_path: Path) -> None:
     workload = workload_of(Task.SEQUENCE_CLASSIFICATION, dataset=dataset)
     data, _ = real(workload, tmp_path / "run")
     assert {int(data[i]["labels"]) for i in range(5)} == {0, 1}
-    assert any(
-        "5 classes are folded into the 2" in note for note in prepared(workload, tmp_path / "run").notes
-    )
+    assert any("5 classes are folded into the 2" in note for note in prepared(workload, tmp_path / "run").notes)
 
 
 @pytest.mark.parametrize("labels", [[None, None], [0.5, 1.5], [["a"], ["b"]], [1, "a"]])
@@ -527,9 +521,7 @@ def test_parquet_files(tmp_path: Path) -> None:
     assert decoded(data[1]["input_ids"]) == "two"
 
 
-@pytest.mark.parametrize(
-    "name", ["a b.jsonl", "größe 漢字.jsonl", "a[1]*?.jsonl", "hf:::a#b.jsonl", "-a'\".jsonl"]
-)
+@pytest.mark.parametrize("name", ["a b.jsonl", "größe 漢字.jsonl", "a[1]*?.jsonl", "hf:::a#b.jsonl", "-a'\".jsonl"])
 def test_file_names_are_taken_literally(name: str, tmp_path: Path) -> None:
     dataset = texts(tmp_path / name, "one")
     data, _ = real(workload_of(dataset=dataset), tmp_path / "run [*] ü")
@@ -620,9 +612,7 @@ def test_reading_draws_and_logs_nothing(tmp_path: Path, capfd: pytest.CaptureFix
         ("a", b"text", "unknown kind of file"),
     ],
 )
-def test_unusable_files_are_named_with_the_reason(
-    name: str, content: bytes, expected: str, tmp_path: Path
-) -> None:
+def test_unusable_files_are_named_with_the_reason(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     message = refusal(workload_of(dataset=str(tmp_path / name)), tmp_path / "run")
     assert message.startswith(f"{tmp_path / name}: ")

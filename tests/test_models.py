@@ -124,9 +124,7 @@ def tiny(tmp_path, name, **changes):
 
 
 def on_cpu(spec, task, **options):
-    return build_model(
-        spec, task, **{"dtype": "float32", "attn_implementation": None, "device": "cpu", **options}
-    )
+    return build_model(spec, task, **{"dtype": "float32", "attn_implementation": None, "device": "cpu", **options})
 
 
 def without_dropout(config):
@@ -177,9 +175,7 @@ def hub(monkeypatch, hub_cache):
                 if with_body:
                     self.wfile.write(body)
                 return
-            error = {"some/gated": "GatedRepo", "some/weights": "EntryNotFound"}.get(
-                repository, "RepoNotFound"
-            )
+            error = {"some/gated": "GatedRepo", "some/weights": "EntryNotFound"}.get(repository, "RepoNotFound")
             self.send_response(403 if error == "GatedRepo" else 404)
             self.send_header("X-Error-Code", error)
             self.send_header("Content-Length", "0")
@@ -819,9 +815,7 @@ def test_a_class_without_flags_has_eager_attention(name):
     assert facts(name).attn_implementations == ("eager",)
 
 
-@pytest.mark.parametrize(
-    "name", ["t5-small", "gpt2", "bert-base-uncased", "bart-base", "opt-125m", "swin-tiny"]
-)
+@pytest.mark.parametrize("name", ["t5-small", "gpt2", "bert-base-uncased", "bart-base", "opt-125m", "swin-tiny"])
 def test_dropout_is_found_and_its_absence_too(name):
     assert facts(name).has_dropout
     assert not facts(name, **without_dropout(resolve(name).config)).has_dropout

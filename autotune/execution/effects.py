@@ -52,7 +52,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._seen: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Hook one layer and count checkpointed calls, for the first step alone."""
+        """Watch one layer and the checkpointed calls, for the first step alone."""
         self._seen = kwargs
         if self._config.torch_compile_backend is None:  # hooks would change what is compiled
             self._watch_dtype(kwargs["model"])
@@ -110,7 +110,9 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         expected = torch.bfloat16 if asked is Precision.PURE_BF16 else torch.float32
         if weights and weights.most_common(1)[0][0] is not expected and self._config.adapter is None:
             raise NoEffectError(f"{asked} was asked for, but weights are {_names(weights)}")
-        seen = _names(self._dtypes) if self._dtypes else "autocast on" if trainer.accelerator.native_amp else "as weights"
+        seen = (
+            _names(self._dtypes) if self._dtypes else "autocast on" if trainer.accelerator.native_amp else "as weights"
+        )
         return f"weights {_names(weights)}, layer outputs {seen}"
 
     def _checkpointing(self, model: nn.Module) -> str:

@@ -85,7 +85,7 @@ def _preload() -> bool:
     _without_device(lambda: [importlib.import_module(m) for m in ("transformers.trainer", "peft")])
     for module in ("data", "loss", "models", "execution.effects", "execution.measure", "execution.worker"):
         importlib.import_module(f"autotune.{module}")
-    return not torch.cuda.is_initialized()
+    return not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _without_device(action: Callable[[], Any]) -> None:
@@ -150,7 +150,15 @@ def _become_trial(entry: str, directory: Path, write_end: int, *, forkable: bool
             os.dup2(source, target)
         os.closerange(3, 256)  # the launcher's pipes
         if not forkable:
-            command = [sys.executable, "-m", "autotune.execution.launch", "--entry", entry, "--one", str(directory)]
+            command = [
+                sys.executable,
+                "-m",
+                "autotune.execution.launch",
+                "--entry",
+                entry,
+                "--one",
+                str(directory),
+            ]
             os.execv(sys.executable, command)
         _entry(entry)(directory)
         sys.stdout.flush()

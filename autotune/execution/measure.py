@@ -15,6 +15,7 @@ looks whether it is done.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from typing import Any, Protocol
@@ -63,7 +64,7 @@ class CudaClock:
         """Record an event."""
         import torch
 
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -171,6 +172,6 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         whole = self._clock.seconds(marks[0], marks[-1])
         if not self._missing:
             return whole
-        micro_steps = [self._clock.seconds(a, b) for a, b in zip(marks[1:-2], marks[2:-1], strict=True)]
+        micro_steps = [self._clock.seconds(a, b) for a, b in itertools.pairwise(marks[1:-1])]
         data = self._clock.seconds(marks[0], marks[1]) / self._run
         return whole + self._missing * (statistics.fmean(micro_steps) + data)

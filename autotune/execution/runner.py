@@ -124,9 +124,7 @@ class LocalRunner:
         if ending and ending["leftovers"]:
             warnings += (f"{ending['leftovers']} process(es) that the trial left behind were killed",)
         shutil.rmtree(directory / "trainer", ignore_errors=True)
-        result = TrialResult(
-            request=request, outcome=outcome, duration_s=time.monotonic() - started, warnings=warnings
-        )
+        result = TrialResult(request=request, outcome=outcome, duration_s=time.monotonic() - started, warnings=warnings)
         write_value(result, directory / "result.json")
         return result
 
@@ -280,9 +278,5 @@ def _death(returncode: int, tail: str, host_oom: bool) -> Failure:
         cause = f"died of a failed allocation (exit code {returncode})"
         return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, log_tail=tail)
     if returncode < 0:
-        return Failure(
-            status=TrialStatus.CRASHED, cause=f"killed by {signal.Signals(-returncode).name}", log_tail=tail
-        )
-    return Failure(
-        status=TrialStatus.CRASHED, cause=f"ended without a result (exit code {returncode})", log_tail=tail
-    )
+        return Failure(status=TrialStatus.CRASHED, cause=f"killed by {signal.Signals(-returncode).name}", log_tail=tail)
+    return Failure(status=TrialStatus.CRASHED, cause=f"ended without a result (exit code {returncode})", log_tail=tail)

@@ -57,9 +57,7 @@ def _failure(error: Exception, guard: MemoryGuard) -> Failure:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
     if is_out_of_memory(error):
         status, cause = TrialStatus.OUT_OF_MEMORY, first_line
-    elif isinstance(error, NoEffectError):
-        status, cause = TrialStatus.INVALID, first_line
-    elif isinstance(error, _Refused | AutotuneError):
+    elif isinstance(error, NoEffectError | _Refused | AutotuneError):
         status, cause = TrialStatus.INVALID, first_line
     else:
         status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {first_line}"
@@ -93,7 +91,9 @@ def _measure(request: TrialRequest, directory: Path, started_at: float, guard: M
     effects = probe.verify(trainer, trainer.model)
     if not math.isfinite(loss):
         return Failure(
-            status=TrialStatus.INVALID, cause=f"the loss became {loss}: not trainable like this", memory=guard.peak()
+            status=TrialStatus.INVALID,
+            cause=f"the loss became {loss}: not trainable like this",
+            memory=guard.peak(),
         )
     times = timer.step_times_s()
     if len(times) < 2:
@@ -152,10 +152,14 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> An
         },
     )
     model = _model(request, mapping)
-    samples = max_steps * request.accumulation_steps * config.per_device_train_batch_size
+    per_step = request.accumulation_steps * config.per_device_train_batch_size
     # The tokenized rows are shared by all trials of a search: <run>/data beside <run>/trials/NNNN.
     dataset, collator = training_data(
-        workload, model.config, samples=samples, directory=directory.parent.parent / "data"
+        workload,
+        model.config,
+        samples=max_steps * per_step,
+        directory=directory.parent.parent / "data",
+        longest_first=per_step,
     )
     return Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
 

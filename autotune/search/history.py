@@ -6,6 +6,7 @@ harder ones of its kind, and the micro-batch stops growing where throughput has 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from autotune.config import TrainConfig
@@ -81,7 +82,7 @@ class History:
             if r.measurement and _same_but_micro_batch(r.request.config, config)
         }
         sizes = sorted(s for s in rates if s < size)
-        for smaller, larger in zip(sizes, sizes[1:], strict=False):
+        for smaller, larger in itertools.pairwise(sizes):
             if rates[larger] < rates[smaller] * GROWTH_THRESHOLD:
                 return f"throughput did not grow from micro-batch {smaller} to {larger}"
         return None

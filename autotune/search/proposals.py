@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from autotune.search.history import History
 from autotune.search.space import MICRO_BATCH, Dimension, Point, SearchSpace
+from autotune.search.space_file import Scalar
 from autotune.trial import TrialResult
 
 # Workers can only win back time that a step spends waiting for data.
@@ -34,7 +35,7 @@ def _neighbours(space: SearchSpace, history: History, leader: TrialResult) -> It
             yield {**origin, dimension.name: value}
 
 
-def _other_choices(dimension: Dimension, origin: Point) -> list[object]:
+def _other_choices(dimension: Dimension, origin: Point) -> list[Scalar]:
     """Return the other values: of the micro-batch the next larger, then the next smaller; else in the file's order."""
     here = origin.get(dimension.name)
     if dimension.name != MICRO_BATCH:

@@ -77,7 +77,9 @@ class SearchSpace:
     def _dimension(self, name: str) -> Dimension:
         """Return the dimension `name` with the choices that can be legal; keep why the others can't."""
         parameter = self.file.parameters[name]
-        written = micro_batches(self._workload.global_batch_size) if parameter.choices == "lattice" else parameter.choices
+        written = (
+            micro_batches(self._workload.global_batch_size) if parameter.choices == "lattice" else parameter.choices
+        )
         own = self._origin.get(name)
         wanted = list(written)
         if name in self._origin and own not in wanted:

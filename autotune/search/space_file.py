@@ -134,7 +134,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
             if key in seen:
@@ -188,10 +188,11 @@ def _check_values(path: Path, space: SpaceFile) -> None:
             continue
         for value in parameter.choices:
             _check_value(path, name, value)
+    names = list(space.parameters)
     for name, parameter in space.parameters.items():
         for other in parameter.when:
-            if other not in space.parameters:
-                raise SearchSpaceError(f"{path}: parameters.{name}.when: {other!r} is not a parameter of this space")
+            if other not in names[: names.index(name)]:
+                raise SearchSpaceError(f"{path}: parameters.{name}.when: {other!r} is not a parameter above it")
     for name in space.parameters:
         if name.startswith("adapter.") and "adapter" not in space.parameters:
             raise SearchSpaceError(f"{path}: parameters.{name}: there is no parameter 'adapter'")
@@ -225,5 +226,5 @@ def make_config(point: dict[str, Scalar]) -> TrainConfig:
     kind = point.get("adapter")
     if kind is not None:
         options = {k.removeprefix("adapter."): v for k, v in point.items() if k.startswith("adapter.")}
-        fields["adapter"] = ADAPTERS[str(kind)](**options)  # type: ignore[arg-type]
+        fields["adapter"] = ADAPTERS[str(kind)](**options)
     return TrainConfig(**fields)

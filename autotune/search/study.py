@@ -74,14 +74,15 @@ class Study:
                 self._study.add_trial(self._frozen(result))
 
     def ask(self, proposal: Point | None = None) -> Asked:
-        """Open a trial of the study at `proposal`, or at a point of the sampler's choice; it may be known or illegal."""
+        """Open a trial of the study at `proposal`, or at one of the sampler's choice, known or illegal ones included."""
         if proposal is not None:
             self._study.enqueue_trial(self._params(proposal))
         trial = self._study.ask()
         point: Point = {}
         for dimension in self._space.dimensions:
             if self._space.is_active(dimension, point):
-                point[dimension.name] = trial.suggest_categorical(dimension.name, list(dimension.choices))
+                value = trial.suggest_categorical(dimension.name, list(dimension.choices))
+                point[dimension.name] = value  # type: ignore[assignment]  # one of the choices, none of them a float
         return Asked(trial, point)
 
     def tell(self, asked: Asked, result: TrialResult) -> None:

@@ -1,0 +1,282 @@
+"""The command line: turns words into values, draws what happens, and turns errors into exit codes.
+
+Nothing heavy is imported before a command needs it, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from autotune.events import Observer
+    from autotune.result import TuningResult
+
+app = typer.Typer(
+    name="autotune",
+    help="Find the fastest training configuration that fits the memory of a GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog="Exit codes: 0 found, 1 a bug, 2 bad input, 3 the machine lacks something, 4 infrastructure failed, "
+    "5 nothing fits, 130 interrupted.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.command()
+def find(
+    model: Annotated[str, typer.Option(help="Catalogue name, directory with config.json, or hub id.")],
+    task: Annotated[str | None, typer.Option(help="Head to train; by default the architecture's usual one.")] = None,
+    data: Annotated[str | None, typer.Option(help="JSONL, CSV, Parquet or text; default: synthetic.")] = None,
+    text_field: Annotated[str | None, typer.Option(help="Column of --data that holds the text.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample [512; CPU 128].")] = None,
+    target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len].")] = None,
+    global_batch: Annotated[str | None, typer.Option(help="Samples per step, or 'any' [64; CPU 16].")] = None,
+    baseline: Annotated[str | None, typer.Option(help="JSON of your TrainingArguments to compare with.")] = None,
+    allow: Annotated[str, typer.Option(help="What may change: exact, numerics, optimizer, method.")] = "optimizer",
+    effort: Annotated[str, typer.Option(help="How long to search: quick, standard, thorough.")] = "standard",
+    space: Annotated[str | None, typer.Option(help="Built-in search space or YAML file.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    memory: Annotated[str | None, typer.Option(help="Device memory to stay within, such as 24GiB.")] = None,
+    max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the search.")] = None,
+    max_time: Annotated[str | None, typer.Option(help="Time of the whole search, such as 10m.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, data and the search.")] = 42,
+    revision: Annotated[str | None, typer.Option(help="Revision of a hub id.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Search for the fastest configuration that fits, and write best-config.json."""
+
+    def search(observer: Observer) -> tuple[TuningResult, Path]:
+        from autotune import api
+        from autotune.rundir import ANSWER_FILE, default_run_directory
+
+        directory = run_dir or default_run_directory(model)
+        result = api.find(
+            model,
+            task=task,
+            data=data,
+            text_field=text_field,
+            seq_len=seq_len,
+            target_len=target_len,
+            global_batch=_global_batch(global_batch),
+            baseline=baseline,
+            allow=allow,
+            effort=effort,
+            space=space,
+            device=device,
+            memory=memory,
+            max_trials=max_trials,
+            max_time=max_time,
+            run_dir=directory,
+            seed=seed,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            observer=observer,
+        )
+        return result, directory / ANSWER_FILE
+
+    _search(search, output=output, as_json=as_json, debug=debug)
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that was stopped.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with a search; what was measured is not measured again."""
+
+    def search(observer: Observer) -> tuple[TuningResult, Path]:
+        from autotune import api
+        from autotune.rundir import ANSWER_FILE
+
+        return api.resume(run_dir, observer=observer), run_dir / ANSWER_FILE
+
+    _search(search, output=output, as_json=as_json, debug=debug)
+
+
+@app.command()
+def models(
+    name: Annotated[str, typer.Argument(help="Show only models whose name contains this.")] = "",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the built-in catalogue of models."""
+
+    def show() -> None:
+        from autotune.models import catalogue
+
+        entries = [e for e in catalogue() if name.lower() in " ".join([e.id, *e.names, e.family]).lower()]
+        if as_json:
+            _print_json([e.model_dump(mode="json") for e in entries])
+            return
+        from autotune.output.listings import models_table
+
+        _stdout().print(models_table(entries))
+
+    _guarded(show, as_json=as_json, debug=debug)
+
+
+@app.command()
+def doctor(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what this machine can and cannot do, and why."""
+
+    def show() -> None:
+        from autotune.doctor import examine
+
+        report = examine(device)
+        if as_json:
+            _print_json(report.model_dump(mode="json"))
+            return
+        from autotune.output.listings import doctor_table
+
+        _stdout().print(doctor_table(report))
+
+    _guarded(show, as_json=as_json, debug=debug)
+
+
+@app.command()
+def spaces(as_json: Json = False, debug: Debug = False) -> None:
+    """List the built-in search spaces."""
+
+    def show() -> None:
+        from autotune.search.space_file import builtin_spaces, load_space
+
+        found = [load_space(name) for name in builtin_spaces()]
+        if as_json:
+            _print_json([s.model_dump(mode="json") for s in found])
+            return
+        from autotune.output.listings import spaces_table
+
+        _stdout().print(spaces_table(found))
+
+    _guarded(show, as_json=as_json, debug=debug)
+
+
+def main() -> None:
+    """Run the command line; usage errors end with exit code 2, as typer has it."""
+    app()
+
+
+def _global_batch(text: str | None) -> Any:
+    """Return a number above 0, 'any' or None."""
+    if text is None or text == "any":
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"--global-batch {text}: expected a whole number above 0, or any")
+    return int(text)
+
+
+def _search(
+    search: Callable[[Observer], tuple[TuningResult, Path]],
+    *,
+    output: Path | None,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Run a search with its progress drawn on stderr, then print the answer."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from autotune.output.progress import Progress
+        from autotune.tuner import SearchInterrupted
+
+        if output is not None:
+            _check_writable(output)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
+        interrupted = None
+        try:
+            with Progress(Console(stderr=True)) as progress:
+                result, path = search(progress)
+        except SearchInterrupted as error:
+            if error.result is None:
+                raise
+            interrupted, result, path = error, error.result, error.path
+        if output is not None:
+            result.save(output)
+            path = output
+        if as_json:
+            print(result.model_dump_json(indent=2))
+        else:
+            from autotune.output.table import result_table
+
+            _stdout().print(result_table(result, str(path)), highlight=False)
+        if interrupted is not None:
+            print(f"autotune: {interrupted}", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+    _guarded(run, as_json=as_json, debug=debug)
+
+
+def _check_writable(path: Path) -> None:
+    """Fail in second 0, not after an hour."""
+    existed = path.exists()
+    try:
+        path.open("a").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise InputError(f"--output {path}: can't be written: {error.strerror}") from None
+
+
+def _guarded(action: Callable[[], None], *, as_json: bool, debug: bool) -> None:
+    """Run `action`; an error becomes one line (or a JSON object) and an exit code."""
+    try:
+        action()
+    except AutotuneError as error:
+        if debug:
+            raise
+        _fail(str(error), type(error).__name__, error.exit_code, as_json=as_json)
+    except KeyboardInterrupt:
+        _fail("interrupted", "KeyboardInterrupt", EXIT_INTERRUPTED, as_json=as_json)
+    except typer.Exit:
+        raise
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise typer.Exit(0) from None
+    except Exception as error:
+        if debug:
+            raise
+        text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
+        _fail(text, type(error).__name__, EXIT_BUG, as_json=as_json)
+
+
+def _fail(message: str, kind: str, exit_code: int, *, as_json: bool) -> NoReturn:
+    line = " ".join(message.split())
+    if as_json:
+        _print_json({"error": {"kind": kind, "message": line, "exit_code": exit_code}})
+    print(f"autotune: {line}", file=sys.stderr)
+    raise typer.Exit(exit_code)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2))
+
+
+def _stdout() -> Any:
+    from rich.console import Console
+
+    return Console()

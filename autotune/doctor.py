@@ -1,0 +1,155 @@
+"""Tells what this machine and installation can and cannot do, why, and what a missing part would bring."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from autotune.execution.launch import ENVIRONMENT
+from autotune.hardware import Hardware, cuda_count, detect
+from autotune.units import show_memory
+from autotune.values import Value
+
+_PROBE_TIMEOUT_S = 180
+
+# Asked in a process of its own: importing a broken library must not end the doctor.
+_PROBE = """
+import json, torch
+answer = {"cuda_build": torch.version.cuda, "cuda_available": torch.cuda.is_available()}
+for name in ("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "triton"):
+    try:
+        __import__(name)
+        answer[name] = ""
+    except Exception as error:
+        answer[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+print("\\n" + json.dumps(answer))
+"""
+
+
+class Finding(Value):
+    """One thing that the machine can or cannot do."""
+
+    name: str
+    available: bool
+    detail: str
+
+
+class Report(Value):
+    """What the doctor found."""
+
+    machine: str
+    hardware: Hardware
+    findings: tuple[Finding, ...]
+    versions: dict[str, str] = Field(description="of what is installed")
+
+
+def examine(device: str = "auto") -> Report:
+    """Return what `device` and this installation can do.
+
+    Raises:
+        InputError, MachineError: As :func:`autotune.hardware.detect`.
+    """
+    hardware = detect(device)
+    libraries = _libraries()
+    findings = (
+        *_device(hardware, libraries),
+        *_precisions(hardware),
+        _memory_guard(hardware),
+        _library("8-bit optimizers", "bitsandbytes", libraries, "AdamW states of 2 instead of 8 bytes a parameter"),
+        _paged(hardware, libraries),
+        _library("LoRA", "peft", libraries, "adapters beside frozen weights (--allow method)"),
+        _library("real data", "datasets", libraries, "--data FILE"),
+        _flash_attention(hardware, libraries),
+        _library("Liger kernels", "liger_kernel", libraries, "fused losses and norms; not searched yet"),
+        _compiler(hardware, libraries),
+    )
+    machine = f"{hardware.name}, {show_memory(hardware.memory_bytes)}, {hardware.cores} cores"
+    return Report(machine=machine, hardware=hardware, findings=findings, versions=hardware.versions)
+
+
+def _libraries() -> dict[str, Any]:
+    """Return what importing the libraries gives: an empty text for each that works, otherwise the reason."""
+    environment = {**os.environ, **ENVIRONMENT}
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            env=environment,
+        )
+        answer: dict[str, Any] = json.loads(probe.stdout.strip().splitlines()[-1])
+        return answer
+    except subprocess.TimeoutExpired:
+        return {"torch": f"importing the libraries took more than {_PROBE_TIMEOUT_S} s"}
+    except (ValueError, IndexError):
+        lines = probe.stderr.strip().splitlines()
+        return {"torch": lines[-1] if lines else "importing torch failed"}
+
+
+def _device(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
+    if "torch" in libraries:
+        return [Finding(name="torch", available=False, detail=str(libraries["torch"]))]
+    count = cuda_count()
+    if not count:
+        return [Finding(name="CUDA device", available=False, detail="the NVIDIA driver shows none: the CPU is tuned")]
+    usable = bool(libraries["cuda_available"])
+    if usable:
+        detail = f"{count} visible to the driver; torch is built for CUDA {libraries['cuda_build']}"
+    elif libraries["cuda_build"] is None:
+        detail = "the driver shows one, but this torch is a CPU build: install a CUDA build"
+    else:
+        detail = f"torch (CUDA {libraries['cuda_build']}) can't use it with driver {hardware.driver}"
+    return [Finding(name="CUDA device", available=usable, detail=detail)]
+
+
+def _precisions(hardware: Hardware) -> list[Finding]:
+    cpu_bf16 = "amx_bf16" in hardware.features or "avx512_bf16" in hardware.features
+    if hardware.is_cpu:
+        speed = "in hardware" if cpu_bf16 else "emulated, slower than fp32: this CPU has neither AMX nor AVX512-BF16"
+        bf16 = Finding(name="bf16", available=True, detail=speed)
+        fp16 = Finding(name="fp16", available=False, detail="the Trainer silently stays in fp32 on a CPU")
+    else:
+        detail = "halves activations" if hardware.has_bf16 else "needs compute capability 8.0 (Ampere) or newer"
+        bf16 = Finding(name="bf16", available=hardware.has_bf16, detail=detail)
+        fp16 = Finding(name="fp16", available=True, detail="with loss scaling; some models overflow (T5)")
+    tf32 = "fp32 products at up to 8 times the rate" if hardware.has_tf32 else "needs an Ampere or newer GPU"
+    return [bf16, fp16, Finding(name="tf32", available=hardware.has_tf32, detail=tf32)]
+
+
+def _memory_guard(hardware: Hardware) -> Finding:
+    if not hardware.is_cpu:
+        return Finding(name="memory budget", available=True, detail="the caching allocator is capped")
+    writable = os.access("/proc/self/clear_refs", os.W_OK) and Path("/proc/self/status").exists()
+    detail = "enforced by RLIMIT_DATA" if writable else "needs Linux's /proc to enforce and read memory"
+    return Finding(name="memory budget", available=writable, detail=detail)
+
+
+def _library(name: str, module: str, libraries: dict[str, Any], brings: str) -> Finding:
+    problem = libraries.get(module, "not probed")
+    return Finding(name=name, available=problem == "", detail=f"{problem}: {brings}" if problem else brings)
+
+
+def _paged(hardware: Hardware, libraries: dict[str, Any]) -> Finding:
+    if hardware.is_cpu:
+        return Finding(name="paged optimizers", available=False, detail="needs CUDA; on the CPU nothing is paged")
+    return _library("paged optimizers", "bitsandbytes", libraries, "optimizer states spill to host memory")
+
+
+def _flash_attention(hardware: Hardware, libraries: dict[str, Any]) -> Finding:
+    if hardware.is_cpu:
+        return Finding(name="flash attention", available=False, detail="needs CUDA; sdpa is used")
+    return _library("flash attention", "flash_attn", libraries, "sdpa has a flash kernel of its own")
+
+
+def _compiler(hardware: Hardware, libraries: dict[str, Any]) -> Finding:
+    if hardware.is_cpu:
+        detail = f"inductor with {hardware.cxx}" if hardware.cxx else "inductor needs a C++ compiler (g++)"
+        return Finding(name="torch.compile", available=hardware.cxx is not None, detail=detail)
+    return _library("torch.compile", "triton", libraries, "inductor generates Triton kernels")

@@ -1,0 +1,46 @@
+"""Draws the lists: models, search spaces, and what the doctor found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotune.doctor import Report
+from autotune.models import CatalogueEntry
+from autotune.search.space_file import SpaceFile
+
+
+def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
+    """Return the catalogue as a table."""
+    table = Table(title=f"{len(entries)} models; weights are random, figures from each source", title_justify="left")
+    for heading in ("name", "full id", "kind", "parameters"):
+        table.add_column(heading, justify="right" if heading == "parameters" else "left", overflow="fold")
+    for entry in entries:
+        name = entry.names[0] if entry.names else ""
+        table.add_row(name, entry.id, entry.kind, f"{entry.parameters / 1e6:,.1f}M")
+    return table
+
+
+def spaces_table(found: Sequence[SpaceFile]) -> RenderableType:
+    """Return the built-in search spaces as a table."""
+    table = Table(title="search spaces (--space NAME, or your own YAML file)", title_justify="left")
+    for heading in ("name", "for whom", "parameters"):
+        table.add_column(heading)
+    for space in found:
+        table.add_row(space.name, space.description, ", ".join(space.parameters))
+    return table
+
+
+def doctor_table(report: Report) -> RenderableType:
+    """Return the doctor's findings as a table."""
+    table = Table(title=report.machine, title_justify="left")
+    for heading in ("", "", "why, and what it would bring"):
+        table.add_column(heading)
+    for finding in report.findings:
+        mark = "[green]yes[/green]" if finding.available else "[yellow]no[/yellow]"
+        table.add_row(finding.name, mark, Text(finding.detail))
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    return Group(table, Text(versions))

@@ -1,0 +1,144 @@
+"""Draws results as tables and lines for the terminal. Turns values into text and decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotune.config import TrainConfig
+from autotune.result import Change, Contender, TuningResult
+from autotune.trial import Interval, Measurement, TrialStatus
+from autotune.units import show_memory, show_rate, show_time
+
+_SHORT_KNOBS = {
+    "per_device_train_batch_size": "micro-batch",
+    "attn_implementation": "attention",
+    "torch_compile_backend": "compile",
+    "dataloader_num_workers": "workers",
+    "dataloader_pin_memory": "pin memory",
+}
+
+
+def show_changes(changed: Sequence[Change]) -> str:
+    """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'."""
+    return ", ".join(f"{_SHORT_KNOBS.get(c.knob, c.knob)} {c.after}" for c in changed) or "(baseline)"
+
+
+def show_config(config: TrainConfig) -> str:
+    """Return a configuration in one line."""
+    parts = [f"micro-batch {config.per_device_train_batch_size}", str(config.precision), config.optim]
+    if config.tf32:
+        parts.append("tf32")
+    if config.checkpointing != "none":
+        parts.append(f"checkpointing {config.checkpointing}")
+    if config.attn_implementation:
+        parts.append(f"{config.attn_implementation} attention")
+    if config.torch_compile_backend:
+        parts.append(f"compile {config.torch_compile_backend}")
+    if config.adapter:
+        parts.append(f"{config.adapter.kind} rank {config.adapter.rank} on {config.adapter.target_modules}")
+    if config.dataloader_num_workers:
+        parts.append(f"{config.dataloader_num_workers} workers")
+    return ", ".join(parts)
+
+
+def result_table(result: TuningResult, answer_path: str) -> RenderableType:
+    """Return the answer of a search: the table, the verdict and where it was written."""
+    table = Table(title=_title(result), title_justify="left", title_style="bold")
+    for heading in ("", "samples/s", "tokens/s", "peak memory", "what changes"):
+        table.add_column(heading, justify="right" if heading in ("samples/s", "tokens/s", "peak memory") else "left")
+    same = result.best.config == result.baseline.config
+    if not same:
+        _row(table, "baseline", result.baseline, missing=result.baseline_cause or "not measured")
+    _row(table, "best = baseline" if same else "best", result.best, style="bold green")
+    for contender in result.runners_up:
+        _row(table, "runner-up", contender)
+    lines = [verdict_line(result), *_allowance_lines(result), f"written: {answer_path}"]
+    return Group(table, *(Text(line) for line in lines), *(Text(f"note: {n}") for n in _closing_notes(result)))
+
+
+def verdict_line(result: TuningResult) -> str:
+    """Return the verdict in one sentence."""
+    if result.verdict == "faster" and result.speedup is not None:
+        s = result.speedup
+        return (
+            f"{s.ratio:.2f}x the throughput of {s.reference} "
+            f"(95 % interval {s.interval.low:.2f} to {s.interval.high:.2f}), both measured again in turn"
+        )
+    if result.verdict == "no clear winner":
+        return "no clear winner: nothing tried is faster than the baseline beyond the noise; the baseline is kept"
+    if result.verdict == "baseline does not fit":
+        return f"the baseline does not run here ({result.baseline_cause}); this is the fastest that does"
+    return "unconfirmed: the search ended before the best could be measured again beside the baseline"
+
+
+def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Change], detail: str) -> str:
+    """Return one line about a finished trial."""
+    return f"trial {number}: {show_changes(changed)}: {outcome_status}{', ' + detail if detail else ''}"
+
+
+def measurement_detail(measurement: Measurement) -> str:
+    """Return the figures of a measurement in a few words."""
+    text = f"{show_rate(measurement.samples_per_second)} samples/s"
+    half = _relative_half(measurement)
+    if half is not None:
+        text += f" ± {half:.0%}"
+    return f"{text}, peak {show_memory(measurement.memory.peak_bytes)}"
+
+
+def _relative_half(measurement: Measurement) -> float | None:
+    interval = measurement.samples_per_second_interval
+    if not math.isfinite(interval.high) or interval.low <= 0:
+        return None
+    return (interval.high - interval.low) / 2 / measurement.samples_per_second
+
+
+def _title(result: TuningResult) -> str:
+    workload = result.workload
+    batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
+    length = f", sequence {workload.sequence_length}" if workload.task.takes_text else ""
+    return (
+        f"{workload.model.name} ({workload.task}), {batch}{length}, on {result.hardware.name} "
+        f"within {show_memory(result.memory_budget_bytes)}; {show_time(result.search_time_s)}"
+    )
+
+
+def _row(table: Table, label: str, contender: Contender, *, missing: str = "", style: str | None = None) -> None:
+    measured = contender.measurement
+    if measured is None:
+        table.add_row(label, missing, "", "", show_config(contender.config), style=style)
+        return
+    rate = show_rate(measured.samples_per_second) + _show_interval(measured.samples_per_second_interval)
+    tokens = show_rate(measured.tokens_per_second) if measured.tokens_per_second else ""
+    memory = show_memory(measured.memory.peak_bytes)
+    what = show_changes(contender.changes) if contender.changes else show_config(contender.config)
+    table.add_row(label if contender.confirmed else f"{label} *", rate, tokens, memory, what, style=style)
+
+
+def _show_interval(interval: Interval) -> str:
+    high = show_rate(interval.high) if math.isfinite(interval.high) else "?"
+    return f" ({show_rate(interval.low)} to {high})"
+
+
+def _allowance_lines(result: TuningResult) -> list[str]:
+    """Return what each permission is worth, where more than one class was open."""
+    if len(result.best_by_allowance) < 2:
+        return []
+    worth = ", ".join(
+        f"{allowance}: {show_rate(c.measurement.samples_per_second)}"
+        for allowance, c in result.best_by_allowance.items()
+        if c.measurement
+    )
+    return [f"fastest seen by what may change, samples/s: {worth}"]
+
+
+def _closing_notes(result: TuningResult) -> list[str]:
+    shown = [result.baseline, result.best, *result.runners_up]
+    notes = []
+    if any(c.measurement and not c.confirmed for c in shown):
+        notes.append("* measured once, with part of the accumulation inferred")
+    return notes
