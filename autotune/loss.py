@@ -5,13 +5,17 @@ takes keyword arguments (`num_items_in_batch`), expecting the model to divide by
 BART and BERT's classifiers among them, in transformers 5.23) then give a loss and gradients that are too large by the
 number of accumulation steps; heads that can't take it give a mean of means, which is off when lengths vary; and a
 router's loss is added once for each micro-batch. `normalize_loss` treats every head alike: the model computes the mean
-over its own micro-batch, and that mean is weighted by the micro-batch's share of the labels.
+over its own micro-batch, and that mean is weighted by the micro-batch's share of the step's labels.
+
+What depends on the whole micro-batch by its nature stays so: batch norm, and the balance that a router's loss looks at.
 
 Called by the trial's worker and by whoever trains with an exported configuration.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any, TypeVar
 
 import torch
@@ -23,58 +27,97 @@ Model = TypeVar("Model", bound=nn.Module)
 def normalize_loss(model: Model) -> Model:
     """Make `model` return, for each micro-batch, its share of the loss of the whole step; return `model`.
 
-    Call it once, on the model or on its peft wrapper, before handing it to a `transformers.Trainer`. Outside a Trainer
-    (no `num_items_in_batch`) the model's loss stays as it was. A second call changes nothing.
+    Call it on the model or on its peft wrapper, before handing it to a `transformers.Trainer`. Outside a Trainer (no
+    `num_items_in_batch`) the model's loss stays as it was. A second call changes nothing.
     """
     base = _base_model(model)
-    if getattr(base, "_autotune_normalized", False):
-        return model
-    base._autotune_normalized = True
-    base.accepts_loss_kwargs = True  # the Trainer then counts the labels of the step and leaves the scale to us
-    scale = _LossShare(_shifts_labels(base))
-    base.register_forward_pre_hook(scale.before, with_kwargs=True)
-    base.register_forward_hook(scale.after, with_kwargs=True)
+    if not getattr(base, "_autotune_normalized", False):
+        _align_count(base)
+        # A subclass and not a hook or a patched method: it holds no state, so copies of the model are right too, and
+        # nobody gets past it (peft before 0.21 calls `forward` itself, beside all hooks).
+        base.__class__ = _normalized(type(base))
     return model
 
 
-class _LossShare:
-    """The pair of hooks around one model's forward."""
+@functools.cache
+def _normalized(cls: type) -> type:
+    """Return `cls` under its own name, with a forward that scales the loss."""
+    original = cls.forward  # type: ignore[attr-defined]
 
-    def __init__(self, shifts_labels: bool) -> None:
-        self._shifts_labels = shifts_labels
-        self._share: torch.Tensor | float | None = None
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Take the step's count out of the arguments and remember this micro-batch's share of it."""
+    @functools.wraps(original)  # the Trainer reads the signature
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         total = kwargs.pop("num_items_in_batch", None)
-        labels = kwargs.get("labels")
-        self._share = None
-        if total is not None and labels is not None:
-            counted = labels[..., 1:] if self._shifts_labels else labels
-            self._share = counted.ne(-100).sum() / total
-        return args, kwargs
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Scale the loss by the share."""
-        share, self._share = self._share, None
-        if share is None:
+        output = original(self, *args, **kwargs)
+        if total is None or kwargs.get("labels") is None:
             return output
-        if isinstance(output, tuple):
-            return (output[0] * share, *output[1:])
-        if output.get("loss") is not None:
-            output["loss"] = output["loss"] * share
-        return output
+        return _scaled(output, _counted_labels(self, kwargs), total)
+
+    own = {
+        "forward": forward,
+        "accepts_loss_kwargs": True,  # the Trainer then counts the labels of the step and leaves the scale to us
+        "_autotune_normalized": True,
+        **{name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")},
+    }
+    return type(cls.__name__, (cls,), own)
+
+
+def _scaled(output: Any, labels: torch.Tensor, total: torch.Tensor | int) -> Any:
+    """Return a forward's output with its loss weighted by the share that `labels` are of `total`."""
+    count = labels.ne(-100).sum()
+    share = count / torch.as_tensor(total, device=count.device).clamp(min=1)
+
+    def scale(loss: torch.Tensor) -> torch.Tensor:
+        # The mean over no label at all is NaN; such a micro-batch adds nothing to the step.
+        return torch.where(count > 0, loss * share, 0.0)
+
+    if isinstance(output, tuple):
+        return (scale(output[0]), *output[1:])
+    if output.get("loss") is not None:
+        output["loss"] = scale(output["loss"])
+    return output
+
+
+def _counted_labels(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Return the labels that the loss is a mean over, by the rule that the Trainer counts the step's by."""
+    if kwargs.get("shift_labels") is not None:
+        return kwargs["shift_labels"]  # type: ignore[no-any-return]
+    labels: torch.Tensor = kwargs["labels"]
+    return labels[..., 1:] if _trainer_shifts(model) else labels
+
+
+def _align_count(model: Any) -> None:
+    """Have the Trainer leave out the first label of each row where, and only where, the model's loss does.
+
+    The Trainer goes by `loss_type`. GPT-2's and BERT's language heads have none and shift all the same, by falling
+    back to the causal loss; BART's decoder alone has the causal one but computes a loss of its own, unshifted.
+    """
+    if _trainer_shifts(model) != (shifts := _loss_shifts(model)):
+        model.loss_type = "ForCausalLM" if shifts else None
+
+
+def _trainer_shifts(model: Any) -> bool:
+    """Return whether the Trainer leaves out the first label of each row."""
+    return _is_causal(getattr(model, "loss_type", None)) and not _is_encoder_decoder(model)
+
+
+def _loss_shifts(model: Any) -> bool:
+    """Return whether the model's loss leaves out the first label: it does where it is the library's causal loss."""
+    loss_type = getattr(model, "loss_type", None)
+    names = inspect.unwrap(type(model).forward).__code__.co_names
+    return "loss_function" in names and _is_causal(loss_type or "ForCausalLM") and not _is_encoder_decoder(model)
+
+
+def _is_causal(loss_type: str | None) -> bool:
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    return loss_type is not None and LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
+
+
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def _base_model(model: nn.Module) -> Any:
     """Return the transformers model inside peft's wrapper, as the Trainer looks for it."""
     get_base_model = getattr(model, "get_base_model", None)
     return get_base_model() if get_base_model is not None else model
-
-
-def _shifts_labels(model: Any) -> bool:
-    """Return whether the loss ignores the first label of a row, by the rule that the Trainer counts by."""
-    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
-
-    shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
-    return shifts and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)

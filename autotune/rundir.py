@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -43,8 +44,9 @@ def default_run_directory(model: str) -> Path:
 class RunDirectory:
     """A run directory, locked for one search while entered."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, made_here: bool = False) -> None:
         self.path = path
+        self._made_here = made_here
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -53,6 +55,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: It can't be written, or holds a search already.
         """
+        made_here = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             if (path / PLAN_FILE).exists():
@@ -60,7 +63,7 @@ class RunDirectory:
             write_text("", path / "lock")
         except OSError as error:
             raise RunDirectoryError(f"--run-dir {path}: can't be written: {error.strerror}") from None
-        return cls(path)
+        return cls(path, made_here=made_here)
 
     @classmethod
     def existing(cls, path: Path) -> RunDirectory:
@@ -90,6 +93,8 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._made_here and not (self.path / PLAN_FILE).exists():
+            shutil.rmtree(self.path, ignore_errors=True)  # refused before there was anything to keep
         self._file.close()
 
     def write_plan(self, plan: Value) -> None:

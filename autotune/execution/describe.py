@@ -39,7 +39,12 @@ def _describe(request: DescribeRequest, data_directory: Path) -> Description:
     corpus = prepare(workload, data_directory)
     if corpus is None:
         return Description(facts=facts)
-    return Description(facts=facts, lengths=corpus.lengths, notes=corpus.notes)
+    lengths = corpus.lengths
+    profile = (
+        f"{lengths.samples:,} samples of {lengths.minimum} to {lengths.maximum} tokens, {lengths.mean:.0f} on average "
+        f"(tokenizer: {corpus.tokenizer})"
+    )
+    return Description(facts=facts, lengths=lengths, notes=(profile, *corpus.notes))
 
 
 def _check_arguments(workload: Workload) -> None:

@@ -1,0 +1,57 @@
+"""Fixtures that several test modules share: tiny models in local directories, and the command line in a process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY_LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def write_model(directory: Path, config: dict) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny-llama", TINY_LLAMA)
+
+
+@pytest.fixture(scope="session")
+def wide_llama(tmp_path_factory) -> Path:
+    """A Llama whose logits alone take 250 MiB at a micro-batch of 16 x 128: it can be made to run out of memory."""
+    return write_model(
+        tmp_path_factory.mktemp("models") / "wide-llama", {**TINY_LLAMA, "vocab_size": 32000, "num_hidden_layers": 1}
+    )
+
+
+@pytest.fixture
+def autotune(tmp_path):
+    """Return a function that runs the command line in `tmp_path`, as a user would."""
+
+    def run(*arguments: object, timeout: float = 200, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "autotune", *map(str, arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "COLUMNS": "200", **environment},
+        )
+
+    return run

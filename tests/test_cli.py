@@ -1,0 +1,122 @@
+"""The command line: errors are one line and an exit code, and its options don't change unnoticed."""
+
+import json
+
+import pytest
+
+COMMANDS = ("find", "resume", "models", "doctor", "spaces")
+
+FIND_OPTIONS = {
+    "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
+    "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--run-dir", "--output",
+    "--seed", "--revision", "--trust-remote-code", "--json", "--debug", "--help",
+}  # fmt: skip
+
+
+def test_help_lists_the_commands(autotune):
+    done = autotune("--help")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert command in done.stdout
+
+
+def test_options_of_find_are_frozen():
+    import typer
+
+    from autotune.cli import app
+
+    find = typer.main.get_command(app).commands["find"]
+    assert {o for p in find.params for o in p.opts if o.startswith("--")} | {"--help"} == FIND_OPTIONS
+
+
+BAD_INPUT = {
+    "unknown model": (["--model", "t5-smal"], "t5-small"),
+    "model directory without a configuration": (["--model", "."], "config.json"),
+    "unknown task": (["--model", "gpt2", "--task", "chess"], "causal-lm"),
+    "task without a head": (["--model", "gpt2", "--task", "image-classification"], "causal-lm"),
+    "global batch of zero": (["--model", "gpt2", "--global-batch", "0"], "above 0"),
+    "global batch in words": (["--model", "gpt2", "--global-batch", "many"], "--global-batch many"),
+    "memory without a unit it knows": (["--model", "gpt2", "--memory", "24 bananas"], "--memory 24 bananas"),
+    "more memory than there is": (["--model", "gpt2", "--memory", "900TiB"], "--memory"),
+    "time below zero": (["--model", "gpt2", "--max-time", "-3m"], "--max-time"),
+    "unknown allowance": (["--model", "gpt2", "--allow", "everything"], "--allow everything"),
+    "unknown effort": (["--model", "gpt2", "--effort", "heroic"], "--effort heroic"),
+    "unknown device": (["--model", "gpt2", "--device", "abacus"], "--device abacus"),
+    "unknown search space": (["--model", "gpt2", "--space", "defalt"], "default"),
+    "missing search space file": (["--model", "gpt2", "--space", "mine.yaml"], "mine.yaml"),
+    "missing data": (["--model", "gpt2", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
+    "text field without data": (["--model", "gpt2", "--text-field", "text"], "--data"),
+    "target length without a decoder": (["--model", "gpt2", "--target-len", "8"], "--target-len"),
+    "missing baseline": (["--model", "gpt2", "--baseline", "args.json"], "args.json"),
+    "output in a directory that isn't there": (["--model", "gpt2", "-o", "no/such/place.json"], "no/such/place.json"),
+    "sequence longer than the model": (["--model", "gpt2", "--seq-len", "5000"], "1024"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "expected"), BAD_INPUT.values(), ids=list(BAD_INPUT))
+def test_bad_input_is_one_line_and_exit_code_2(autotune, arguments, expected):
+    done = autotune("find", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("autotune: ")
+    assert expected in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_device_that_is_not_there_is_exit_code_3(autotune):
+    done = autotune("find", "--model", "gpt2", "--device", "cuda:99")
+    assert done.returncode == 3
+    assert "cuda:99" in done.stderr
+
+
+def test_an_error_is_an_object_on_stdout_with_json(autotune):
+    done = autotune("find", "--model", "t5-smal", "--json")
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "UnknownModelError"
+    assert error["exit_code"] == 2
+    assert "t5-small" in error["message"]
+
+
+def test_debug_shows_the_traceback(autotune):
+    done = autotune("find", "--model", "t5-smal", "--debug")
+    assert "Traceback" in done.stderr
+
+
+def test_an_unwritable_run_directory_is_refused_first(autotune, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done = autotune("find", "--model", "gpt2", "--run-dir", "file/run")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "file/run" in done.stderr
+
+
+def test_resume_without_a_search_is_refused(autotune, tmp_path):
+    done = autotune("resume", tmp_path)
+    assert done.returncode == 2
+    assert "holds no search" in done.stderr
+
+
+def test_models_as_json_have_sources(autotune):
+    models = json.loads(autotune("models", "--json").stdout)
+    assert len(models) >= 60
+    assert all(m["source"].startswith("https://") for m in models)
+
+
+def test_models_can_be_searched(autotune):
+    done = autotune("models", "t5-small")
+    assert "google-t5/t5-small" in done.stdout
+    assert "gpt2" not in done.stdout
+
+
+def test_spaces_are_listed(autotune):
+    assert {s["name"] for s in json.loads(autotune("spaces", "--json").stdout)} == {"cpu", "default", "lora"}
+
+
+def test_doctor_tells_what_a_cpu_cannot_do(autotune):
+    report = json.loads(autotune("doctor", "--device", "cpu", "--json").stdout)
+    findings = {f["name"]: f for f in report["findings"]}
+    assert not findings["fp16"]["available"]
+    assert findings["memory budget"]["available"]
+    assert findings["LoRA"]["available"]

@@ -1,0 +1,303 @@
+"""Whole searches with real trials on the CPU: what a user sees, and what survives."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import autotune
+from autotune.events import TrialEnded
+from autotune.result import TuningResult
+from autotune.trial import Purpose, TrialStatus
+
+QUICK = ("--effort", "quick", "--device", "cpu", "--seq-len", 32)
+
+
+def results(run: Path) -> dict[int, dict]:
+    return {int(p.parent.name): json.loads(p.read_text()) for p in sorted(run.glob("trials/*/result.json"))}
+
+
+@pytest.fixture(scope="module")
+def found(tiny_llama, tmp_path_factory) -> tuple[TuningResult, Path, list]:
+    """One whole search from Python."""
+    run, events = tmp_path_factory.mktemp("found") / "run", []
+    result = autotune.find(
+        str(tiny_llama), effort="quick", device="cpu", seq_len=32, max_trials=6, run_dir=run, observer=events.append
+    )
+    return result, run, events
+
+
+def test_the_baseline_is_trial_0_at_the_trainers_defaults(found):
+    _, run, _ = found
+    first = results(run)[0]["request"]
+    assert first["purpose"] == "baseline"
+    assert first["config"]["per_device_train_batch_size"] == 8
+    assert first["config"]["precision"] == "fp32"
+
+
+def test_every_trial_does_the_same_optimisation_step(found):
+    result, _, _ = found
+    for trial in result.trials:
+        assert result.workload.samples_per_step(trial.config) == 16
+
+
+def test_the_best_is_at_least_as_fast_as_the_baseline_or_is_the_baseline(found):
+    result, _, _ = found
+    assert result.verdict in ("faster", "no clear winner")
+    if result.verdict == "faster":
+        assert result.speedup.interval.low > 1
+    else:
+        assert result.best.config == result.baseline.config
+
+
+def test_winner_and_baseline_are_both_measured_again_with_the_true_accumulation(found):
+    result, run, _ = found
+    assert result.best.confirmed
+    assert result.baseline.confirmed
+    finals = [r["request"] for r in results(run).values() if r["request"]["purpose"] == "final"]
+    assert {f["accumulation_steps"] for f in finals if f["config"]["per_device_train_batch_size"] == 8} == {2}
+    for number in result.best.trials[1:]:
+        request = results(run)[number]["request"]
+        assert request["accumulation_steps"] == 16 // request["config"]["per_device_train_batch_size"]
+
+
+def test_every_trial_is_told_and_on_disk(found):
+    _, run, events = found
+    told = [e.result.request.number for e in events if isinstance(e, TrialEnded)]
+    assert told == sorted(results(run))
+
+
+def test_the_answer_on_disk_is_the_answer(found):
+    result, run, _ = found
+    assert autotune.load(run / "best-config.json") == result
+
+
+def test_what_is_exported_is_what_the_best_trial_was_given(found):
+    result, _, _ = found
+    arguments = result.training_arguments("out")
+    for name, value in result.arguments.training_arguments.items():
+        if not name.endswith("_kwargs"):
+            assert getattr(arguments, name) == value or name == "activation_checkpointing"
+    assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 16
+
+
+def test_no_configuration_is_searched_twice(found):
+    _, run, _ = found
+    searched = [json.dumps(r["request"]["config"]) for r in results(run).values() if r["request"]["purpose"] != "final"]
+    assert len(searched) == len(set(searched))
+
+
+def test_the_command_line_ends_with_a_table_and_a_file(autotune, tiny_llama, tmp_path):
+    done = autotune("find", "--model", tiny_llama, *QUICK, "--max-trials", 1, "--run-dir", "run", "-o", "answer.json")
+    assert done.returncode == 0, done.stderr
+    assert "tuning for the CPU" in done.stderr
+    for column in ("samples/s", "peak memory", "what changes", "baseline"):
+        assert column in done.stdout
+    assert json.loads((tmp_path / "answer.json").read_text()) == json.loads(
+        (tmp_path / "run/best-config.json").read_text()
+    )
+
+
+def test_json_prints_the_result_alone(autotune, tiny_llama):
+    done = autotune("find", "--model", tiny_llama, *QUICK, "--max-trials", 1, "--json")
+    assert TuningResult.model_validate_json(done.stdout).schema_version == 1
+
+
+def test_a_small_memory_budget_makes_real_out_of_memory_trials_and_is_kept(wide_llama, tmp_path):
+    result = autotune.find(
+        str(wide_llama), effort="quick", device="cpu", memory="450MiB", max_trials=8, run_dir=tmp_path / "run"
+    )
+    statuses = [t.status for t in result.trials]
+    assert TrialStatus.OUT_OF_MEMORY in statuses
+    assert result.best.measurement.memory.peak_bytes <= 450 << 20
+    assert result.verdict == "baseline does not fit"
+    assert result.speedup is None
+
+
+def test_nothing_fits_says_what_came_closest_and_exits_with_5(autotune, wide_llama):
+    done = autotune("find", "--model", wide_llama, "--effort", "quick", "--device", "cpu", "--memory", "40MiB")
+    assert done.returncode == 5
+    line = done.stderr.strip().splitlines()[-1]
+    assert "nothing fits 40 MiB" in line
+    assert "--allow method" in line
+
+
+def test_a_global_batch_that_only_one_micro_batch_divides(tiny_llama, tmp_path):
+    result = autotune.find(
+        str(tiny_llama),
+        effort="quick",
+        device="cpu",
+        seq_len=16,
+        global_batch=1,
+        max_trials=1,
+        run_dir=tmp_path / "run",
+    )
+    assert {t.config.per_device_train_batch_size for t in result.trials} == {1}
+
+
+def test_a_free_global_batch_never_accumulates(tiny_llama, tmp_path):
+    result = autotune.find(
+        str(tiny_llama),
+        effort="quick",
+        device="cpu",
+        seq_len=16,
+        global_batch="any",
+        max_trials=3,
+        run_dir=tmp_path / "run",
+    )
+    assert result.arguments.training_arguments["gradient_accumulation_steps"] == 1
+    assert any("global batch is free" in note for note in result.notes)
+
+
+def test_the_users_own_arguments_are_the_baseline_and_survive(tiny_llama, tmp_path):
+    own = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 3e-4, "optim": "sgd"}
+    (tmp_path / "args.json").write_text(json.dumps(own))
+    result = autotune.find(
+        str(tiny_llama), effort="quick", device="cpu", seq_len=16, baseline=tmp_path / "args.json", max_trials=1,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    assert result.workload.global_batch_size == 8
+    assert result.baseline.config.optim == "sgd"
+    assert result.training_arguments("out").learning_rate == 3e-4
+
+
+def test_two_searches_cannot_share_a_run_directory(autotune, tiny_llama, tmp_path):
+    first = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "autotune",
+            "find",
+            "--model",
+            tiny_llama,
+            *map(str, QUICK),
+            "--run-dir",
+            tmp_path / "run",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        _wait_for(lambda: (tmp_path / "run/trials/0000/result.json").exists(), first)
+        running = autotune("resume", tmp_path / "run")
+        again = autotune("find", "--model", tiny_llama, *QUICK, "--run-dir", tmp_path / "run")
+    finally:
+        first.kill()
+        first.communicate()
+    assert (running.returncode, again.returncode) == (2, 2)
+    assert "another search is running" in running.stderr
+    assert "holds a search already" in again.stderr
+
+
+def _wait_for(condition, process, limit_s: float = 120) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _start(tiny_llama, run: Path, *options: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "autotune",
+            "find",
+            "--model",
+            tiny_llama,
+            *map(str, QUICK),
+            "--run-dir",
+            run,
+            *map(str, options),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(autotune, tiny_llama, tmp_path):
+    run = tmp_path / "run"
+    search = _start(tiny_llama, run, "--max-trials", 3)
+    try:
+        _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
+        below = _descendants(search.pid)
+    finally:
+        search.kill()
+        search.communicate()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert alive == [], "the killed search left processes behind"
+    before = results(run)
+    assert {0, 1} <= set(before)
+
+    done = autotune("resume", run)
+    assert done.returncode == 0, done.stderr
+    after = results(run)
+    assert {n: after[n] for n in before} == before
+    searched = [json.dumps(r["request"]["config"]) for r in after.values() if r["request"]["purpose"] != "final"]
+    assert len(searched) == len(set(searched))
+    assert json.loads((run / "best-config.json").read_text())["verdict"] in ("faster", "no clear winner")
+
+
+def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tiny_llama, tmp_path):
+    run = tmp_path / "run"
+    search = _start(tiny_llama, run)
+    _wait_for(lambda: (run / "trials/0001/process.json").exists(), search)
+    search.send_signal(signal.SIGINT)
+    output, errors = search.communicate(timeout=60)
+    assert search.returncode == 130, errors
+    assert "autotune resume" in errors
+    assert "unconfirmed" in output
+    assert autotune.load(run / "best-config.json").verdict == "unconfirmed"
+
+
+def test_resuming_a_finished_search_runs_nothing(autotune, tiny_llama, tmp_path):
+    autotune("find", "--model", tiny_llama, *QUICK, "--max-trials", 1, "--run-dir", "run")
+    before = results(tmp_path / "run")
+    done = autotune("resume", "run")
+    assert done.returncode == 0
+    assert results(tmp_path / "run") == before
+
+
+def test_real_data_are_trained_with_their_own_lengths(tiny_llama, tmp_path):
+    texts = [{"text": "word " * (1 + i % 40)} for i in range(200)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(t) for t in texts))
+    result = autotune.find(
+        str(tiny_llama),
+        effort="quick",
+        device="cpu",
+        data=tmp_path / "texts.jsonl",
+        max_trials=1,
+        run_dir=tmp_path / "run",
+    )
+    assert result.workload.lengths.minimum < result.workload.lengths.maximum <= 128
+    assert any("ByT5" in note for note in result.notes)
+
+
+def test_lora_is_found_where_the_method_may_change(tiny_llama, tmp_path):
+    result = autotune.find(
+        str(tiny_llama), effort="quick", device="cpu", seq_len=16, allow="method", space="lora", max_trials=3,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    adapted = [t for t in result.trials if t.status is TrialStatus.COMPLETED and t.config.adapter]
+    assert adapted
+    method = result.best_by_allowance[autotune.Allowance.METHOD]
+    assert method.measurement is not None
+
+
+def test_nothing_is_left_running_after_a_search(found):
+    _, run, _ = found
+    mine = [p for p in psutil.Process(os.getpid()).children(recursive=True) if "launch" in " ".join(p.cmdline())]
+    assert mine == []
+    assert Purpose.BASELINE.value == results(run)[0]["request"]["purpose"]
