@@ -29,6 +29,9 @@ class Task(StrEnum):
         return self is not Task.IMAGE_CLASSIFICATION
 
 
+Kind = Literal["decoder", "encoder", "encoder-decoder", "vision"]
+
+
 class ModelSpec(Value):
     """A model by name: enough to build it with random weights in another process."""
 
@@ -36,7 +39,7 @@ class ModelSpec(Value):
     name: str = Field(description="canonical name: the full id, or the directory's name")
     source: Literal["catalogue", "directory", "hub"]
     model_type: str = Field(description="transformers' model_type, the key of its config class")
-    kind: Literal["decoder", "encoder", "encoder-decoder", "vision"]
+    kind: Kind
     config: dict[str, Any] = Field(description="keyword arguments of the config class")
     path: str | None = Field(default=None, description="local directory that holds config.json, if there is one")
     revision: str | None = None

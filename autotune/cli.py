@@ -122,7 +122,7 @@ def models(
     """List the built-in catalogue of models."""
 
     def show() -> None:
-        from autotune.models import catalogue
+        from autotune.catalogue import catalogue
 
         entries = [e for e in catalogue() if name.lower() in " ".join([e.id, *e.names, e.family]).lower()]
         if as_json:

@@ -10,11 +10,8 @@ directory, and no tensor operation is run. Turning the rows into batches is the 
 
 from __future__ import annotations
 
-import glob
-import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,23 +22,13 @@ from pydantic import Field
 
 from autotune.architecture import ModelSpec, Task
 from autotune.config import LengthProfile, Workload
-from autotune.errors import InputError, RunDirectoryError, suggestion
+from autotune.errors import InputError, RunDirectoryError, one_line
+from autotune.textfile import NOT_UTF_8, Columns, checked_path, choose_columns, quiet_datasets, read_rows, row_classes
 from autotune.values import Value
 
 TOKENS = "tokens"  # the directory of tokenized rows inside the one that `prepare` is given
 MAX_SAMPLES = 10_000  # more than any trial trains on; keeps reading a large file a matter of seconds
 BYTE_LEVEL = "byte-level ByT5"
-
-# Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the mark of Windows editors.
-_READERS: dict[str, tuple[str, dict[str, str]]] = {
-    ".jsonl": ("json", {}),
-    ".json": ("json", {}),
-    ".csv": ("csv", {}),
-    ".tsv": ("csv", {"sep": "\t"}),
-    ".parquet": ("parquet", {}),
-    ".txt": ("text", {"encoding": "utf-8-sig"}),
-    ".text": ("text", {"encoding": "utf-8-sig"}),
-}
 
 # Without one of these AutoTokenizer may build a tokenizer with an empty vocabulary instead of failing.
 _VOCABULARIES = (
@@ -51,8 +38,6 @@ _VOCABULARIES = (
 
 # Before tokenizing, a text is cut to this many characters per token: a book costs no more than a page.
 _CHARACTERS_PER_TOKEN = 64
-
-_NOT_UTF_8 = "is not UTF-8 text; save it in that encoding"
 
 
 class Corpus(Value):
@@ -74,15 +59,15 @@ def prepare(workload: Workload, directory: Path) -> Corpus | None:
         return None
     if not workload.task.takes_text:
         raise InputError(f"{workload.dataset}: images are not read from files yet; leave the data out")
-    path = _checked_path(workload.dataset)
+    path = checked_path(workload.dataset)
     scratch = directory / "reading"
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        with _quiet_datasets():
+        with quiet_datasets():
             return _prepare(workload, path, directory, scratch)
     except UnicodeDecodeError as error:  # the library's JSON reader lets it pass until a text is used
-        raise InputError(f"{workload.dataset}: {_NOT_UTF_8}") from error
+        raise InputError(f"{workload.dataset}: {NOT_UTF_8}") from error
     except OSError as error:
         raise RunDirectoryError(f"{directory}: can't be written ({error.strerror or error})") from error
     finally:
@@ -116,13 +101,13 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
     from autotune.models import build_config
 
     config = build_config(workload.model, workload.task)
-    rows = _read(path, workload.dataset or str(path), scratch)
-    columns, notes = _choose_columns(rows, workload)
+    rows = read_rows(path, workload.dataset or str(path), scratch)
+    columns, notes = choose_columns(rows, workload)
     if len(rows) > MAX_SAMPLES:
         notes.append(f"{MAX_SAMPLES:,} of {len(rows):,} rows are used, drawn at random")
         drawn = np.random.default_rng(workload.seed).choice(len(rows), MAX_SAMPLES, replace=False)
         rows = rows.select(np.sort(drawn))
-    labels = _classes(rows, columns, workload, config.num_labels, notes)
+    labels = row_classes(rows, columns, workload, config.num_labels, notes)
     tokenizer, name = _load_tokenizer(workload.model, notes)
     encoder = _Encoder(
         tokenizer=tokenizer,
@@ -151,161 +136,6 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
     return Corpus(lengths=lengths, tokenizer=name, notes=tuple(notes))
 
 
-# --- reading ------------------------------------------------------------------------------------------------
-
-
-def _checked_path(dataset: str) -> Path:
-    kinds = ", ".join(_READERS)
-    try:
-        path = Path(dataset).expanduser().absolute()  # a link's own name tells the kind, not that of its target
-        if path.is_dir():
-            raise InputError(f"{dataset}: is a directory; give one file in it, ending in {kinds}")
-        if path.suffix.lower() not in _READERS:
-            raise InputError(f"{dataset}: unknown kind of file; give one that ends in {kinds}")
-        if not path.exists():
-            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise InputError(f"{dataset}: no such file{suggestion(path.name, siblings)}")
-        if not path.is_file():
-            raise InputError(f"{dataset}: is not a regular file; copy the data into one")
-        with path.open("rb") as file:
-            if not file.read(1):
-                raise InputError(f"{dataset}: is empty; give a file with at least one text")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{dataset}: can't be read ({_one_line(error)})") from error
-    return path
-
-
-def _read(path: Path, dataset: str, scratch: Path) -> Any:
-    import datasets
-
-    kind, options = _READERS[path.suffix.lower()]
-    # The library takes file names for patterns and URLs, so it is given one that can't be mistaken.
-    link = scratch / f"source{path.suffix.lower()}"
-    link.symlink_to(path)
-    try:
-        reader = datasets.load_dataset_builder(
-            kind, data_files=glob.escape(str(link)), cache_dir=str(scratch), **options
-        )
-        reader.download_and_prepare()
-        if reader.info.splits["train"].num_examples:
-            return reader.as_dataset(split="train")
-    except Exception as error:  # the library passes on whatever its parsers raise
-        raise InputError(f"{dataset}: {_reason(error, path)}") from error
-    raise InputError(f"{dataset}: holds no rows; give a file with at least one text")
-
-
-def _reason(error: Exception, path: Path) -> str:
-    """Say what is wrong with a file that the library refused."""
-    cause = error.__cause__ or error
-    if isinstance(cause, UnicodeDecodeError):
-        return _NOT_UTF_8
-    found = _malformed_json(path) if path.suffix.lower() in (".json", ".jsonl") else None
-    return found or f"can't be read as {path.suffix[1:].upper()} ({_one_line(cause)}); mend or convert it"
-
-
-def _malformed_json(path: Path) -> str | None:
-    """Find the first line that is no JSON object: the library counts rows by block or not at all."""
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        if path.suffix.lower() == ".json" and file.read(1) == "[":
-            return 'is not a list of objects such as [{"text": "..."}]'
-        file.seek(0)
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-                return f"line {number}: not valid JSON ({what}); mend or delete the line"
-            if not isinstance(value, dict):
-                return f'line {number}: not an object such as {{"text": "..."}}; mend or delete the line'
-    return None
-
-
-@contextmanager
-def _quiet_datasets() -> Iterator[None]:
-    """Keep the library's bars and logged errors off the terminal: ours say the same in one line."""
-    import datasets
-
-    verbosity, bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    if bars:
-        datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(verbosity)
-        if bars:
-            datasets.enable_progress_bars()
-
-
-# --- columns ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Columns:
-    text: str
-    target: str | None = None
-    label: str | None = None
-
-
-def _choose_columns(rows: Any, workload: Workload) -> tuple[_Columns, list[str]]:
-    texts = [name for name, kind in rows.features.items() if _kind(kind) in ("string", "large_string")]
-    notes = []
-    target = label = None
-    if workload.task is Task.SEQ2SEQ_LM:
-        target = "target" if "target" in texts and workload.text_field != "target" else None
-        if target is None:
-            notes.append("no column 'target': the target is the text itself")
-    if workload.task is Task.SEQUENCE_CLASSIFICATION and workload.text_field != "label":
-        label = "label" if "label" in rows.column_names else None
-    candidates = [name for name in texts if name not in (target, label)]
-    return _Columns(_text_column(rows, candidates, texts, workload), target, label), notes
-
-
-def _text_column(rows: Any, candidates: list[str], texts: list[str], workload: Workload) -> str:
-    field = workload.text_field
-    wanted = field if field is not None else "text"
-    if wanted in texts:
-        return wanted
-    if wanted in rows.column_names:
-        kind = _kind(rows.features[wanted])
-        raise InputError(f"{workload.dataset}: column '{wanted}' holds {kind}, not strings; name one that does")
-    columns = ", ".join(rows.column_names)
-    if field is not None:
-        hint = suggestion(field, rows.column_names)
-        raise InputError(f"{workload.dataset}: no column '{field}'{hint}; the columns are {columns}")
-    if len(candidates) == 1:
-        return candidates[0]
-    problem = "several columns of strings; name the one of the text" if candidates else "no column of strings"
-    raise InputError(f"{workload.dataset}: {problem}; the columns are {columns}")
-
-
-def _kind(feature: Any) -> str:
-    return str(getattr(feature, "dtype", type(feature).__name__.lower()))
-
-
-def _classes(
-    rows: Any, columns: _Columns, workload: Workload, num_labels: int, notes: list[str]
-) -> Sequence[int | None] | None:
-    """Return the class of every row (None: it has none), or None if the task needs no classes."""
-    if workload.task is not Task.SEQUENCE_CLASSIFICATION:
-        return None
-    values: list[Any] = list(rows[columns.label]) if columns.label else []
-    # Integers with gaps come out of a CSV file as floats.
-    known = {v for v in values if isinstance(v, str | int) or (isinstance(v, float) and v.is_integer())}
-    if len({type(v) for v in known}) != 1 or not all(v is None or v in known for v in values):
-        notes.append("no column 'label' of classes: labels are random")
-        return [int(n) for n in np.random.default_rng(workload.seed).integers(num_labels, size=len(rows))]
-    if len(known) > num_labels:
-        notes.append(f"{len(known)} classes are folded into the {num_labels} of the model's head")
-    classes = {value: index % num_labels for index, value in enumerate(sorted(known))}
-    return [classes.get(value) for value in values]
-
-
-# --- tokenizing ---------------------------------------------------------------------------------------------
-
-
 def _load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
     """Return the model's own tokenizer if this machine holds it, otherwise one that needs no vocabulary."""
     from transformers import AutoTokenizer, ByT5Tokenizer
@@ -325,7 +155,7 @@ def _load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
             trust_remote_code=spec.trust_remote_code,
         )
     except Exception as error:  # whatever the tokenizer's library or its remote code raises
-        raise InputError(f"{name}: the tokenizer can't be loaded ({_one_line(error)})") from error
+        raise InputError(f"{name}: the tokenizer can't be loaded ({one_line(error)})") from error
     return tokenizer, name
 
 
@@ -346,7 +176,7 @@ class _Encoder:
     """Turns a batch of rows into token ids, leaving out those with nothing to learn from."""
 
     tokenizer: Any
-    columns: _Columns
+    columns: Columns
     workload: Workload
     labels: Sequence[int | None] | None
     eos: int | None
@@ -437,7 +267,3 @@ def _save(tokens: Any, path: Path) -> None:
 
 def _first(ids: int | list[int] | None) -> int | None:
     return next(iter(ids), None) if isinstance(ids, list) else ids
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

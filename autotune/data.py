@@ -54,7 +54,7 @@ class Collator(Protocol):
 
 
 def training_data(
-    workload: Workload, model_config: Any, *, samples: int, directory: Path | None, longest_first: int = 0
+    workload: Workload, model_config: Any, *, samples: int, directory: Path | None, longest_first: int | None = None
 ) -> tuple[Samples, Collator]:
     """Return `samples` samples that fit `model_config`, and what makes batches of them.
 
@@ -63,8 +63,8 @@ def training_data(
         model_config: The transformers configuration of the model that is trained.
         samples: Length of the data set; indices beyond the data start again from their beginning.
         directory: Where `corpus.prepare` put the rows; None for synthetic data.
-        longest_first: So many of the longest rows come first, that the peak of memory is met at once; the rest
-            follows in an order that the seed alone decides.
+        longest_first: So many of the longest rows come first, that the peak of memory is met at once, and all rows
+            follow in an order that the seed alone decides; None keeps the order of the file.
 
     Raises:
         InputError: The workload wants images from a file.
@@ -79,14 +79,15 @@ def training_data(
     if directory is None:
         raise ValueError("real data need the directory that they were prepared in")
     rows = load_rows(directory)
-    texts = TextSamples(
+    texts: Samples = TextSamples(
         workload.task,
         workload.seed,
         inputs=Column(rows, "input_ids"),
         labels=Column(rows, "labels") if "labels" in rows.column_names else None,
     )
-    order = _order(row_lengths(rows), longest_first, workload.seed)
-    return Repeated(Ordered(texts, order), samples), PadCollator(_ids(model_config, "pad_token_id", default=0)[0])
+    if longest_first is not None:
+        texts = Ordered(texts, _order(row_lengths(rows), longest_first, workload.seed))
+    return Repeated(texts, samples), PadCollator(_ids(model_config, "pad_token_id", default=0)[0])
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,14 @@ class NothingFitsError(AutotuneError):
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the names nearest to `word`, or an empty string."""
-    near = difflib.get_close_matches(word.lower(), {k.lower(): k for k in known}, n=3, cutoff=0.6)
     originals = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(word.lower(), originals, n=3, cutoff=0.6)
     if not near:
         return ""
     return f" (did you mean {' or '.join(repr(originals[n]) for n in near)}?)"
+
+
+def one_line(error: BaseException, length: int = 300) -> str:
+    """Return an error's message on one line of bearable length."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message if len(message) <= length else message[: length - 3] + "..."

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from autotune.architecture import ModelFacts, Task
+from autotune.architecture import Kind, ModelFacts, Task
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-Kind = Literal["decoder", "encoder", "encoder-decoder", "vision"]
 
 # The class that picks the head, and the table of transformers that says which model types have one.
 HEADS = {

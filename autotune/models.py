@@ -9,18 +9,14 @@ tuner, the worker, the tracer and the command line.
 from __future__ import annotations
 
 import copy
-import functools
-import importlib.resources
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
 from autotune.architecture import ModelFacts, ModelSpec, Task
-from autotune.errors import InputError, UnknownModelError, suggestion
-from autotune.model_facts import HEADS, USUAL_TASK, Kind, facts_of, kind_of, tasks_for
-from autotune.values import Value
+from autotune.catalogue import catalogue, entries_by_name
+from autotune.errors import InputError, UnknownModelError, one_line, suggestion
+from autotune.model_facts import HEADS, USUAL_TASK, facts_of, kind_of, tasks_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -37,40 +33,6 @@ _REFUSALS = (
     ImportError,
     AssertionError,
 )
-
-
-class CatalogueEntry(Value):
-    """A model of the built-in catalogue: its architecture's figures, and where they come from."""
-
-    family: str
-    id: str = Field(description="id on the hub")
-    names: tuple[str, ...] = Field(description="short names, the first is the preferred one")
-    model_type: str
-    kind: Kind
-    config: dict[str, Any] = Field(description="keyword arguments of the config class")
-    parameters: int = Field(description="number of parameters, tied ones counted once, buffers not at all")
-    parameters_from: Literal["published", "counted"] = Field(
-        description="published: the count stands in public; counted: it is what the figures give"
-    )
-    parameters_task: Task | Literal["base"] = Field(description="head that the count includes; base: none")
-    source: str = Field(description="address of the published config")
-
-
-@functools.cache
-def catalogue() -> tuple[CatalogueEntry, ...]:
-    """Return the built-in models, family by family."""
-    entries: list[CatalogueEntry] = []
-    folder = importlib.resources.files("autotune") / "catalogue" / "models"
-    for file in sorted(folder.iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".json"):
-            content = json.loads(file.read_text(encoding="utf-8"))
-            entries += [CatalogueEntry(family=content["family"], **model) for model in content["models"]]
-    return tuple(entries)
-
-
-@functools.cache
-def _entries_by_name() -> dict[str, CatalogueEntry]:
-    return {name.lower(): entry for entry in catalogue() for name in (entry.id, *entry.names)}
 
 
 def resolve(reference: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSpec:
@@ -92,7 +54,7 @@ def resolve(reference: str, *, revision: str | None = None, trust_remote_code: b
     if not name:
         raise InputError("the model's name is empty; `autotune models` lists the catalogue")
     asked = {"reference": reference, "revision": revision, "trust_remote_code": trust_remote_code}
-    if entry := _entries_by_name().get(name.lower()):
+    if entry := entries_by_name().get(name.lower()):
         figures = entry.model_dump(include={"model_type", "kind", "config"})
         return ModelSpec(**asked, **figures, name=entry.id, source="catalogue")
     if directory := _directory(name):
@@ -182,7 +144,7 @@ def build_model(
         with torch.device(device):
             model = head.from_config(config, **options)
     except _REFUSALS as error:
-        raise InputError(f"{_shown(spec.name)}: can't be built: {_one_line(error)}") from error
+        raise InputError(f"{_shown(spec.name)}: can't be built: {one_line(error)}") from error
     if spec.config.get("tie_word_embeddings") is False:
         _untie(model)
     return model.train()
@@ -252,7 +214,7 @@ def _hub_config_file(name: str, revision: str | None) -> Path:
     except Exception as error:  # the network's errors are those of whatever client the hub library uses
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise InputError(f"{name}: the hub's repository has no config.json") from error
-        raise _unknown(name, f"not cached, and the hub does not answer ({_one_line(error)})") from error
+        raise _unknown(name, f"not cached, and the hub does not answer ({one_line(error)})") from error
 
 
 def _unknown(name: str, reason: str) -> UnknownModelError:
@@ -329,7 +291,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{_shown(str(file))}: can't be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{_shown(str(file))}: not valid JSON ({_one_line(error)})") from error
+        raise InputError(f"{_shown(str(file))}: not valid JSON ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise InputError(f"{_shown(str(file))}: must hold a JSON object, not a {type(content).__name__}")
     return content
@@ -350,7 +312,7 @@ def _library_config(spec: ModelSpec) -> PreTrainedConfig:
             figures["name_or_path"] = location  # where the library looks for the head's code
         return CONFIG_MAPPING[spec.model_type].from_dict(figures)
     except Exception as error:  # a config class may raise anything at all at figures it didn't expect
-        raise InputError(f"{_shown(spec.name)}: transformers refuses its config: {_one_line(error)}") from error
+        raise InputError(f"{_shown(spec.name)}: transformers refuses its config: {one_line(error)}") from error
 
 
 def _untie(model: PreTrainedModel) -> None:
@@ -372,9 +334,3 @@ def _untie(model: PreTrainedModel) -> None:
 def _shown(name: str) -> str:
     """Return a name as it can stand in a message of one line."""
     return name if name.isprintable() else repr(name)
-
-
-def _one_line(error: BaseException) -> str:
-    """Return an error's message on one line of bearable length."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    return message if len(message) <= 300 else message[:297] + "..."

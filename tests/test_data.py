@@ -699,3 +699,18 @@ def loss_of(task: Task, model_type: str, batch: dict[str, torch.Tensor]) -> floa
     loss.backward()
     assert torch.isfinite(loss)
     return float(loss.detach())
+
+
+def test_the_longest_rows_can_come_first_and_the_rest_is_shuffled_by_the_seed_alone(tmp_path: Path) -> None:
+    workload = workload_of(dataset=texts(tmp_path / "a.jsonl", *("x" * (2 + i % 7) for i in range(40))))
+    prepared(workload, tmp_path / "run")
+
+    def lengths(longest_first: int) -> list[int]:
+        config = config_of("llama")
+        directory = tmp_path / "run"
+        data, _ = training_data(workload, config, samples=44, directory=directory, longest_first=longest_first)
+        return [len(data[i]["input_ids"]) for i in range(44)]
+
+    assert lengths(4)[:4] == [max(lengths(0))] * 4
+    assert lengths(4)[4:] == lengths(0)[:40]
+    assert lengths(0)[:40] != sorted(lengths(0)[:40])

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotune.catalogue import CatalogueEntry
 from autotune.doctor import Report
-from autotune.models import CatalogueEntry
 from autotune.search.space_file import SpaceFile
 
 
