@@ -9,12 +9,28 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from autotune.architecture import ModelSpec, Task
+from autotune.errors import suggestion
 from autotune.values import Value
 
 SYNTHETIC_SAMPLES = 512
+
+# transformers.training_args.OptimizerNames of 5.23, not imported because that takes seconds.
+OPTIMIZERS = frozenset(
+    {
+        "adafactor", "adagrad", "adalomo", "adamw_8bit", "adamw_anyprecision", "adamw_bnb_8bit", "adamw_torch",
+        "adamw_torch_4bit", "adamw_torch_8bit", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_torch_xla",
+        "ademamix", "ademamix_8bit", "apollo_adamw", "apollo_adamw_layerwise", "galore_adafactor",
+        "galore_adafactor_layerwise", "galore_adamw", "galore_adamw_8bit", "galore_adamw_8bit_layerwise",
+        "galore_adamw_layerwise", "grokadamw", "lion_32bit", "lion_8bit", "lomo", "paged_ademamix_32bit",
+        "paged_ademamix_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "paged_lion_32bit", "paged_lion_8bit",
+        "rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit", "schedule_free_adamw",
+        "schedule_free_radam", "schedule_free_sgd", "sgd", "stable_adamw",
+    }
+)  # fmt: skip
+_GONE_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
 
 class Allowance(StrEnum):
@@ -68,6 +84,15 @@ class TrainConfig(Value):
     dataloader_num_workers: int = Field(default=0, ge=0)
     dataloader_pin_memory: bool = True
 
+    @field_validator("optim")
+    @classmethod
+    def _known_optimizer(cls, name: str) -> str:
+        if name in _GONE_OPTIMIZERS:
+            raise ValueError(f"{name} is gone from transformers 5; use {_GONE_OPTIMIZERS[name]}")
+        if name not in OPTIMIZERS:
+            raise ValueError(f"transformers has no optimizer {name!r}{suggestion(name, OPTIMIZERS)}")
+        return name
+
     @property
     def config_id(self) -> str:
         """Short hash of the canonical JSON."""
@@ -83,6 +108,7 @@ class LengthProfile(Value):
     median: int
     p95: int
     maximum: int
+    mean_target: float | None = Field(default=None, description="of the decoder's targets, where there are any")
 
 
 class Workload(Value):
@@ -126,8 +152,9 @@ class Workload(Value):
         """Mean tokens of a sample, source and target together; None for images."""
         if not self.task.takes_text:
             return None
-        source = self.lengths.mean if self.lengths else float(self.sequence_length)
-        return source + (self.target_length or 0)
+        if self.lengths is None:
+            return float(self.sequence_length + (self.target_length or 0))
+        return self.lengths.mean + (self.lengths.mean_target or 0.0)
 
 
 class Effort(StrEnum):
@@ -155,7 +182,7 @@ class Budget(Value):
     @model_validator(mode="after")
     def _check(self) -> Budget:
         if self.trial_timeout_s > self.max_time_s:
-            return self.model_copy(update={"trial_timeout_s": self.max_time_s})
+            raise ValueError(f"a trial of {self.trial_timeout_s} s is longer than the search of {self.max_time_s} s")
         return self
 
     @classmethod

@@ -43,7 +43,7 @@ _CHARACTERS_PER_TOKEN = 64
 class Corpus(Value):
     """What is known of the prepared texts."""
 
-    lengths: LengthProfile = Field(description="of the inputs; targets are not counted")
+    lengths: LengthProfile = Field(description="of the inputs, and the mean of the targets")
     tokenizer: str = Field(description="what tokenized: 'byte-level ByT5', a directory or a hub id")
     notes: tuple[str, ...] = Field(default=(), description="what the user should be told, a line each")
 
@@ -234,10 +234,12 @@ def _features(task: Task) -> Any:
 def _checked_lengths(tokens: Any, tokenizer: str, config: Any) -> LengthProfile:
     """Return the profile of `input_ids`, having made sure that the model knows all ids."""
     lengths: list[int] = []
+    targets: list[int] = []
     largest = 0
     listed = [name for name in ("input_ids", "labels") if hasattr(tokens.features.get(name), "feature")]
     for batch in tokens.iter(batch_size=1000):
         lengths += [len(ids) for ids in batch["input_ids"]]
+        targets += [len(ids) for ids in batch["labels"]] if "labels" in listed else []
         largest = max(largest, *(max(ids, default=0) for name in listed for ids in batch[name]))
     vocabulary = config.get_text_config().vocab_size
     if largest >= vocabulary:
@@ -253,6 +255,7 @@ def _checked_lengths(tokens: Any, tokenizer: str, config: Any) -> LengthProfile:
         median=median,
         p95=p95,
         maximum=max(lengths),
+        mean_target=float(np.mean(targets)) if targets else None,
     )
 
 

@@ -714,3 +714,11 @@ def test_the_longest_rows_can_come_first_and_the_rest_is_shuffled_by_the_seed_al
     assert lengths(4)[:4] == [max(lengths(0))] * 4
     assert lengths(4)[4:] == lengths(0)[:40]
     assert lengths(0)[:40] != sorted(lengths(0)[:40])
+
+
+def test_targets_count_among_the_tokens_of_a_sample(tmp_path: Path) -> None:
+    rows = [{"text": "x" * 9, "target": "y" * 3}, {"text": "x" * 9, "target": "y" * 5}]
+    workload = workload_of(Task.SEQ2SEQ_LM, dataset=jsonl(tmp_path / "a.jsonl", rows), target_length=24)
+    lengths = prepared(workload, tmp_path / "run").lengths
+    assert (lengths.mean, lengths.mean_target) == (10, 5)  # an end token each
+    assert workload.model_copy(update={"lengths": lengths}).tokens_per_sample == 15
