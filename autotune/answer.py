@@ -31,14 +31,11 @@ def assemble(
     search_time_s: float,
 ) -> TuningResult | None:
     """Return the answer as the trials stand now; None if nothing has completed."""
-    ranking = history.ranking()
-    if not ranking:
+    if history.best() is None:
         return None
     finals = Finals(plan, history, results)
     best, verdict, speedup = _verdict(plan, history, finals)
-    contenders = [_contender(plan, history, finals, r.request.config) for r in ranking]
-    known_baseline = history.known(plan.baseline)
-    failed = known_baseline.outcome if known_baseline and known_baseline.measurement is None else None
+    contenders = _contenders(plan, history, finals)
     mapping = training_plan(best, plan.workload, plan.hardware)
     return TuningResult(
         autotune_version=__version__,
@@ -49,8 +46,8 @@ def assemble(
         memory_budget_bytes=plan.memory_bytes,
         allowance=plan.allowance,
         baseline=_contender(plan, history, finals, plan.baseline),
-        baseline_cause=f"{failed.status}: {failed.cause}" if failed is not None and failed.kind == "failure" else None,
-        best=next(c for c in contenders if c.config == best),
+        baseline_cause=_baseline_cause(plan, history, finals),
+        best=_contender(plan, history, finals, best),
         arguments=Arguments(
             training_arguments=mapping.tuned,
             model=mapping.model,
@@ -68,37 +65,39 @@ def assemble(
 
 def _verdict(plan: SearchPlan, history: History, finals: Finals) -> tuple[TrainConfig, Verdict, Speedup | None]:
     """Return the best configuration, how sure that is, and its speed-up over the baseline."""
-    leader = history.ranking()[0].request.config
-    contenders = [c for c in finals.contenders() if finals.is_measured(c)]
-    if not contenders:
-        baseline = history.known(plan.baseline)
-        only = leader == plan.baseline and len(history) > 1
-        if baseline is not None and baseline.measurement is None:
-            return leader, "baseline does not fit", None
-        return leader, "no clear winner" if only else "unconfirmed", None
-    best = _simplest_of_the_fastest(plan, finals, contenders)
+    contenders = finals.contenders()
+    measured = [c for c in contenders if finals.is_measured(c)]
+    ranking = [r.request.config for r in history.ranking()]
+    leader = next((c for c in ranking if c in contenders), ranking[0])
     if plan.baseline not in contenders:
+        best = _simplest_of_the_fastest(plan, finals, measured) if measured else leader
         return best, "baseline does not fit", None
+    if plan.baseline not in measured or len(measured) < 2:
+        nothing_faster = leader == plan.baseline and len(history) > 1
+        return leader, "no clear winner" if nothing_faster else "unconfirmed", None
+    best = _simplest_of_the_fastest(plan, finals, measured)
     reference = finals.speedup(best, plan.baseline)
     if best == plan.baseline or reference is None:
-        return best, "no clear winner" if best == plan.baseline else "unconfirmed", None
+        return best, "no clear winner", None
     speedup = Speedup(ratio=reference.ratio, interval=reference.interval, reference="the baseline")
     return best, "faster", speedup
 
 
 def _simplest_of_the_fastest(plan: SearchPlan, finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
-    """Return the simplest of those that can't be told from the fastest."""
+    """Return the simplest of those that can't be told from the fastest, but can from the baseline."""
 
     def rate(config: TrainConfig) -> float:
         measured = finals.merged(config)
         return measured.samples_per_second if measured else 0.0
 
+    def is_clearly_faster(config: TrainConfig, than: TrainConfig) -> bool:
+        lead = finals.speedup(config, than)
+        return lead is not None and lead.interval.low > 1.0
+
     fastest = max(contenders, key=rate)
-    alike = [fastest]
-    for config in contenders:
-        lead = finals.speedup(fastest, config)
-        if config != fastest and lead is not None and lead.interval.low <= 1.0:
-            alike.append(config)
+    alike = [c for c in contenders if not is_clearly_faster(fastest, c)]
+    if plan.baseline in contenders and plan.baseline not in alike:
+        alike = [c for c in alike if is_clearly_faster(c, plan.baseline)]
     return min(alike, key=lambda c: _complexity(plan, c))
 
 
@@ -106,6 +105,23 @@ def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
     """Return how far from the user's training a configuration is: the deepest class, then the number of changes."""
     changed = changes(config, plan.baseline, plan.facts)
     return max((c.allowance.rank for c in changed), default=-1), len(changed)
+
+
+def _contenders(plan: SearchPlan, history: History, finals: Finals) -> list[Contender]:
+    """Return the configurations that completed and did not fail when measured again, the fastest first."""
+    configs = [r.request.config for r in history.ranking()]
+    standing = [_contender(plan, history, finals, c) for c in configs if not finals.has_failed(c)]
+    return sorted(standing, key=lambda c: c.measurement.samples_per_second if c.measurement else 0.0, reverse=True)
+
+
+def _baseline_cause(plan: SearchPlan, history: History, finals: Finals) -> str | None:
+    """Return why the baseline can't be compared with, None if it can or hasn't run."""
+    known = history.known(plan.baseline)
+    tried = ([known] if known else []) + finals.trials(plan.baseline)
+    failures = [r.outcome for r in tried if r.outcome.kind == "failure"]
+    if not failures or plan.baseline in finals.contenders():
+        return None
+    return f"{failures[0].status}: {failures[0].cause}"
 
 
 def _contender(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> Contender:

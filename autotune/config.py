@@ -172,9 +172,10 @@ class Budget(Value):
     max_trials: PositiveInt = Field(description="trials of the search, finalists not counted")
     max_time_s: float = Field(gt=0, description="whole search, finalists included")
     trial_timeout_s: float = Field(gt=0, description="one trial from launch to exit")
-    discarded_steps: PositiveInt = Field(description="optimizer steps before the clock starts")
+    discarded_steps: PositiveInt = Field(description="optimizer steps before the clock starts, at the least")
+    discarded_s: float = Field(ge=0, description="seconds of training before the clock starts, at the least")
     measure_steps: int = Field(ge=2, description="measured optimizer steps at the most")
-    measure_time_s: float = Field(gt=0, description="measuring ends here once two steps are known")
+    measure_time_s: float = Field(gt=0, description="measuring ends after the step that reaches this")
     relative_interval: float = Field(gt=0, description="measuring ends when the 95 % half-width is below this")
     finalists: PositiveInt = Field(description="configurations measured again beside the baseline")
     final_rounds: PositiveInt = Field(description="times each finalist and the baseline are measured, in turn")
@@ -197,9 +198,10 @@ _BUDGETS = {
         effort=Effort.QUICK,
         max_trials=12,
         max_time_s=285,
-        trial_timeout_s=90,
+        trial_timeout_s=120,
         discarded_steps=1,
-        measure_steps=6,
+        discarded_s=1,
+        measure_steps=40,
         measure_time_s=8,
         relative_interval=0.04,
         finalists=1,
@@ -211,7 +213,8 @@ _BUDGETS = {
         max_time_s=2400,
         trial_timeout_s=300,
         discarded_steps=2,
-        measure_steps=20,
+        discarded_s=2,
+        measure_steps=100,
         measure_time_s=20,
         relative_interval=0.02,
         finalists=2,
@@ -223,7 +226,8 @@ _BUDGETS = {
         max_time_s=10800,
         trial_timeout_s=900,
         discarded_steps=3,
-        measure_steps=50,
+        discarded_s=3,
+        measure_steps=300,
         measure_time_s=45,
         relative_interval=0.01,
         finalists=3,

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.execution.launch import ENVIRONMENT
+from autotune.execution.environment import ENVIRONMENT
 from autotune.hardware import Hardware, cuda_count, detect
 from autotune.units import show_memory
 from autotune.values import Value

@@ -13,7 +13,7 @@ from autotune.config import TrainConfig
 from autotune.planning import SearchPlan
 from autotune.search.history import History
 from autotune.statistics import rate_interval, ratio_of_means
-from autotune.trial import Interval, Measurement, Purpose, TrialResult
+from autotune.trial import Interval, Measurement, Purpose, TrialResult, TrialStatus
 
 # A finalist is worth measuring again if the search saw it within this of the leader.
 FINALIST_SHARE = 0.9
@@ -34,23 +34,25 @@ class Finals:
         self._results = results
 
     def contenders(self) -> list[TrainConfig]:
-        """Return the baseline, if it completed, and then the finalists, the fastest first."""
-        ranking = self._history.ranking()
+        """Return the baseline, if it completed, and then the finalists, the fastest first.
+
+        Who fails when measured again is out, and the next takes the place.
+        """
+        ranking = [r for r in self._history.ranking() if not self.has_failed(r.request.config)]
         finalists = [
             r.request.config
             for r in ranking
             if r.request.config != self._plan.baseline and _rate(r) >= FINALIST_SHARE * _rate(ranking[0])
         ][: self._plan.budget.finalists]
-        baseline = self._history.known(self._plan.baseline)
-        completed = baseline is not None and baseline.measurement is not None
+        completed = any(r.request.config == self._plan.baseline for r in ranking)
         return ([self._plan.baseline] if completed else []) + finalists
 
     def schedule(self) -> Iterator[TrainConfig]:
         """Yield what is still to be measured, in turn, round by round; one contender alone needs no round."""
-        contenders = self.contenders()
-        if len(contenders) == 1 and contenders[0] == self._plan.baseline:
-            return
         for round_number in range(self._plan.budget.final_rounds):
+            contenders = self.contenders()
+            if contenders == [self._plan.baseline]:
+                return
             for config in contenders:
                 if len(self.trials(config)) <= round_number:
                     yield config
@@ -63,11 +65,21 @@ class Finals:
         """Whether `config` has completed a final trial."""
         return any(r.measurement for r in self.trials(config))
 
+    def has_failed(self, config: TrainConfig) -> bool:
+        """Whether `config` has failed a final trial; one that was cut short by the time limit tells nothing."""
+        return any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in self.trials(config))
+
     def expected_s(self, config: TrainConfig | None = None) -> float:
-        """Return the seconds that the finals, or the one of `config`, should take by what the search measured."""
+        """Return the seconds that the finals, or the one of `config`, should take by what the search measured.
+
+        A baseline that nothing comes near yet is reckoned with a finalist as slow as itself.
+        """
         if config is not None:
             return self._trial_s(config)
-        return sum(self._trial_s(c) for c in self.contenders()) * self._plan.budget.final_rounds
+        contenders = self.contenders()
+        if contenders == [self._plan.baseline]:
+            contenders *= 2
+        return sum(self._trial_s(c) for c in contenders) * self._plan.budget.final_rounds
 
     def _trial_s(self, config: TrainConfig) -> float:
         known = self._history.known(config)
@@ -75,8 +87,15 @@ class Finals:
             return 0.0
         budget, measured = self._plan.budget, known.measurement
         step_s = statistics.fmean(measured.step_times_s)
-        steps = max(2.0, min(budget.measure_steps, budget.measure_time_s / step_s + 1))
-        return measured.startup_s + measured.first_step_s + (budget.discarded_steps - 1 + steps) * step_s + 2.0
+        steps = min(budget.measure_steps, budget.measure_time_s / step_s + 1)
+        # A step is added to the first, which ran only part of the accumulation in the search.
+        return (
+            measured.startup_s
+            + measured.first_step_s
+            + budget.discarded_s
+            + (budget.discarded_steps + steps) * step_s
+            + 2.0
+        )
 
     def merged(self, config: TrainConfig) -> Measurement | None:
         """Return one measurement out of the final trials of `config`: all steps, the highest memory."""

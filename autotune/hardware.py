@@ -112,7 +112,9 @@ def _visible_indices() -> list[str | int]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return list(range(pynvml.nvmlDeviceGetCount()))
-    entries = [e.strip() for e in visible.split(",") if e.strip() and e.strip() != "-1"]
+    entries = [e.strip() for e in visible.split(",") if e.strip()]
+    if "-1" in entries:  # CUDA sees what stands before it
+        entries = entries[: entries.index("-1")]
     return [int(e) if e.isdigit() else e for e in entries]
 
 
@@ -148,9 +150,13 @@ def other_processes(hardware: Hardware) -> list[OtherProcess]:
         return _busy_processes()
     import pynvml
 
-    handle = nvml_handle(int(hardware.device.partition(":")[2] or 0))
+    try:
+        handle = nvml_handle(int(hardware.device.partition(":")[2] or 0))
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:  # not every driver tells, in containers above all
+        return []
     found = []
-    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+    for process in running:
         try:
             name = psutil.Process(process.pid).name()
         except psutil.Error:

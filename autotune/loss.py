@@ -35,14 +35,14 @@ def normalize_loss(model: Model) -> Model:
         _align_count(base)
         # A subclass and not a hook or a patched method: it holds no state, so copies of the model are right too, and
         # nobody gets past it (peft before 0.21 calls `forward` itself, beside all hooks).
-        base.__class__ = _normalized(type(base))
+        base.__class__ = _normalized(base.__class__)
     return model
 
 
 @functools.cache
-def _normalized(cls: type) -> type:
+def _normalized(cls: Any) -> Any:
     """Return `cls` under its own name, with a forward that scales the loss."""
-    original = cls.forward  # type: ignore[attr-defined]
+    original = cls.forward
 
     @functools.wraps(original)  # the Trainer reads the signature
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field, PositiveInt
+
 from autotune import hardware as machine
 from autotune.architecture import ModelFacts, ModelSpec, Task
 from autotune.baseline import UserArguments, baseline_config, read_arguments
@@ -33,17 +35,17 @@ class Options(Value):
     task: str | None = None
     data: str | None = None
     text_field: str | None = None
-    seq_len: int | None = None
-    target_len: int | None = None
-    global_batch: int | Literal["any"] | None = None
+    seq_len: PositiveInt | None = None
+    target_len: PositiveInt | None = None
+    global_batch: PositiveInt | Literal["any"] | None = None
     baseline: str | None = None
     allow: Allowance = Allowance.OPTIMIZER
     effort: Effort = Effort.STANDARD
     space: str | None = None
     device: str = "auto"
-    memory_bytes: int | None = None
-    max_trials: int | None = None
-    max_time_s: float | None = None
+    memory_bytes: PositiveInt | None = None
+    max_trials: PositiveInt | None = None
+    max_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     seed: int = 42
     revision: str | None = None
     trust_remote_code: bool = False
@@ -120,10 +122,9 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         InputError: The workload doesn't fit the model.
     """
     longest = facts.max_sequence_length
-    if workload.task.takes_text and longest is not None and workload.sequence_length > longest:
-        raise InputError(
-            f"--seq-len {workload.sequence_length}: {workload.model.name} has {longest} positions; use at most that"
-        )
+    for option, length in (("--seq-len", workload.sequence_length), ("--target-len", workload.target_length)):
+        if workload.task.takes_text and longest is not None and (length or 0) > longest:
+            raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
     given = UserArguments(outline.searched_arguments, {}) if outline.searched_arguments is not None else None
     plan = SearchPlan(
         workload=workload,
@@ -253,11 +254,13 @@ def _budget(options: Options) -> Budget:
 
 
 def _states_note(plan: SearchPlan) -> tuple[str, ...]:
-    """Say what the baseline needs at the very least: weights, gradients and AdamW's two states, fp32 each."""
-    states = plan.facts.parameters * 16
+    """Say what the baseline needs at the very least: weights and gradients, and AdamW's two states, fp32 each."""
+    adamw = plan.baseline.optim in ("adamw_torch", "adamw_torch_fused")
+    states = plan.facts.parameters * (16 if adamw else 8)
+    what = "weights, gradients and AdamW states" if adamw else "weights and gradients"
     text = (
         f"{plan.workload.model.name}: {plan.facts.parameters / 1e6:,.1f}M parameters; the baseline needs "
-        f"{show_memory(states)} for weights, gradients and AdamW states alone, activations not counted"
+        f"{show_memory(states)} for {what} alone, activations not counted"
     )
     if states > plan.memory_bytes:
         text += f": more than the budget of {show_memory(plan.memory_bytes)}"

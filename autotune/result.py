@@ -16,9 +16,11 @@ from autotune.trial import Interval, Measurement, TrialStatus
 from autotune.values import Value
 
 if TYPE_CHECKING:
-    from transformers import TrainingArguments
+    from transformers import PreTrainedModel, TrainingArguments
 
-SCHEMA_VERSION = 1
+    from autotune.data import Collator, Samples
+
+SCHEMA_VERSION: Literal[1] = 1
 
 
 class Change(Value):
@@ -79,7 +81,7 @@ Verdict = Literal["faster", "no clear winner", "baseline does not fit", "unconfi
 class TuningResult(Value):
     """The answer of a search."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     autotune_version: str
     verdict: Verdict
     workload: Workload
@@ -128,6 +130,56 @@ class TuningResult(Value):
         from peft import LoraConfig
 
         return LoraConfig(**self.arguments.adapter)
+
+    def build_model(self) -> PreTrainedModel:
+        """Return the model with random weights on the device, as a trial builds it: to try a result out.
+
+        Raises:
+            InputError: The installed transformers can't build it.
+        """
+        from autotune.models import build_model
+
+        kwargs = self.arguments.model
+        return build_model(
+            self.workload.model,
+            self.workload.task,
+            dtype=kwargs["dtype"],
+            attn_implementation=kwargs.get("attn_implementation"),
+            device=self.hardware.kind,
+        )
+
+    def prepare_model(self, model: Any) -> Any:
+        """Return `model` as the trials trained it: the adapter put on, if there is one, and the loss normalised."""
+        from autotune.loss import normalize_loss
+
+        adapter = self.peft_config()
+        if adapter is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, adapter)
+        return normalize_loss(model)
+
+    def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Samples, Collator]:
+        """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.
+
+        Args:
+            samples: Length of the dataset; the data start again from their beginning when they end.
+            directory: Only for data from a file: where their tokens are, such as `data` of a run directory, or are
+                to be put.
+
+        Raises:
+            InputError: The file that the search read can't be read any more.
+            RunDirectoryError: `directory` can't be written.
+        """
+        from autotune.corpus import TOKENS
+        from autotune.data import prepare, training_data
+        from autotune.models import build_config
+
+        where = Path(directory) if directory is not None else None
+        if self.workload.dataset is not None and where is not None and not (where / TOKENS).exists():
+            prepare(self.workload, where)
+        config = build_config(self.workload.model, self.workload.task)
+        return training_data(self.workload, config, samples=samples, directory=where)
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON.

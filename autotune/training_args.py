@@ -44,8 +44,11 @@ def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> Trainin
     Raises:
         ValueError: The micro-batch doesn't divide the global batch.
     """
+    fixed = dict(workload.fixed_arguments)
+    if config.dataloader_num_workers == 0:
+        fixed.pop("dataloader_prefetch_factor", None)  # TrainingArguments refuses it without workers
     return TrainingPlan(
-        tuned={**workload.fixed_arguments, **_tuned(config, workload, hardware)},
+        tuned={"seed": workload.seed, **fixed, **_tuned(config, workload, hardware)},
         harness=dict(_HARNESS),
         model=_model(config),
         adapter=_adapter(config.adapter) if config.adapter else None,
@@ -62,7 +65,6 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         "dataloader_num_workers": config.dataloader_num_workers,
         "dataloader_pin_memory": config.dataloader_pin_memory,
         "dataloader_persistent_workers": config.dataloader_num_workers > 0,
-        "seed": workload.seed,
         **_checkpointing(config, hardware),
     }
     if hardware.has_tf32:
@@ -100,12 +102,14 @@ def _adapter(adapter: LoraAdapter) -> dict[str, Any]:
     }
 
 
-# Nothing is saved, evaluated, reported or drawn during a trial, and NaN losses are shown as they are: by default the
-# Trainer logs them as 0.0. The data of a trial hold the columns of the model and nothing else, in an order that the
-# seed alone decides, so that every trial trains on the same samples.
+# Nothing is saved, pushed, evaluated, reported or drawn during a trial, and NaN losses are shown as they are: the
+# Trainer's default is to log them as 0.0. The data of a trial hold the columns of the model and nothing else, in an
+# order that the seed alone decides, so that every trial trains on the same samples.
 _HARNESS: dict[str, Any] = {
     "save_strategy": "no",
+    "push_to_hub": False,
     "eval_strategy": "no",
+    "eval_on_start": False,
     "logging_strategy": "no",
     "logging_nan_inf_filter": False,
     "report_to": "none",
@@ -121,6 +125,6 @@ SEARCHED_ARGUMENTS = frozenset(
         "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "bf16", "fp16", "tf32", "use_cpu",
         "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
         "activation_checkpointing_kwargs", "torch_compile", "torch_compile_backend", "dataloader_num_workers",
-        "dataloader_pin_memory", "dataloader_persistent_workers", "seed",
+        "dataloader_pin_memory", "dataloader_persistent_workers",
     }
 )  # fmt: skip

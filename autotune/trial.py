@@ -42,6 +42,7 @@ class Limits(Value):
     memory_bytes: PositiveInt = Field(description="the device memory the trial may take")
     timeout_s: float = Field(gt=0)
     discarded_steps: PositiveInt
+    discarded_s: float = Field(default=0.0, ge=0)
     measure_steps: int = Field(ge=2)
     measure_time_s: float = Field(gt=0)
     relative_interval: float = Field(gt=0)

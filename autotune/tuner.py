@@ -7,7 +7,7 @@ Every result is on disk before the next trial starts, so a killed search goes on
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune import answer
@@ -52,9 +52,18 @@ class Tuner:
         directory: Where everything is kept, locked by the caller.
         runner: What runs the trials.
         observer: Who listens.
+        clock: Seconds from some moment on.
     """
 
-    def __init__(self, plan: SearchPlan, directory: RunDirectory, runner: Runner, observer: Observer) -> None:
+    def __init__(
+        self,
+        plan: SearchPlan,
+        directory: RunDirectory,
+        runner: Runner,
+        observer: Observer,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._plan = plan
         self._directory = directory
         self._runner = runner
@@ -65,7 +74,8 @@ class Tuner:
         self._history = History()
         self._refused: dict[TrainConfig, str] = {}
         self._spent_s = 0.0
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock()
 
     def run(self) -> TuningResult:
         """Search to the end and return the answer, which is also written to the run directory.
@@ -99,12 +109,16 @@ class Tuner:
 
     def _take_in(self, result: TrialResult) -> None:
         self._results.append(result)
+        self._refused.pop(result.request.config, None)
         if result.request.purpose is not Purpose.FINAL:
             self._history.add(result)
 
     def time_left_s(self) -> float:
         """Return what is left of the search's time, trials of an earlier, killed run counted in."""
-        return self._plan.budget.max_time_s - self._spent_s - (time.monotonic() - self._started)
+        return self._plan.budget.max_time_s - self._search_time_s()
+
+    def _search_time_s(self) -> float:
+        return self._spent_s + self._clock() - self._started
 
     def _baseline(self) -> None:
         if self._history.known(self._plan.baseline) is None:
@@ -112,7 +126,12 @@ class Tuner:
             self._study.tell(asked, self._run(self._plan.baseline, Purpose.BASELINE))
 
     def _search(self) -> None:
-        """Run trials until the budget ends, or nothing is left that could be worth one."""
+        """Run trials until the budget ends, or nothing is left that could be worth one.
+
+        A search that is resumed in its finals was over.
+        """
+        if any(r.request.purpose is Purpose.FINAL for r in self._results):
+            return
         for asked, config in self._open_points():
             self._study.tell(asked, self._run(config, Purpose.SEARCH))
 
@@ -120,15 +139,13 @@ class Tuner:
         """Yield points to run, each asked of the study; those known or refused are told and passed over."""
         for proposal in self._proposals():
             asked = self._study.ask(proposal)
-            config = self._space.config(proposal or asked.point)
+            config = self._space.config(asked.point)
             known = self._history.known(config)
             if known is not None:
                 self._study.tell(asked, known)
                 continue
-            reason = self._space.refusal(config) or self._history.refusal(config)
-            if reason is not None:
-                self._refused[config] = reason
-                self._study.refuse(asked, reason)
+            if not self._is_open(config):
+                self._study.refuse(asked, self._refused[config])
                 continue
             if not self._may_go_on():
                 self._study.refuse(asked, "the budget is spent")
@@ -140,15 +157,16 @@ class Tuner:
         asks = 0
         while asks < PATIENCE_ASKS:
             trials = len(self._history)
-            open_points = (p for p in proposals(self._space, self._history) if self._is_open(p))
+            found = proposals(self._space, self._history)
+            open_points = (p for p in found if self._is_open(self._space.config(p)))
             proposal = next(open_points, None)
             if proposal is None and self._history.best() is None:
                 return  # nothing fits, down to the lightest
             yield proposal
             asks = 0 if len(self._history) > trials else asks + 1
 
-    def _is_open(self, point: Point) -> bool:
-        config = self._space.config(point)
+    def _is_open(self, config: TrainConfig) -> bool:
+        """Whether `config` is neither known nor refused; the reason of a refusal is kept."""
         if self._history.known(config) is not None:
             return False
         reason = self._space.refusal(config) or self._history.refusal(config)
@@ -158,11 +176,25 @@ class Tuner:
 
     def _may_go_on(self) -> bool:
         """Whether another trial fits the budget, with time kept for the finalists."""
-        searched = sum(r.request.purpose is Purpose.SEARCH for r in self._results)
-        if searched >= self._plan.budget.max_trials:
+        if self._searched() >= self._plan.budget.max_trials:
             return False
-        typical_s = self._results[-1].duration_s if self._results else 0.0
-        return self.time_left_s() > self._new_finals().expected_s() + typical_s
+        return self.time_left_s() > self._kept_s() + self._longest_s()
+
+    def _kept_s(self) -> float:
+        """Return the time that the finals should take, or half of all where that is less.
+
+        Nothing is kept where it would leave no time for a single trial: an unconfirmed answer is better than none.
+        """
+        kept_s = min(self._new_finals().expected_s(), self._plan.budget.max_time_s / 2)
+        if not self._searched() and self.time_left_s() <= kept_s + self._longest_s():
+            return 0.0
+        return kept_s
+
+    def _longest_s(self) -> float:
+        return max((r.duration_s for r in self._history.ranking()), default=0.0)
+
+    def _searched(self) -> int:
+        return sum(r.request.purpose is Purpose.SEARCH for r in self._results)
 
     def _new_finals(self) -> Finals:
         return Finals(self._plan, self._history, self._results)
@@ -171,7 +203,7 @@ class Tuner:
         """Measure the leaders and the baseline again, in turn."""
         finals = self._new_finals()
         for config in finals.schedule():
-            if finals.is_measured(config) and self.time_left_s() < finals.expected_s(config):
+            if self.time_left_s() < finals.expected_s(config):
                 break
             self._run(config, Purpose.FINAL)
 
@@ -179,7 +211,6 @@ class Tuner:
         """Run one trial and take in its result."""
         request = self._request(config, purpose)
         changed = changes(config, self._plan.baseline, self._plan.facts)
-        searched = sum(r.request.purpose is Purpose.SEARCH for r in self._results)
         self._tell(
             TrialStarted(
                 number=request.number,
@@ -187,7 +218,7 @@ class Tuner:
                 config=config,
                 changes=changed,
                 time_left_s=max(0.0, self.time_left_s()),
-                trials_left=self._plan.budget.max_trials - searched,
+                trials_left=self._plan.budget.max_trials - self._searched(),
             )
         )
         result = self._runner.run(request)
@@ -195,8 +226,7 @@ class Tuner:
         best = self._history.best()
         rate = best.measurement.samples_per_second if best and best.measurement else None
         self._tell(TrialEnded(result=result, changes=changed, best_samples_per_second=rate))
-        if purpose is not Purpose.FINAL:
-            self._write()
+        self._write()
         return result
 
     def _tell(self, event: Event) -> None:
@@ -206,6 +236,7 @@ class Tuner:
         budget, full = self._plan.budget, self._plan.workload.accumulation_steps(config)
         accumulation = full if purpose is Purpose.FINAL else min(full, SEARCH_ACCUMULATION)
         number = max((r.request.number for r in self._results), default=-1) + 1
+        kept_s = self._kept_s() if purpose is Purpose.SEARCH else 0.0
         return TrialRequest(
             number=number,
             purpose=purpose,
@@ -215,8 +246,9 @@ class Tuner:
             accumulation_steps=accumulation,
             limits=Limits(
                 memory_bytes=self._plan.memory_bytes,
-                timeout_s=max(1.0, min(budget.trial_timeout_s, self.time_left_s())),
+                timeout_s=max(1.0, min(budget.trial_timeout_s, self.time_left_s() - kept_s)),
                 discarded_steps=budget.discarded_steps,
+                discarded_s=budget.discarded_s,
                 measure_steps=budget.measure_steps,
                 measure_time_s=budget.measure_time_s,
                 relative_interval=budget.relative_interval,
@@ -225,8 +257,8 @@ class Tuner:
 
     def _write(self) -> TuningResult | None:
         """Write the answer as it stands, if there is one."""
-        spent = self._spent_s + time.monotonic() - self._started
-        result = answer.assemble(self._plan, self._history, self._results, self._refused, spent)
+        spent_s = self._search_time_s()
+        result = answer.assemble(self._plan, self._history, self._results, self._refused, spent_s)
         if result is not None:
             self._directory.write_answer(result)
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from autotune.errors import InputError
@@ -25,7 +26,8 @@ def parse_memory(text: str, *, option: str = "--memory") -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
-    value = round(float(match[1]) * unit) if match and unit else 0
+    exact = float(match[1]) * unit if match and unit else 0.0
+    value = round(exact) if math.isfinite(exact) else 0
     if value <= 0:
         raise InputError(f"{option} {text}: expected an amount of memory such as 24GiB, 1.5GB or 800MiB")
     return value
@@ -44,7 +46,7 @@ def parse_time_s(text: str, *, option: str = "--max-time") -> float:
     if not parts or whole != compact or any(unit not in _TIME_UNITS_S for unit in units):
         raise InputError(f"{option} {text}: expected a time such as 90s, 10m or 1h30m")
     seconds = sum(float(number) * _TIME_UNITS_S[unit] for (number, _), unit in zip(parts, units, strict=True))
-    if seconds <= 0:
+    if seconds <= 0 or not math.isfinite(seconds):
         raise InputError(f"{option} {text}: expected a time above zero")
     return seconds
 

@@ -40,6 +40,25 @@ def wide_llama(tmp_path_factory) -> Path:
     )
 
 
+@pytest.fixture(scope="session")
+def answer(tiny_llama, tmp_path_factory) -> Path:
+    """The best-config.json of a real, short search."""
+    import autotune
+
+    path = tmp_path_factory.mktemp("answer") / "best-config.json"
+    result = autotune.find(
+        str(tiny_llama),
+        seq_len=32,
+        device="cpu",
+        effort="quick",
+        max_trials=2,
+        max_time=60,
+        run_dir=path.parent / "run",
+    )
+    result.save(path)
+    return path
+
+
 @pytest.fixture
 def autotune(tmp_path):
     """Return a function that runs the command line in `tmp_path`, as a user would."""

@@ -92,6 +92,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """
         return {
             "precision": self._precision(trainer, model),
+            "tf32": _tf32(self._config),
             "optim": _optimizer(self._config, trainer.optimizer),
             "checkpointing": self._checkpointing(model),
             "attn_implementation": _attention(self._config, model),
@@ -130,6 +131,15 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 def _names(dtypes: Any) -> str:
     return "/".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+
+
+def _tf32(config: TrainConfig) -> str:
+    if not torch.cuda.is_available():
+        return "none"
+    actual = torch.backends.cuda.matmul.fp32_precision
+    if (actual == "tf32") != config.tf32:
+        raise NoEffectError(f"tf32 {config.tf32} was asked for, but matrix products in fp32 are {actual}")
+    return str(actual)
 
 
 def _optimizer(config: TrainConfig, optimizer: Any) -> str:
@@ -183,8 +193,14 @@ def _workers(config: TrainConfig, loader: Any) -> str:
 def _adapter(config: TrainConfig, model: nn.Module) -> str:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
+    adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and p.requires_grad)
     if config.adapter is None:
+        if adapters:
+            raise NoEffectError(f"no adapter was asked for, but {adapters} parameters of adapters are trained")
         return f"none, {trained} parameters trained"
-    if not trained or trained == total:
-        raise NoEffectError(f"{config.adapter.kind} was asked for, but {trained} of {total} parameters are trained")
-    return f"{config.adapter.kind}, {trained} of {total} parameters trained"
+    kind = config.adapter.kind
+    if not adapters and trained != total:
+        raise NoEffectError(f"{kind} was asked for, but no adapter is trained")
+    if trained == total:
+        raise NoEffectError(f"{kind} was asked for, but {trained} of {total} parameters are trained")
+    return f"{kind}, {trained} of {total} parameters trained"

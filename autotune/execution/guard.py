@@ -8,6 +8,7 @@ and not the imported libraries. Data-loader workers each inherit the limit, and 
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ _ALLOCATION_MESSAGES = (
     "could not execute a primitive",  # oneDNN hides the failed allocation of its scratchpad
     "could not create a primitive",
     "cuda out of memory",
+    "cuda error: out of memory",  # a library's own allocation, beside torch's
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
     "[errno 12]",
@@ -90,27 +92,32 @@ class CpuGuard:
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
-        self._resident_before = 0
+        self._resident_before = self._code_before = 0
+        self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
 
     def __enter__(self) -> Self:
         import torch
 
         # The OpenMP pool's threads are made now: made under the limit, a failure would end the process unheard.
         torch.ones(300, 300) @ torch.ones(300, 300)
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from the present resident set
-        self._resident_before = _status_bytes("VmRSS")
+        with contextlib.suppress(OSError):  # a fresh fork's starts there anyway, if a container forbids it
+            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from the present resident set
+        self._resident_before, self._code_before = _status_bytes("VmRSS"), _status_bytes("RssFile")
+        soft, hard = self._limits_before
         limit = _status_bytes("VmData") + self._budget_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        lowest = min((limit, *(given for given in (soft, hard) if given != resource.RLIM_INFINITY)))
+        resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
 
     def peak(self) -> Memory:
-        """Return the growth of the resident set at its highest."""
-        return Memory(resident_bytes=max(0, _status_bytes("VmHWM") - self._resident_before))
+        """Return the growth of the resident set at its highest, less the libraries' code that was read in since."""
+        code = max(0, _status_bytes("RssFile") - self._code_before)
+        return Memory(resident_bytes=max(0, _status_bytes("VmHWM") - self._resident_before - code))
 
 
 class CudaGuard:
@@ -145,9 +152,7 @@ class CudaGuard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        import torch
-
-        torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+        """Leave the cap: the process ends, and after a device error every call would raise another."""
 
     def peak(self) -> Memory:
         """Return torch's peaks and the device's."""

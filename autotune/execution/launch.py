@@ -1,115 +1,159 @@
 """The launcher: a process that imports everything once, touches no device, and forks each trial.
 
-Started by `runner` as ``python -m autotune.execution.launch``; jobs come as JSON lines on stdin, and replies go out as
-JSON lines on what was stdout (libraries that print get the launcher's stderr). It runs one job at a time, on its only
-thread:
+Started by `runner`; jobs come as JSON lines on stdin, replies go out as JSON lines on a pipe of their own, so that
+libraries may print what they like. It runs one job at a time, on its only thread:
 
-* the child leads a session of its own, dies with the launcher (PR_SET_PDEATHSIG), and prints into a pipe of which the
-  head and the tail are kept as the trial's log, however much it prints;
+* the child leads a session of its own, dies with the launcher, and prints into a pipe of which the head and the tail
+  are kept as the trial's log, however much it prints;
 * at the time limit, and after every exit, whatever is left of the child's process group and of the launcher's
   descendants is killed. The launcher is their subreaper, so a grandchild can't escape by a session of its own.
 
-A fork is only safe while its parent has started no threads of the device's libraries: if importing has initialised
-CUDA all the same, each trial is a fresh interpreter instead.
+A fork is only safe while its parent has not touched the device, and importing may do so behind our back. On CUDA a
+child is therefore tried first; if it can't use the device, each trial is a fresh interpreter instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import importlib
 import json
 import os
+import resource
 import selectors
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
+from autotune.execution.environment import trial_device
 from autotune.execution.logtail import BoundedLog
+from autotune.execution.processes import become_subreaper, die_with_parent, end_descendants, kill_group
 
 DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
+PROCESS_FILE = "process.json"  # in a job's directory once it has a process
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+END_LIMIT_S = 20.0  # a killed process that a driver holds longer is given up
+_FORK_TEST_LIMIT_S = 120.0
+_LOOK_EVERY_S = 0.05
 
-# Set before any library is imported; see each library's reason.
-ENVIRONMENT = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without a context, which a fork would inherit
-    "ARROW_DEFAULT_MEMORY_POOL": "system",  # pyarrow's own pool reserves 1 GiB, which the memory limit would count
-    "TOKENIZERS_PARALLELISM": "false",  # threads before a fork
-    "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "PYTHONFAULTHANDLER": "1",
-}
+
+class _Launcher(NamedTuple):
+    """What every job needs to know."""
+
+    pid: int
+    replies: int
+    forkable: bool
 
 
 def main() -> None:
     """Serve jobs until stdin ends, or run one job in this very process (``--one DIRECTORY``)."""
     parser = argparse.ArgumentParser(prog="python -m autotune.execution.launch")
+    parser.add_argument("--device", default="cpu", help="torch device of the trials, as the parent counts")
+    parser.add_argument("--replies", type=int, metavar="FD", help="open file that replies go to")
+    parser.add_argument("--fresh", action="store_true", help="never fork: each trial is a fresh interpreter")
     parser.add_argument("--one", type=Path, metavar="DIRECTORY", help="run one job here and exit")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     arguments = parser.parse_args()
-    die_with_parent()
     if arguments.one is not None:
         _entry(arguments.entry)(arguments.one)
         return
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if arguments.replies is None:
+        parser.error("--replies FD is needed to serve jobs")
+    die_with_parent(os.getppid())
+    become_subreaper()
+    os.set_inheritable(arguments.replies, False)
     started = time.monotonic()
-    forkable = _preload()
-    _reply(replies, {"ready": True, "forkable": forkable, "import_s": time.monotonic() - started})
+    forkable = not arguments.fresh and _preload(trial_device(arguments.device))
+    _reply(arguments.replies, {"ready": True, "forkable": forkable, "import_s": time.monotonic() - started})
+    launcher = _Launcher(os.getpid(), arguments.replies, forkable)
     for line in sys.stdin:
-        job = json.loads(line)
-        _reply(replies, _run(job, forkable=forkable))
+        _reply(arguments.replies, _run(json.loads(line), launcher))
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def launch_command(*arguments: str) -> list[str]:
+    """Return the command of this module; -P: the present directory is not searched for modules."""
+    return [sys.executable, "-P", "-m", "autotune.execution.launch", *arguments]
 
 
-def _reply(replies: IO[str], message: dict[str, Any]) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
+def _reply(descriptor: int, message: dict[str, Any]) -> None:
+    os.write(descriptor, json.dumps(message).encode() + b"\n")
 
 
-def _preload() -> bool:
-    """Import what every trial needs; return whether this process may still be forked."""
+def _preload(device: str) -> bool:
+    """Import what every trial needs; return whether this process may be forked."""
     import torch
 
-    _without_device(lambda: [importlib.import_module(m) for m in ("transformers.trainer", "peft")])
+    with _capability_without_context():
+        importlib.import_module("transformers.trainer")
+        for module in ("peft", "bitsandbytes"):
+            _try_import(module)
     for module in ("data", "loss", "models", "execution.effects", "execution.measure", "execution.worker"):
         importlib.import_module(f"autotune.{module}")
-    return not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if device == "cpu":
+        return True
+    return not torch.cuda.is_initialized() and _survives_fork(device)  # type: ignore[no-untyped-call]
 
 
-def _without_device(action: Callable[[], Any]) -> None:
-    """Run `action` while torch answers for a device's capability out of NVML.
+def _try_import(module: str) -> None:
+    """Import what only some trials need; if it is missing or broken, that is the matter of those trials."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        print(f"{module} is not preloaded: {error}", file=sys.stderr)  # noqa: T201  # the launcher's log
 
-    Importing bitsandbytes (which peft does) asks torch for it, and torch would create a context to answer.
+
+@contextlib.contextmanager
+def _capability_without_context() -> Iterator[None]:
+    """Have torch answer for a device's capability out of NVML.
+
+    Importing bitsandbytes asks for it, and torch would make a context to answer.
     """
+    import pynvml
     import torch
 
     from autotune.hardware import nvml_handle
 
-    def capability(device: Any = None) -> tuple[int, int]:
-        import pynvml
+    original = torch.cuda.get_device_capability
 
-        index = torch.cuda._utils._get_device_index(device, optional=True) if device is not None else 0
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(nvml_handle(index))
+    def capability(device: Any = None) -> tuple[int, int]:
+        try:
+            index = 0 if device is None else torch.cuda._utils._get_device_index(device, optional=True)
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(nvml_handle(index))
+        except (pynvml.NVMLError, IndexError):
+            return original(device)
         return major, minor
 
-    original = torch.cuda.get_device_capability
     torch.cuda.get_device_capability = capability
     try:
-        action()
+        yield
     finally:
         torch.cuda.get_device_capability = original
+
+
+def _survives_fork(device: str) -> bool:
+    """Return whether a forked child can use the device: it is tried, since libraries may touch it unseen."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            import torch
+
+            from autotune.hardware import cuda_used_bytes
+
+            torch.ones(1, device=device)
+            cuda_used_bytes(device)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    deadline = time.monotonic() + _FORK_TEST_LIMIT_S
+    while not _has_ended(pid) and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY_S)
+    status, _ = end_descendants(pid, limit_s=END_LIMIT_S)
+    return status == 0
 
 
 def _entry(name: str) -> Callable[[Path], None]:
@@ -118,135 +162,104 @@ def _entry(name: str) -> Callable[[Path], None]:
     return entry
 
 
-def _run(job: dict[str, Any], *, forkable: bool) -> dict[str, Any]:
-    """Run one job to its end and return how it ended."""
+def _run(job: dict[str, Any], launcher: _Launcher) -> dict[str, Any]:
+    """Run one job to its end and return how it ended: returncode (None: it can't be ended), timed_out, unkillable."""
     directory = Path(job["directory"])
     read_end, write_end = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _become_trial(job["entry"], directory, write_end, forkable=forkable)
+        os.close(read_end)
+        _become_trial(job["entry"], directory, write_end, launcher)
     os.close(write_end)
-    (directory / "process.json").write_text(json.dumps({"pid": pid, "started": _start_time(pid)}))
+    (directory / PROCESS_FILE).write_text(json.dumps({"pid": pid}))
     with BoundedLog(directory / "log.txt") as log:
         timed_out = _wait(pid, read_end, log, float(job["timeout_s"]))
         if timed_out:
-            _kill_group(pid)
-        _, status = os.waitpid(pid, 0)
-        leftovers = _kill_descendants(pid)
+            kill_group(pid)
+        status, unkillable = end_descendants(pid, limit_s=END_LIMIT_S)
         _drain(read_end, log)
     os.close(read_end)
-    return {"returncode": os.waitstatus_to_exitcode(status), "timed_out": timed_out, "leftovers": leftovers}
+    returncode = None if status is None else os.waitstatus_to_exitcode(status)
+    return {"returncode": returncode, "timed_out": timed_out, "unkillable": unkillable}
 
 
-def _become_trial(entry: str, directory: Path, write_end: int, *, forkable: bool) -> None:
+def _become_trial(entry: str, directory: Path, output: int, launcher: _Launcher) -> None:
     """Turn this forked child into the trial's process; never returns."""
     try:
         os.setsid()
-        die_with_parent()
+        die_with_parent(launcher.pid)
         null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (write_end, 1), (write_end, 2)):
+        for source, target in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
-        os.closerange(3, 256)  # the launcher's pipes
-        if not forkable:
-            command = [
-                sys.executable,
-                "-m",
-                "autotune.execution.launch",
-                "--entry",
-                entry,
-                "--one",
-                str(directory),
-            ]
-            os.execv(sys.executable, command)
+        # Only what is the launcher's own: libraries have open files too, the NVIDIA driver's among them.
+        for descriptor in (null, output, launcher.replies):
+            os.close(descriptor)
+        _prefer_as_victim()
+        if not launcher.forkable:
+            os.execv(sys.executable, launch_command("--entry", entry, "--one", str(directory)))
         _entry(entry)(directory)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        code = 0
     except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # what libraries printed without Python
+    os._exit(code)
+
+
+def _prefer_as_victim() -> None:
+    """Leave no core file of gigabytes, and be the one that the host's out-of-memory killer chooses."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    try:
+        Path("/proc/self/oom_score_adj").write_text("800")
+    except OSError:  # not every container has it
+        return
 
 
 def _wait(pid: int, read_end: int, log: BoundedLog, timeout_s: float) -> bool:
     """Copy the child's output to its log until it exits; return True if the time limit came first."""
     deadline = time.monotonic() + timeout_s
     os.set_blocking(read_end, False)
-    process = os.pidfd_open(pid)
+    with selectors.DefaultSelector() as selector, _wakes_at_exit(pid, selector) as wakes:
+        selector.register(read_end, selectors.EVENT_READ)
+        while True:
+            remaining = max(0.0, deadline - time.monotonic())
+            ready = [key.fd for key, _ in selector.select(remaining if wakes else min(remaining, _LOOK_EVERY_S))]
+            if read_end in ready and not log.copy_from(read_end):
+                selector.unregister(read_end)  # every writer has closed it
+            if _has_ended(pid):
+                return False
+            if not remaining:
+                return True
+
+
+@contextlib.contextmanager
+def _wakes_at_exit(pid: int, selector: selectors.BaseSelector) -> Iterator[bool]:
+    """Have `selector` wake when the child exits; yield False on a kernel that can't (before Linux 5.3)."""
     try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(read_end, selectors.EVENT_READ)
-            selector.register(process, selectors.EVENT_READ)
-            while True:
-                remaining = deadline - time.monotonic()
-                ready = [key.fd for key, _ in selector.select(max(0.0, remaining))]
-                if read_end in ready and not log.copy_from(read_end):
-                    selector.unregister(read_end)  # every writer has closed it
-                if process in ready:
-                    return False
-                if remaining <= 0:
-                    return True
+        process = os.pidfd_open(pid)
+    except OSError:
+        yield False
+        return
+    selector.register(process, selectors.EVENT_READ)
+    try:
+        yield True
     finally:
         os.close(process)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether the child has ended; it stays to be reaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _drain(read_end: int, log: BoundedLog) -> None:
     """Copy what is left in the pipe: all writers are gone."""
     while log.copy_from(read_end):
         continue
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def _kill_descendants(pid: int) -> int:
-    """Kill and reap what the trial left behind; return how many processes that were."""
-    import psutil
-
-    _kill_group(pid)
-    killed: set[int] = set()
-    while True:
-        children = psutil.Process().children(recursive=True)
-        if not children:
-            return len(killed)
-        for child in children:
-            killed.add(child.pid)
-            try:
-                child.kill()
-            except psutil.Error:
-                continue
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        except ChildProcessError:
-            return len(killed)
-        time.sleep(0.01)
-
-
-def _start_time(pid: int) -> int | None:
-    """Return the process's start in clock ticks since boot: with the pid it names a process for ever."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def end_stale(directory: Path) -> bool:
-    """Kill the process group that an earlier search left running for the trial in `directory`, if it is still there."""
-    try:
-        record = json.loads((directory / "process.json").read_text())
-    except (OSError, ValueError):
-        return False
-    if record["started"] is None or _start_time(record["pid"]) != record["started"]:
-        return False
-    _kill_group(record["pid"])
-    return True
 
 
 if __name__ == "__main__":

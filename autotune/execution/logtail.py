@@ -14,7 +14,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class BoundedLog:
-    """A log file of at most `HEAD_BYTES` + `TAIL_BYTES`; what lies between is counted and dropped."""
+    """A log file of at most `HEAD_BYTES` + `TAIL_BYTES` and a line; what lies between is counted and dropped."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -52,10 +52,13 @@ class BoundedLog:
         if rest:
             self._tail.append(rest)
             self._tail_bytes += len(rest)
-        while self._tail_bytes - len(self._tail[0] if self._tail else b"") >= TAIL_BYTES:
-            dropped = self._tail.popleft()
-            self._tail_bytes -= len(dropped)
-            self._dropped_bytes += len(dropped)
+        while self._tail_bytes > TAIL_BYTES:
+            first = self._tail.popleft()
+            dropped = min(len(first), self._tail_bytes - TAIL_BYTES)
+            if dropped < len(first):
+                self._tail.appendleft(first[dropped:])
+            self._tail_bytes -= dropped
+            self._dropped_bytes += dropped
 
 
 def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:
@@ -66,5 +69,6 @@ def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    printable = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return "\n".join(printable.splitlines()[-lines:])
+    plain = text.replace("\r", "\n").replace("\t", "    ")  # a progress bar returns to the start of its line
+    printable = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in plain)
+    return "\n".join([line for line in printable.split("\n") if line.strip()][-lines:])

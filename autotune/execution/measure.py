@@ -25,6 +25,9 @@ from transformers import TrainerCallback
 from autotune.statistics import relative_half_width
 from autotune.trial import Limits
 
+# Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
+EXTRA_DISCARDED_STEPS = 100
+
 
 class Clock(Protocol):
     """Marks moments cheaply and tells their distances later."""
@@ -99,6 +102,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         clock: Clock,
         started_at: float,
     ) -> None:
+        if accumulation_steps < min(2, full_accumulation_steps):
+            raise ValueError("missing micro-steps can only be inferred from two or more")
         self._limits = limits
         self._run = accumulation_steps
         self._missing = full_accumulation_steps - accumulation_steps
@@ -107,7 +112,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._marks: list[Any] = []
         self._previous_end: Any = None
         self._measured_from = 0.0
-        self._next_look = 2
+        self._next_look = 1
         self._really_stepped = False
         self._records: list[list[Any]] = []
         self.startup_s = 0.0
@@ -133,7 +138,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self.first_step_s = time.perf_counter() - self._started_at - self.startup_s
         # An fp16 scaler skips the first steps: until one is real, optimizer states and their peak would be missing.
         self._really_stepped |= not getattr(optimizer, "step_was_skipped", False)
-        if not self._really_stepped or state.global_step < self._limits.discarded_steps:
+        if not self._records and not self._is_warm(state.global_step):
             return
         if not self._measured_from:
             self._clock.settle()
@@ -143,6 +148,12 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._records.append(self._marks)
         if self._is_enough():
             control.should_training_stop = True
+
+    def _is_warm(self, steps: int) -> bool:
+        """Return whether enough is discarded: steps are slow at first, and quick ones stay so for many."""
+        trained_s = time.perf_counter() - self._started_at - self.startup_s
+        enough = trained_s >= self._limits.discarded_s or steps >= self._limits.discarded_steps + EXTRA_DISCARDED_STEPS
+        return self._really_stepped and steps >= self._limits.discarded_steps and enough
 
     def _is_enough(self) -> bool:
         """Look, at growing distances, whether the interval is tight or a limit is reached."""

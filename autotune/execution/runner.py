@@ -1,56 +1,43 @@
 """Runs one trial at a time in a child process and says how it ended.
 
 A :class:`Runner` takes a request and returns a result; :class:`LocalRunner` keeps one launcher process (see `launch`)
-that forks the children. The parent blocks while a child is being timed. A child's own outcome file is believed first,
-then its exit code or signal.
+that forks the children. The parent blocks while a child is being timed; what its end means is decided in `verdict`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
 from autotune.execution import describe
-from autotune.execution.guard import is_out_of_memory_log
-from autotune.execution.launch import DEFAULT_ENTRY, ENVIRONMENT, end_stale
+from autotune.execution.environment import launcher_environment
+from autotune.execution.launch import DEFAULT_ENTRY, END_LIMIT_S, PROCESS_FILE, launch_command
 from autotune.execution.logtail import read_tail
-from autotune.files import write_value
+from autotune.execution.processes import MARK_VARIABLE, end_marked
+from autotune.execution.verdict import LOG_FILE, Ending, host_oom_kills, outcome_of
+from autotune.files import write_text, write_value
 from autotune.hardware import Hardware, used_bytes
-from autotune.trial import (
-    DescribeAnswer,
-    DescribeRequest,
-    Description,
-    Failure,
-    Measurement,
-    Outcome,
-    Refusal,
-    TrialRequest,
-    TrialResult,
-    TrialStatus,
-)
-from autotune.units import show_memory
+from autotune.trial import DescribeAnswer, DescribeRequest, Description, Refusal, TrialRequest, TrialResult
 
-LAUNCHER_START_S = 180.0  # importing torch and transformers from a cold disk
-LAUNCHER_GRACE_S = 60.0  # to kill and reap after the trial's own time limit
+MARK_FILE = "processes.json"  # the mark that all processes of a search carry
+
+LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, and trying a fork on the device
+LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own time limit
 IDLE_LIMIT_S = 10.0
-# What other programs may take meanwhile: a desktop's GPU memory moves by tens of MiB, a host's by hundreds.
-IDLE_TOLERANCE_BYTES = {"cuda": 128 << 20, "cpu": 1 << 30}
+IDLE_TOLERANCE_BYTES = 128 << 20  # a desktop's GPU memory moves by tens of MiB meanwhile
 
-_OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 
 
@@ -74,11 +61,12 @@ def trial_directory(run_directory: Path, number: int) -> Path:
 class LocalRunner:
     """Runs trials on this machine, each in a process of its own, and writes `result.json` for each.
 
-    Use it as a context manager: leaving it ends the launcher and all that runs under it.
+    Use it as a context manager: entering ends what a search that was killed here has left running, leaving ends the
+    launcher and all that runs under it.
 
     Args:
-        run_directory: The search's directory; trial N lives in `trials/NNNN`.
-        hardware: The device whose memory must be back at its idle level after a trial.
+        run_directory: The search's directory, which nobody else uses meanwhile; trial N lives in `trials/NNNN`.
+        hardware: The device that trials run on, and whose memory must be back at its idle level after each.
         entry: ``module:function`` that a child runs; another one than the default is for tests.
     """
 
@@ -89,10 +77,11 @@ class LocalRunner:
         self._launcher: _Launcher | None = None
 
     def __enter__(self) -> Self:
-        """End what a search that was killed here has left running."""
-        for directory in (self._run_directory / "trials").glob("[0-9]*"):
-            if not (directory / "result.json").exists():
-                end_stale(directory)
+        try:
+            mark = json.loads((self._run_directory / MARK_FILE).read_text())["mark"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return self
+        end_marked(str(mark), limit_s=END_LIMIT_S)
         return self
 
     def __exit__(
@@ -107,22 +96,21 @@ class LocalRunner:
             self._launcher = None
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial and write its result; a launcher that died is replaced once.
+        """Run one trial and write its result.
 
         Raises:
             InfrastructureError: The launcher can't be started.
         """
         directory = trial_directory(self._run_directory, request.number)
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        _make_empty(directory)
         write_value(request, directory / "request.json")
-        idle_bytes, oom_kills = used_bytes(self._hardware), _host_oom_kills()
+        self._ready_launcher()  # its start is no part of the trial
+        idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         started = time.monotonic()
         ending = self._ending(directory, self._entry, request.limits.timeout_s)
-        outcome = _outcome(directory, ending, request, _host_oom_kills() > oom_kills)
-        warnings = self._wait_until_idle(idle_bytes)
-        if ending and ending["leftovers"]:
-            warnings += (f"{ending['leftovers']} process(es) that the trial left behind were killed",)
+        ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
+        outcome = outcome_of(directory, ending, request)
+        warnings = (*_unkillable(ending), *self._wait_until_idle(idle_bytes))
         shutil.rmtree(directory / "trainer", ignore_errors=True)
         result = TrialResult(request=request, outcome=outcome, duration_s=time.monotonic() - started, warnings=warnings)
         write_value(result, directory / "result.json")
@@ -136,34 +124,55 @@ class LocalRunner:
             InfrastructureError: The child gave no answer.
         """
         directory = self._run_directory / "describe"
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        _make_empty(directory)
         write_value(request, directory / "request.json")
         self._ending(directory, describe.ENTRY, timeout_s)
         try:
             answer = _ANSWERS.validate_json((directory / describe.ANSWER_FILE).read_bytes())
         except (OSError, ValidationError):
-            tail = read_tail(directory / "log.txt", lines=1)
+            tail = read_tail(directory / LOG_FILE, lines=1)
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
 
-    def _ending(self, directory: Path, entry: str, timeout_s: float) -> dict[str, Any] | None:
-        """Have the launcher run a child in `directory`; return how it ended, None if the launcher died."""
-        if self._launcher is None:
-            self._launcher = _Launcher(self._run_directory)
-        job = {"directory": str(directory), "entry": entry, "timeout_s": timeout_s}
-        ending = self._launcher.run(job, timeout_s + LAUNCHER_GRACE_S)
-        if ending is None:
+    def _ready_launcher(self) -> _Launcher:
+        """Return the launcher, started if there is none or if it has died since the last job."""
+        if self._launcher is not None and not self._launcher.is_alive():
             self.close()
-        return ending
+        if self._launcher is None:
+            self._launcher = _Launcher(self._run_directory, self._hardware.device)
+        return self._launcher
+
+    def _ending(self, directory: Path, entry: str, timeout_s: float) -> Ending:
+        """Have the launcher run a child in `directory`; return how it ended.
+
+        A launcher that dies before it takes the job is replaced once.
+        """
+        job = {"directory": str(directory), "entry": entry, "timeout_s": timeout_s}
+        for _ in range(2):
+            launcher = self._ready_launcher()
+            try:
+                reply = launcher.run(job, timeout_s + LAUNCHER_GRACE_S)
+            except BaseException:  # Ctrl-C: the job is still running, and its reply would be taken for the next one's
+                self.close()
+                raise
+            if reply is not None:
+                return Ending(**reply)
+            silent = launcher.is_alive()
+            self.close()
+            if silent or (directory / PROCESS_FILE).exists():
+                break
+        return Ending(timed_out=silent, launcher_died=True)
+
+    def _device_bytes(self) -> int:
+        """Return the memory in use on the device; on the CPU nothing has to be waited for."""
+        return 0 if self._hardware.is_cpu else used_bytes(self._hardware)
 
     def _wait_until_idle(self, idle_bytes: int) -> tuple[str, ...]:
         """Wait until the device's memory is back where it was before the trial; return a warning if it isn't."""
         deadline = time.monotonic() + IDLE_LIMIT_S
-        tolerance = IDLE_TOLERANCE_BYTES[self._hardware.kind]
-        while (excess := used_bytes(self._hardware) - idle_bytes) > tolerance:
+        while (excess := self._device_bytes() - idle_bytes) > IDLE_TOLERANCE_BYTES:
             if time.monotonic() > deadline:
                 return (
                     f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
@@ -173,28 +182,53 @@ class LocalRunner:
         return ()
 
 
+def _make_empty(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+def _unkillable(ending: Ending) -> tuple[str, ...]:
+    if not ending.unkillable:
+        return ()
+    return (f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel",)
+
+
 class _Launcher:
     """The launcher process, seen from the parent."""
 
-    def __init__(self, run_directory: Path) -> None:
-        self._log_path = run_directory / "launcher.log"
-        with self._log_path.open("ab") as log:
+    def __init__(self, run_directory: Path, device: str) -> None:
+        self._mark = secrets.token_hex(8)
+        write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / MARK_FILE)
+        log_path = run_directory / "launcher.log"
+        self._replies, write_end = os.pipe()
+        with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "autotune.execution.launch"],
+                launch_command("--device", device, "--replies", str(write_end)),
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=log,
                 stderr=log,
-                env={**os.environ, **{k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()}},
+                pass_fds=(write_end,),
+                env=launcher_environment(device, {MARK_VARIABLE: self._mark}),
                 start_new_session=True,
             )
-        ready = self._read(LAUNCHER_START_S)
+        os.close(write_end)
+        self._unread = b""
+        try:
+            ready = self._read(LAUNCHER_START_S)
+        except BaseException:
+            self.end()
+            raise
         if ready is None:
             self.end()
-            tail = read_tail(self._log_path, lines=1)
+            tail = read_tail(log_path, lines=1)
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
 
+    def is_alive(self) -> bool:
+        """Return whether the process still runs."""
+        return self._process.poll() is None
+
     def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Run a job; return its ending, or None if the launcher died or fell silent."""
+        """Run a job; return how it ended, or None if the launcher died or fell silent."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -204,79 +238,29 @@ class _Launcher:
         return self._read(timeout_s)
 
     def _read(self, timeout_s: float) -> dict[str, Any] | None:
-        assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-        line = self._process.stdout.readline() if readable else b""
-        return json.loads(line) if line else None
+        """Return the next reply, or None at the end of the pipe or of the time."""
+        deadline = time.monotonic() + timeout_s
+        poll = select.poll()  # unlike select.select it takes any number of a file
+        poll.register(self._replies, select.POLLIN)
+        while b"\n" not in self._unread:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return None
+            chunk = os.read(self._replies, 1 << 16)
+            if not chunk:
+                return None
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def end(self) -> None:
         """Kill the launcher and all that runs under it."""
-        try:
-            below = psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.Error:
-            below = []
         self._process.kill()
         self._process.wait()
-        for process in below:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    continue
-
-
-def _host_oom_kills() -> int:
-    """Return how many processes the host's out-of-memory killer has ended since boot."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
-
-
-def _outcome(directory: Path, ending: dict[str, Any] | None, request: TrialRequest, host_oom: bool) -> Outcome:
-    """Return the child's own outcome, or what its end without one means."""
-    tail = read_tail(directory / "log.txt")
-    path = directory / "rank-0.json"
-    if path.exists():
+        end_marked(self._mark, limit_s=END_LIMIT_S)
+        os.close(self._replies)
+        assert self._process.stdin is not None
         try:
-            outcome = _OUTCOMES.validate_json(path.read_bytes())
-        except ValidationError:
-            return Failure(status=TrialStatus.CRASHED, cause="the trial's outcome file is garbage", log_tail=tail)
-        if isinstance(outcome, Failure):
-            return outcome.model_copy(update={"log_tail": tail})
-        return _within_budget(outcome, request)
-    if ending is None:
-        return Failure(status=TrialStatus.CRASHED, cause="the launcher died with the trial", log_tail=tail)
-    if ending["timed_out"]:
-        limit = request.limits.timeout_s
-        return Failure(status=TrialStatus.TIMED_OUT, cause=f"no result within {limit:.0f} s", log_tail=tail)
-    return _death(ending["returncode"], tail, host_oom)
-
-
-def _within_budget(outcome: Measurement, request: TrialRequest) -> Outcome:
-    """Return a measurement that kept the budget; memory that no cap covers (paged states) is seen only here."""
-    budget = request.limits.memory_bytes
-    if outcome.memory.peak_bytes <= budget:
-        return outcome
-    cause = f"peaked at {show_memory(outcome.memory.peak_bytes)}, beyond the budget of {show_memory(budget)}"
-    return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, memory=outcome.memory)
-
-
-def _death(returncode: int, tail: str, host_oom: bool) -> Failure:
-    if returncode == -signal.SIGKILL and host_oom:
-        cause = "killed by the host's out-of-memory killer"
-        return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, log_tail=tail)
-    if is_out_of_memory_log(tail):
-        cause = f"died of a failed allocation (exit code {returncode})"
-        return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, log_tail=tail)
-    if returncode < 0:
-        return Failure(status=TrialStatus.CRASHED, cause=f"killed by {signal.Signals(-returncode).name}", log_tail=tail)
-    return Failure(status=TrialStatus.CRASHED, cause=f"ended without a result (exit code {returncode})", log_tail=tail)
+            self._process.stdin.close()
+        except OSError:  # what was buffered has no reader any more
+            return

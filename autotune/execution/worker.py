@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError
+from autotune.execution.environment import trial_device
 from autotune.execution.guard import MemoryGuard, is_out_of_memory, memory_guard
+from autotune.execution.verdict import OUTCOME_FILE
 from autotune.files import read_value, write_value
 from autotune.statistics import rate_interval
 from autotune.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
-
-OUTCOME_FILE = "rank-0.json"
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
 SCALER_STEPS = 17
@@ -39,7 +39,7 @@ def run_trial(directory: Path) -> None:
 
 def _guarded(request: TrialRequest, directory: Path, started_at: float) -> Outcome:
     """Run the trial under its memory budget and turn every error into a failure."""
-    guard = memory_guard(request.device, request.limits.memory_bytes)
+    guard = memory_guard(trial_device(request.device), request.limits.memory_bytes)
     try:
         import torch
 
@@ -96,10 +96,10 @@ def _measure(request: TrialRequest, directory: Path, started_at: float, guard: M
             memory=guard.peak(),
         )
     times = timer.step_times_s()
-    if len(times) < 2:
+    if not times:
         return Failure(
             status=TrialStatus.INVALID,
-            cause=f"the loss scaler skipped nearly all of {SCALER_STEPS} steps",
+            cause=f"the loss scaler skipped the first {SCALER_STEPS} steps and more",
             memory=guard.peak(),
         )
     return _measurement(request, timer, times, loss, effects, guard)
@@ -136,12 +136,13 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> An
     from transformers import Trainer, TrainingArguments
 
     from autotune.data import training_data
+    from autotune.execution.measure import EXTRA_DISCARDED_STEPS
     from autotune.hardware import detect
     from autotune.training_args import plan
 
     config, workload, limits = request.config, request.workload, request.limits
-    mapping = plan(config, workload, detect(request.device))
-    max_steps = limits.discarded_steps + limits.measure_steps + SCALER_STEPS
+    mapping = plan(config, workload, detect(trial_device(request.device)))
+    max_steps = limits.discarded_steps + EXTRA_DISCARDED_STEPS + limits.measure_steps + SCALER_STEPS
     arguments = TrainingArguments(
         output_dir=str(directory / "trainer"),
         **{
@@ -173,7 +174,7 @@ def _model(request: TrialRequest, mapping: Any) -> Any:
         request.workload.task,
         dtype=mapping.model["dtype"],
         attn_implementation=mapping.model.get("attn_implementation"),
-        device=request.device,
+        device=trial_device(request.device),
     )
     if mapping.adapter is not None:
         from peft import LoraConfig, get_peft_model

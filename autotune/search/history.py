@@ -6,7 +6,6 @@ harder ones of its kind, and the micro-batch stops growing where throughput has 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from autotune.config import TrainConfig
@@ -81,10 +80,10 @@ class History:
             for r in self._by_config.values()
             if r.measurement and _same_but_micro_batch(r.request.config, config)
         }
-        sizes = sorted(s for s in rates if s < size)
-        for smaller, larger in itertools.pairwise(sizes):
-            if rates[larger] < rates[smaller] * GROWTH_THRESHOLD:
-                return f"throughput did not grow from micro-batch {smaller} to {larger}"
+        *smaller, largest = sorted(s for s in rates if s < size) or [0]
+        best = max(smaller, key=lambda s: rates[s], default=None)
+        if best is not None and rates[largest] < rates[best] * GROWTH_THRESHOLD:
+            return f"throughput did not grow from micro-batch {best} to {largest}"
         return None
 
 

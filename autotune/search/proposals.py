@@ -1,7 +1,8 @@
 """What to try next before any model of the cost: one step from the leader, in the order of expected effect.
 
-Pure. While something completes, the next proposal is the leader's first untried neighbour; when nothing has completed
-yet, the proposals get lighter until something fits. What is left after that is the sampler's.
+Pure. While something completes, the next proposal is the leader's first untried neighbour. When nothing has completed
+yet, the proposals get lighter until something fits; if it isn't memory that trials fail for, they change one knob of
+the baseline at a time. What is left after that is the sampler's.
 """
 
 from __future__ import annotations
@@ -11,28 +12,40 @@ from collections.abc import Iterator
 from autotune.search.history import History
 from autotune.search.space import MICRO_BATCH, Dimension, Point, SearchSpace
 from autotune.search.space_file import Scalar
-from autotune.trial import TrialResult
+from autotune.trial import TrialResult, TrialStatus
 
 # Workers can only win back time that a step spends waiting for data.
 WORTHWHILE_DATA_WAIT = 0.02
+
+# So many different configurations that fail of one cause say that the configuration isn't the cause.
+SAME_FAILURES = 4
 
 _LIGHT_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor")
 
 
 def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
-    """Yield the points worth trying now, the most promising first."""
+    """Yield the points worth trying now, the most promising first; known and hopeless ones are among them."""
     leader = history.best()
-    yield from _lighter(space) if leader is None else _neighbours(space, history, leader)
+    found = _first_steps(space, history) if leader is None else _neighbours(space, history, leader)
+    return (space.complete(point) for point in found)
+
+
+def _first_steps(space: SearchSpace, history: History) -> Iterator[Point]:
+    """Yield what to try while nothing completes, by what the trials failed of."""
+    others = [r.outcome for r in history.results if r.status is not TrialStatus.OUT_OF_MEMORY]
+    if history.memory_bound or not others:
+        yield from _lighter(space)
+    causes = {outcome.cause for outcome in others if outcome.kind == "failure"}
+    if others and (len(others) < SAME_FAILURES or len(causes) > 1):
+        yield from _other_ways(space)
 
 
 def _neighbours(space: SearchSpace, history: History, leader: TrialResult) -> Iterator[Point]:
     """Yield the points that differ from the leader in one parameter, in the order of the space."""
     origin = space.point(leader.request.config)
     for dimension in space.dimensions:
-        if not space.is_active(dimension, origin) or _is_pointless(dimension, history, leader):
-            continue
-        for value in _other_choices(dimension, origin):
-            yield {**origin, dimension.name: value}
+        if space.is_active(dimension, origin) and not _is_pointless(dimension, history, leader):
+            yield from ({**origin, dimension.name: value} for value in _other_choices(dimension, origin))
 
 
 def _other_choices(dimension: Dimension, origin: Point) -> list[Scalar]:
@@ -40,39 +53,58 @@ def _other_choices(dimension: Dimension, origin: Point) -> list[Scalar]:
     here = origin.get(dimension.name)
     if dimension.name != MICRO_BATCH:
         return [value for value in dimension.choices if value != here]
-    sizes = sorted(int(v) for v in dimension.choices if v is not None)
+    sizes = _micro_batches(dimension)
     larger = [s for s in sizes if s > int(here or 0)]
     smaller = [s for s in sizes if s < int(here or 0)]
     return [*larger[:1], *smaller[-1:]]
 
 
+def _micro_batches(dimension: Dimension) -> list[int]:
+    return sorted(int(value) for value in dimension.choices if value is not None)
+
+
 def _is_pointless(dimension: Dimension, history: History, leader: TrialResult) -> bool:
     """Return whether what was measured says that a dimension can't help the leader."""
     if dimension.name == "checkpointing":  # it saves memory and costs time
-        return not history.memory_bound
+        return leader.request.config.checkpointing == "none" and not history.memory_bound
     if dimension.name == "dataloader_num_workers":
         return leader.measurement is not None and leader.measurement.data_wait_share < WORTHWHILE_DATA_WAIT
     return False
 
 
+def _other_ways(space: SearchSpace) -> Iterator[Point]:
+    """Yield the baseline with the first other choice of each parameter: one of the baseline's may not work here."""
+    origin = space.point(space.baseline)
+    for dimension in space.dimensions:
+        if space.is_active(dimension, origin):
+            yield from ({**origin, dimension.name: value} for value in _other_choices(dimension, origin)[:1])
+
+
 def _lighter(space: SearchSpace) -> Iterator[Point]:
-    """Yield ever lighter points, starting at the baseline: checkpointing, smaller micro-batches, lighter optimizers."""
+    """Yield ever lighter points, starting at the baseline.
+
+    First what leaves the method alone: checkpointing, smaller micro-batches, lighter optimizers; then 16-bit weights
+    and adapters, and both together.
+    """
     names = {d.name: d for d in space.dimensions}
     point = space.point(space.baseline)
     if "checkpointing" in names and "full" in names["checkpointing"].choices:
         point = {**point, "checkpointing": "full"}
         yield point
-    sizes = sorted(int(v) for v in names[MICRO_BATCH].choices if v is not None) if MICRO_BATCH in names else []
-    here = int(point[MICRO_BATCH] or 1)
-    smaller = [s for s in sizes if s < here]
+    smaller = [s for s in _micro_batches(names[MICRO_BATCH]) if s < _size(point)] if MICRO_BATCH in names else []
     for size in dict.fromkeys([*smaller[len(smaller) // 2 :][:1], *smaller[:1]]):
         point = {**point, MICRO_BATCH: size}
         yield point
-    optimizers = names["optim"].choices if "optim" in names else ()
-    for optimizer in _LIGHT_OPTIMIZERS:
-        if optimizer in optimizers:
-            yield {**point, "optim": optimizer}
-            if "precision" in names and "pure_bf16" in names["precision"].choices:
-                yield {**point, "optim": optimizer, "precision": "pure_bf16"}
-    if "adapter" in names:
-        yield from ({**point, "adapter": v} for v in names["adapter"].choices if v is not None)
+    optimizers: list[Scalar] = [o for o in _LIGHT_OPTIMIZERS if "optim" in names and o in names["optim"].choices]
+    yield from ({**point, "optim": optimizer} for optimizer in optimizers)
+    adapters = [a for a in (names["adapter"].choices if "adapter" in names else ()) if a is not None]
+    if "precision" in names and "pure_bf16" in names["precision"].choices:
+        pure: Point = {**point, "precision": "pure_bf16"}
+        yield from ({**pure, "optim": optimizer} for optimizer in optimizers or [point["optim"]])
+        yield from ({**at, "adapter": adapter} for at in (point, pure) for adapter in adapters)
+    else:
+        yield from ({**point, "adapter": adapter} for adapter in adapters)
+
+
+def _size(point: Point) -> int:
+    return int(point[MICRO_BATCH] or 1)

@@ -20,13 +20,10 @@ _OVERFLOWS_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transform
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
 
-def refusal(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why `config` can't be run, or None if no rule speaks against it."""
-    for rule in _RULES:
-        reason = rule(config, workload, facts, hardware)
-        if reason is not None:
-            return reason
-    return None
+def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> list[str]:
+    """Return all that speaks against running `config`."""
+    reasons = (rule(config, workload, facts, hardware) for rule in _RULES)
+    return [reason for reason in reasons if reason is not None]
 
 
 def _micro_batch(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:

@@ -6,7 +6,6 @@ effort: what can't be legal there is left out, with the reason kept.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from pydantic import Field
@@ -16,7 +15,7 @@ from autotune.config import Allowance, Effort, TrainConfig, Workload
 from autotune.hardware import Hardware
 from autotune.search import rules
 from autotune.search.allowance import allowance_of
-from autotune.search.space_file import Scalar, SpaceFile, make_config
+from autotune.search.space_file import Scalar, SpaceFile, make_config, make_point
 from autotune.values import Value
 
 Point = dict[str, Scalar]
@@ -65,7 +64,7 @@ class SearchSpace:
         self._facts = facts
         self._hardware = hardware
         self._allowance = allowance
-        self._origin = self.point(baseline)
+        self._origin = make_point(baseline)
         self.left_out: dict[str, str] = {}
         order = list(Effort)
         self.dimensions = tuple(
@@ -97,18 +96,23 @@ class SearchSpace:
         """Return why `value` can't be chosen whatever the others are: the reason it fails alone, at the baseline.
 
         A kernel that needs 16 bits fails at an fp32 baseline and not elsewhere, so those reasons are asked again with
-        each precision of the space.
+        each precision of the space. A combination that the file forbids says nothing about a value alone, nor does
+        what speaks against the baseline itself.
         """
         precisions = self.file.parameters.get("precision")
         others: tuple[Scalar, ...] = (self._origin["precision"],)
         if precisions is not None and precisions.choices != "lattice" and name != "precision":
             others += precisions.choices
-        reason = None
+        reasons: list[str] = []
         for precision in others:
-            reason = self.refusal(self.config({**self._origin, "precision": precision, name: value}))
-            if reason is None:
+            without: Point = {**self._origin, "precision": precision}
+            config = self.config({**without, name: value})
+            excused = self._illegal(self.config(without))
+            reasons = [r for r in self._illegal(config) if r not in excused]
+            reasons += filter(None, (self._forbidden(config, alone=True), self._beyond_allowance(config)))
+            if not reasons:
                 return None
-        return reason
+        return reasons[0]
 
     def config(self, point: Point) -> TrainConfig:
         """Return the configuration at `point`; parameters it doesn't name keep the baseline's value."""
@@ -119,46 +123,64 @@ class SearchSpace:
 
     def point(self, config: TrainConfig) -> Point:
         """Return the point of `config`, with the fields of an adapter behind a dot."""
-        point: Point = {}
-        for name in TrainConfig.model_fields:
-            value = getattr(config, name)
-            if name == "adapter":
-                point[name] = value.kind if value is not None else None
-                if value is not None:
-                    fields = value.model_dump(exclude={"kind"})
-                    point |= {f"adapter.{field}": v for field, v in fields.items()}
-            else:
-                point[name] = str(value) if name == "precision" else value
-        return point
+        return make_point(config)
+
+    def complete(self, point: Point) -> Point:
+        """Return `point` with a value for each parameter that exists there, and for no other.
+
+        Where it names none, the value is the baseline's, or the first choice where the baseline has none either.
+        """
+        whole: Point = {}
+        for dimension in self.dimensions:
+            if self.is_active(dimension, whole):
+                default = self._origin.get(dimension.name, dimension.choices[0])
+                whole[dimension.name] = point.get(dimension.name, default)
+        return whole
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why `config` may not be tried: a rule of legality, the space's own rules, or the allowance."""
-        reason = rules.refusal(config, self._workload, self._facts, self._hardware)
-        if reason is not None:
-            return reason
+        illegal = next(iter(self._illegal(config)), None)
+        return illegal or self._forbidden(config) or self._beyond_allowance(config)
+
+    def _illegal(self, config: TrainConfig) -> list[str]:
+        return rules.refusals(config, self._workload, self._facts, self._hardware)
+
+    def _forbidden(self, config: TrainConfig, *, alone: bool = False) -> str | None:
+        """Return the reason of the file's first rule that forbids `config`; `alone`: of rules on one parameter."""
         point = self.point(config)
         for rule in self.file.rules:
+            if alone and len(rule.forbid) > 1:
+                continue
             if all(point.get(name) in values for name, values in rule.forbid.items()):
                 return rule.reason
+        return None
+
+    def _beyond_allowance(self, config: TrainConfig) -> str | None:
         needed = allowance_of(config, self.baseline, self._facts)
         if not self._allowance.admits(needed):
             return f"changes the {needed} of the training, which --allow {self._allowance} does not admit"
         return None
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:
-        """Return whether `dimension` exists at `point`."""
+        """Return whether `dimension` exists at `point`; a field of an adapter does only where there is one."""
+        parent, dot, _ = dimension.name.partition(".")
+        if dot and point.get(parent) is None:
+            return False
         return all(point.get(name) in values for name, values in dimension.when.items())
 
     def points(self) -> Iterator[Point]:
         """Yield every legal point, each once."""
-        seen: set[TrainConfig] = set()
-        for values in itertools.product(*(d.choices for d in self.dimensions)):
-            point = dict(zip((d.name for d in self.dimensions), values, strict=True))
-            point = {d.name: point[d.name] for d in self.dimensions if self.is_active(d, point)}
-            config = self.config(point)
-            if config not in seen and self.refusal(config) is None:
-                seen.add(config)
-                yield point
+        return (point for point in self._grown({}) if self.refusal(self.config(point)) is None)
+
+    def _grown(self, point: Point, depth: int = 0) -> Iterator[Point]:
+        """Yield `point` with each combination of choices of the dimensions from `depth` on."""
+        if depth == len(self.dimensions):
+            yield point
+        elif not self.is_active(dimension := self.dimensions[depth], point):
+            yield from self._grown(point, depth + 1)
+        else:
+            for value in dimension.choices:
+                yield from self._grown({**point, dimension.name: value}, depth + 1)
 
     def size(self) -> int:
         """Return the number of legal points."""

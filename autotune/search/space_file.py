@@ -29,13 +29,20 @@ from autotune.config import Effort, LoraAdapter, TrainConfig
 from autotune.errors import SearchSpaceError, suggestion
 from autotune.values import Value
 
-Scalar = bool | int | str | None
+Scalar = bool | int | float | str | None
 
 ADAPTERS: dict[str, type[LoraAdapter]] = {"lora": LoraAdapter}
 
 # The names a file may use: every field of TrainConfig, and the fields of adapters behind a dot.
 PARAMETERS = frozenset(TrainConfig.model_fields) | {
     f"adapter.{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"
+}
+
+
+# What the free texts among the parameters may say; optimizers are checked by TrainConfig itself.
+_KNOWN_TEXTS = {
+    "attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+    "torch_compile_backend": ("inductor", "cudagraphs", "onnxrt", "openxla", "tvm", "aot_eager", "eager"),
 }
 
 
@@ -48,21 +55,59 @@ class Parameter(Value):
     when: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
     from_effort: Effort = Effort.QUICK
 
-    @field_validator("choices")
+    @field_validator("choices", mode="before")
     @classmethod
-    def _not_empty(cls, value: Any) -> Any:
-        if not value:
+    def _checked(cls, value: Any) -> Any:
+        if value == "lattice":
+            return value
+        if isinstance(value, list | tuple) and not value:
             raise ValueError("needs at least one choice")
-        if value != "lattice" and len(set(map(repr, value))) != len(value):
+        _check_list(value, or_else=" (or 'lattice', for the micro-batch)")
+        if len(set(map(repr, value))) != len(value):
             raise ValueError("has a choice twice")
         return value
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        return _checked_condition(value)
 
 
 class ForbidRule(Value):
     """A combination nobody wants: refused when every named parameter has one of the values."""
 
-    forbid: dict[str, tuple[Scalar, ...]]
+    forbid: dict[str, tuple[Scalar, ...]] = Field(min_length=1)
     reason: str = Field(min_length=1)
+
+    @field_validator("forbid", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        return _checked_condition(value)
+
+
+def _check_list(value: Any, *, or_else: str = "") -> None:
+    """Raise ValueError unless `value` is a list of what a parameter can take."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected a list, not {value!r}{or_else}")
+    for item in value:
+        if not isinstance(item, Scalar):
+            raise ValueError(f"{item!r} is no text, number, true, false or null")
+
+
+def _checked_condition(value: Any) -> Any:
+    """Return the values by parameter of a `when` or a `forbid`.
+
+    Raises:
+        ValueError: A parameter has no list, or an empty one, which would hold nowhere.
+    """
+    for name, values in value.items() if isinstance(value, dict) else ():
+        try:
+            _check_list(values)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if not values:
+            raise ValueError(f"{name}: needs at least one value")
+    return value
 
 
 class SpaceFile(Value):
@@ -70,7 +115,7 @@ class SpaceFile(Value):
 
     name: str
     description: str = Field(min_length=1)
-    parameters: dict[str, Parameter]
+    parameters: dict[str, Parameter] = Field(min_length=1)
     rules: tuple[ForbidRule, ...] = ()
 
 
@@ -160,7 +205,8 @@ def _check_names(path: Path, document: dict[str, Any]) -> None:
     for value in parameters.values() if isinstance(parameters, dict) else ():
         when = value.get("when") if isinstance(value, dict) else None
         named += list(when) if isinstance(when, dict) else []
-    for rule in document.get("rules") or ():
+    rules = document.get("rules")
+    for rule in rules if isinstance(rules, list) else ():
         forbid = rule.get("forbid") if isinstance(rule, dict) else None
         named += list(forbid) if isinstance(forbid, dict) else []
     for name in named:
@@ -170,8 +216,7 @@ def _check_names(path: Path, document: dict[str, Any]) -> None:
 
 def _validation_message(error: ValidationError) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("literal['lattice']",))
-    where = where.replace(".tuple[union[bool,int,str,none],...]", "")
+    where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         key = str(first["loc"][-1])
         known = (*Parameter.model_fields, *ForbidRule.model_fields)
@@ -186,33 +231,43 @@ def _check_values(path: Path, space: SpaceFile) -> None:
             if name != "per_device_train_batch_size":
                 raise SearchSpaceError(f"{path}: parameters.{name}.choices: 'lattice' is for the micro-batch only")
             continue
-        for value in parameter.choices:
-            _check_value(path, name, value)
+        _check_all(path, f"parameters.{name}.choices", name, parameter.choices)
     names = list(space.parameters)
     for name, parameter in space.parameters.items():
-        for other in parameter.when:
+        for other, values in parameter.when.items():
+            _check_all(path, f"parameters.{name}.when.{other}", other, values)
             if other not in names[: names.index(name)]:
                 raise SearchSpaceError(f"{path}: parameters.{name}.when: {other!r} is not a parameter above it")
     for name in space.parameters:
         if name.startswith("adapter.") and "adapter" not in space.parameters:
             raise SearchSpaceError(f"{path}: parameters.{name}: there is no parameter 'adapter'")
+    for number, rule in enumerate(space.rules):
+        for name, values in rule.forbid.items():
+            _check_all(path, f"rules.{number}.forbid.{name}", name, values)
 
 
-def _check_value(path: Path, name: str, value: Scalar) -> None:
+def _check_all(path: Path, where: str, name: str, values: tuple[Scalar, ...]) -> None:
+    for value in values:
+        problem = _problem(name, value)
+        if problem is not None:
+            raise SearchSpaceError(f"{path}: {where}: {problem}")
+
+
+def _problem(name: str, value: Scalar) -> str | None:
+    """Return why no configuration has exactly `value`, or None; what would have to be converted is refused too."""
+    known = _KNOWN_TEXTS.get(name)
+    if known is not None and value is not None and value not in known:
+        return f"{value!r} is unknown{suggestion(str(value), known)}"
+    adapter: dict[str, Scalar] = {"adapter": "lora"} if name.startswith("adapter.") else {}
     try:
-        make_config({"per_device_train_batch_size": 1, **_with_adapter(name), name: value})
+        config = make_config({"per_device_train_batch_size": 1, **adapter, name: value})
     except ValidationError as error:
-        raise SearchSpaceError(
-            f"{path}: parameters.{name}.choices: {value!r} is no value for it ({error.errors()[0]['msg']})"
-        ) from None
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        return f"{value!r} is no value for it ({message})"
     except KeyError:
-        raise SearchSpaceError(
-            f"{path}: parameters.{name}.choices: {value!r} is unknown{suggestion(str(value), ADAPTERS)}"
-        ) from None
-
-
-def _with_adapter(name: str) -> dict[str, Scalar]:
-    return {"adapter": "lora"} if name.startswith("adapter.") else {}
+        return f"{value!r} is unknown{suggestion(str(value), ADAPTERS)}"
+    taken = make_point(config)[name]
+    return None if type(taken) is type(value) else f"{value!r} is no value for it (did you mean {taken!r}?)"
 
 
 def make_config(point: dict[str, Scalar]) -> TrainConfig:
@@ -228,3 +283,17 @@ def make_config(point: dict[str, Scalar]) -> TrainConfig:
         options = {k.removeprefix("adapter."): v for k, v in point.items() if k.startswith("adapter.")}
         fields["adapter"] = ADAPTERS[str(kind)](**options)
     return TrainConfig(**fields)
+
+
+def make_point(config: TrainConfig) -> dict[str, Scalar]:
+    """Return the point of `config`: the inverse of `make_config`."""
+    point: dict[str, Scalar] = {}
+    for name in TrainConfig.model_fields:
+        value = getattr(config, name)
+        if name == "adapter":
+            point[name] = value.kind if value is not None else None
+            if value is not None:
+                point |= {f"adapter.{field}": v for field, v in value.model_dump(exclude={"kind"}).items()}
+        else:
+            point[name] = str(value) if name == "precision" else value
+    return point

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optuna
+import sqlalchemy
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -55,7 +56,7 @@ class Study:
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=6)
         self._study = optuna.create_study(
             study_name=STUDY_NAME,
-            storage=f"sqlite:///{(directory / STUDY_FILE).resolve()}",
+            storage=_storage(directory / STUDY_FILE),
             direction="maximize",
             sampler=sampler,
             load_if_exists=True,
@@ -66,23 +67,27 @@ class Study:
 
         What a killed search left running is told as failed, and a result that the study doesn't know is added.
         """
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
+        known = {t.user_attrs.get(_NUMBER) for t in self._trials() if t.state.is_finished()}
+        for _ in self._trials(TrialState.WAITING):
+            self._study.ask()  # what waits can't be told: this sets it running
+        for trial in self._trials(TrialState.RUNNING):
             self._study.tell(trial.number, state=TrialState.FAIL)
-        known = {t.user_attrs.get(_NUMBER) for t in self._study.get_trials(deepcopy=False)}
         for result in results:
             if result.request.number not in known:
                 self._study.add_trial(self._frozen(result))
 
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=states or None)
+
     def ask(self, proposal: Point | None = None) -> Asked:
-        """Open a trial of the study at `proposal`, or at one of the sampler's choice, known or illegal ones included."""
+        """Open a trial of the study at `proposal`, or where the sampler chooses, known and illegal points included."""
         if proposal is not None:
             self._study.enqueue_trial(self._params(proposal))
         trial = self._study.ask()
         point: Point = {}
         for dimension in self._space.dimensions:
             if self._space.is_active(dimension, point):
-                value = trial.suggest_categorical(dimension.name, list(dimension.choices))
-                point[dimension.name] = value  # type: ignore[assignment]  # one of the choices, none of them a float
+                point[dimension.name] = trial.suggest_categorical(dimension.name, list(dimension.choices))
         return Asked(trial, point)
 
     def tell(self, asked: Asked, result: TrialResult) -> None:
@@ -100,8 +105,9 @@ class Study:
 
     def _params(self, point: Point) -> Point:
         """Return the part of `point` that the study has dimensions for."""
-        active = (d for d in self._space.dimensions if self._space.is_active(d, point))
-        return {d.name: point[d.name] for d in active if d.name in point and point[d.name] in d.choices}
+        whole = self._space.complete(point)
+        choices = {d.name: d.choices for d in self._space.dimensions}
+        return {name: value for name, value in whole.items() if value in choices[name]}
 
     def _frozen(self, result: TrialResult) -> FrozenTrial:
         params = self._params(self._space.point(result.request.config))
@@ -122,6 +128,26 @@ class Study:
         if result.measurement is None:
             return {}
         return {_MEMORY: result.measurement.memory.peak_bytes / self._capacity_bytes - 1}
+
+
+def _storage(path: Path) -> optuna.storages.RDBStorage:
+    """Return SQLite in `path`, which doesn't wait for the disk.
+
+    A trial is some twenty transactions. What a power cut takes of them is told again out of the result files; the end
+    of the process takes nothing. A file that is no database any more is put aside.
+    """
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
+    except sqlalchemy.exc.DatabaseError:
+        path.replace(path.with_suffix(".broken"))
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
+    sqlalchemy.event.listen(storage.engine, "connect", _do_not_sync)
+    storage.engine.dispose()  # so that all connections are new
+    return storage
+
+
+def _do_not_sync(connection: Any, record: Any) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
 
 
 def _value(result: TrialResult) -> float | None:

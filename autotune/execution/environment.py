@@ -1,0 +1,55 @@
+"""The environment of the processes that run trials: what is set before any library is imported, and which device.
+
+A trial sees its own device and no other. The Trainer takes every visible device (`nn.DataParallel`, and it starts at
+`cuda:0` whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+# See each library's reason. A value that the user has set stays.
+ENVIRONMENT = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without a context, which a fork would inherit
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, by which the device was chosen
+    "ARROW_DEFAULT_MEMORY_POOL": "system",  # pyarrow's own pool reserves 1 GiB, which the memory limit would count
+    "TOKENIZERS_PARALLELISM": "false",  # threads before a fork
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PYTHONFAULTHANDLER": "1",
+    "PYTHONUNBUFFERED": "1",  # what a trial printed before it was killed is in its log
+}
+
+
+def launcher_environment(
+    device: str, mark: Mapping[str, str], present: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the environment of a launcher for `device` ('cpu' or 'cuda:N').
+
+    Args:
+        device: As the parent counts.
+        mark: A variable that makes the launcher's descendants known for good; see `processes`.
+        present: The parent's environment.
+    """
+    chosen = {name: present.get(name, value) for name, value in ENVIRONMENT.items()}
+    # The parent's own module path in its order: neither more (the present directory) nor less than what it imports.
+    chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
+    return {**present, **chosen, **mark, "CUDA_VISIBLE_DEVICES": _visible(device, present)}
+
+
+def _visible(device: str, present: Mapping[str, str]) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES that leaves `device` alone."""
+    if device == "cpu":
+        return ""
+    index = int(device.partition(":")[2] or 0)
+    visible = present.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(index)
+    return [entry.strip() for entry in visible.split(",") if entry.strip() not in ("", "-1")][index]
+
+
+def trial_device(device: str) -> str:
+    """Return the name that the parent's `device` has inside a trial."""
+    return "cpu" if device == "cpu" else "cuda:0"

@@ -1,0 +1,114 @@
+"""Ends processes for good: a trial with all that it started, and what a killed search has left running.
+
+Three nets, since each has holes. A process group holds what a trial starts, except what leads a session of its own
+(torchrun's ranks do). A subreaper, which the launcher is, gets these back when their parent ends, except if the
+launcher itself is killed. So every process of a search also carries a mark in its environment, which children
+inherit; only a process that clears its environment *and* loses its launcher escapes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+MARK_VARIABLE = "AUTOTUNE_SEARCH_MARK"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAUSE_S = 0.01
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; end it now if that is over already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Have the kernel give this process the orphans among its descendants."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_group(pid: int) -> None:
+    """Kill every process of the group that `pid` leads or led."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def end_descendants(pid: int, *, limit_s: float) -> tuple[int | None, int]:
+    """Kill and reap the child `pid`, its group and every other descendant of this process.
+
+    Returns:
+        The wait status of `pid`, None if it can't be ended (a driver holds it in the kernel); and how many processes
+        are left after `limit_s`.
+    """
+    deadline = time.monotonic() + limit_s
+    status: int | None = None
+    while True:
+        kill_group(pid)
+        below = psutil.Process().children(recursive=True)
+        for process in below:
+            _kill(process.pid)
+        ended = _reap(pid)
+        status = ended if status is None else status
+        if not below or time.monotonic() > deadline:
+            return status, len(below)
+        time.sleep(_PAUSE_S)
+
+
+def _reap(pid: int) -> int | None:
+    """Reap all children that have ended; return the wait status of `pid` if it is among them."""
+    status = None
+    try:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                status = ended[1]
+    except ChildProcessError:
+        pass
+    return status
+
+
+def marked(mark: str) -> list[int]:
+    """Return the running processes that carry `mark`, this one excepted."""
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()  # empty for a zombie
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        if wanted in environment.split(b"\0"):
+            found.append(int(entry.name))
+    return found
+
+
+def end_marked(mark: str, *, limit_s: float) -> int:
+    """Kill every process that carries `mark`; return how many are left after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    clean = 0
+    while clean < 2:  # looked at twice: a process has no environment while it becomes another program
+        left = marked(mark)
+        if time.monotonic() > deadline:
+            return len(left)
+        for pid in left:
+            _kill(pid)
+        clean = 0 if left else clean + 1
+        time.sleep(_PAUSE_S)
+    return 0
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

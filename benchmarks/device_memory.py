@@ -1,0 +1,58 @@
+"""Watches a device's memory from outside while trials run: a second opinion on the peaks that they report."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from autotune.hardware import Hardware, cuda_used_bytes
+
+INTERVAL_S = 0.05  # a reading takes microseconds; the caching allocator keeps its peak for much longer than this
+
+
+class MemoryWatch:
+    """Keeps the highest memory in use since `reset`, as NVML tells; on the CPU that of this process's children."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+        self._idle_bytes = self._peak_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.reset()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def reset(self) -> None:
+        """Begin anew: what is in use now is the idle level."""
+        self._idle_bytes = self._peak_bytes = self.used_bytes()
+
+    def risen_bytes(self) -> int:
+        """Return how far above the idle level the memory has been."""
+        return self._peak_bytes - self._idle_bytes
+
+    def used_bytes(self) -> int:
+        """Return the memory in use now."""
+        if not self._hardware.is_cpu:
+            return cuda_used_bytes(self._hardware.device)
+        used = 0
+        for process in psutil.Process().children(recursive=True):
+            try:
+                used += process.memory_info().rss
+            except psutil.Error:  # it has just ended
+                continue
+        return used
+
+    def _watch(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self._peak_bytes = max(self._peak_bytes, self.used_bytes())

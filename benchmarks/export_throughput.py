@@ -1,0 +1,184 @@
+"""Compares what an exported configuration really does with what autotune measured of it.
+
+    python benchmarks/export_throughput.py runs/t5-small-.../best-config.json
+    python benchmarks/export_throughput.py --model t5-small --effort quick
+
+In each round the configuration is measured twice, in an order that alternates: as a trial of autotune, and by
+`examples/train_with_result.py` in a fresh process, a plain Trainer without autotune around it. A ratio of 1 means that
+the exported arguments train exactly as fast as was promised. The last line is the result as JSON; it is also written
+to `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from provenance import ROOT, provenance, results_path
+
+import autotune
+from autotune.execution.environment import launcher_environment
+from autotune.execution.runner import LocalRunner
+from autotune.files import write_text
+from autotune.hardware import Hardware, detect
+from autotune.result import TuningResult
+from autotune.statistics import half_width
+from autotune.trial import DescribeRequest, Limits, Purpose, TrialRequest
+
+EXAMPLE = ROOT / "examples" / "train_with_result.py"
+TIMEOUT_S = 900.0
+FEWEST_STEPS, MOST_STEPS = 3, 200
+
+
+class Round(NamedTuple):
+    """Samples per second of one configuration, both ways."""
+
+    exported: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        """Throughput of the exported training over that of the trial."""
+        return self.exported / self.measured
+
+
+def main() -> None:
+    """Measure and write what the command line asks for."""
+    options = parse_options()
+    with tempfile.TemporaryDirectory() as scratch:
+        path = options.config or search(options, Path(scratch))
+        result = autotune.load(path)
+        hardware = detect("cpu" if result.hardware.is_cpu else result.hardware.device)
+        rounds = compare(path, hardware, count=options.rounds, seconds=options.seconds)
+    document = {**provenance(hardware), **summary(result, rounds)}
+    output = options.out or results_path(f"export-{result.workload.model.name}", hardware).with_suffix(".json")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(json.dumps(document, indent=2) + "\n", output)
+    print(json.dumps(document))
+
+
+def compare(path: Path, hardware: Hardware, *, count: int, seconds: float) -> list[Round]:
+    """Return `count` rounds, each side running for about `seconds`.
+
+    Raises:
+        RuntimeError: One of the two can't train what the search has trained.
+    """
+    result = autotune.load(path)
+    steps = steps_for(result, seconds)
+    rounds = []
+    with tempfile.TemporaryDirectory() as scratch, LocalRunner(Path(scratch), hardware) as runner:
+        if result.workload.dataset is not None:
+            runner.describe(DescribeRequest(workload=result.workload))  # tokenizes
+        for number in range(count):
+            sides = {
+                "measured": lambda n=number: trial(result, hardware, runner, n, steps),
+                "exported": lambda n=number: train(path, hardware, Path(scratch) / f"out-{n}", steps),
+            }
+            order = list(sides) if number % 2 == 0 else list(reversed(sides))
+            rounds.append(Round(**{name: sides[name]() for name in order}))
+            print(f"round {number}: {rounds[-1]}, ratio {rounds[-1].ratio:.3f}", file=sys.stderr, flush=True)
+    return rounds
+
+
+def steps_for(result: TuningResult, seconds: float) -> int:
+    """Return how many optimizer steps take about `seconds`."""
+    measured = result.best.measurement
+    step_s = statistics.fmean(measured.step_times_s) if measured else 1.0
+    return min(MOST_STEPS, max(FEWEST_STEPS, round(seconds / step_s)))
+
+
+def trial(result: TuningResult, hardware: Hardware, runner: LocalRunner, number: int, steps: int) -> float:
+    """Return the throughput that autotune measures, over `steps` steps after the first."""
+    config = result.best.config
+    outcome = runner.run(
+        TrialRequest(
+            number=number,
+            purpose=Purpose.FINAL,
+            config=config,
+            workload=result.workload,
+            device=hardware.device,
+            accumulation_steps=result.workload.accumulation_steps(config),
+            limits=Limits(
+                memory_bytes=result.memory_budget_bytes,
+                timeout_s=TIMEOUT_S,
+                discarded_steps=1,
+                measure_steps=steps,
+                measure_time_s=TIMEOUT_S,
+                relative_interval=1e-9,  # never tight enough to end early
+            ),
+        )
+    )
+    if outcome.measurement is None:
+        raise RuntimeError(f"the trial ended as {outcome.status}: {getattr(outcome.outcome, 'cause', '')}")
+    return outcome.measurement.samples_per_second
+
+
+def train(path: Path, hardware: Hardware, output: Path, steps: int) -> float:
+    """Return the throughput of the exported configuration in a process of its own, over `steps` after the first."""
+    visible = launcher_environment(hardware.device, {})["CUDA_VISIBLE_DEVICES"]
+    command = [sys.executable, str(EXAMPLE), str(path), "--steps", str(steps + 1), "--output-dir", str(output)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{EXAMPLE.name} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+    return float(json.loads(done.stdout.splitlines()[-1])["samples_per_second"])
+
+
+def summary(result: TuningResult, rounds: list[Round]) -> dict[str, Any]:
+    """Return the ratio with its 95 % interval, and what it is made of."""
+    logarithms = [math.log(r.ratio) for r in rounds]
+    centre, half = statistics.fmean(logarithms), half_width(logarithms)
+    searched = result.best.measurement
+    return {
+        "model": result.workload.model.name,
+        "config": result.best.config.model_dump(mode="json"),
+        "ratio": math.exp(centre),
+        "ratio_interval": [math.exp(centre - half), math.exp(centre + half)] if math.isfinite(half) else None,
+        "rounds": [r._asdict() for r in rounds],
+        "ratio_to_the_search": statistics.fmean(r.exported for r in rounds) / searched.samples_per_second
+        if searched
+        else None,
+    }
+
+
+def search(options: argparse.Namespace, scratch: Path) -> Path:
+    """Run a search first; return the file of its answer."""
+    result = autotune.find(
+        options.model, effort=options.effort, device=options.device, max_time=options.max_time, run_dir=scratch / "run"
+    )
+    result.save(scratch / "best-config.json")
+    return scratch / "best-config.json"
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search")
+    parser.add_argument("--model", help="search for this model first")
+    parser.add_argument("--effort", default="quick", help="of that search (default: %(default)s)")
+    parser.add_argument("--max-time", help="of that search")
+    parser.add_argument("--device", default="auto", help="of that search (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=20, help="of each side in each round (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
+    options = parser.parse_args()
+    if (options.config is None) == (options.model is None):
+        parser.error("give either a best-config.json or --model")
+    return options
+
+
+if __name__ == "__main__":
+    main()

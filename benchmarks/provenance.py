@@ -1,0 +1,54 @@
+"""Says where figures come from: date, machine, versions and command. Used by every benchmark that writes results."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune.hardware import Hardware
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def provenance(hardware: Hardware) -> dict[str, Any]:
+    """Return what has to stand beside every figure."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "commit": _commit(),
+        "autotune": __version__,
+        "hardware": hardware.model_dump(mode="json"),
+    }
+
+
+def results_path(name: str, hardware: Hardware) -> Path:
+    """Return the place of today's results of `name` on this machine: ``results/<date>-<machine>-<name>``."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return RESULTS / "-".join(part for part in (today, slug(hardware.name), slug(name)) if part)
+
+
+def slug(text: str) -> str:
+    """Return `text` as part of a file's name: 'NVIDIA H200' becomes 'nvidia-h200'."""
+    return re.sub(r"[^a-z0-9.]+", "-", re.sub(r"\((r|tm)\)", "", text.lower())).strip("-.")
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout, with a plus sign if files differ; None outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

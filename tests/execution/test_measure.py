@@ -1,0 +1,174 @@
+"""Step times from marks: which steps count, when it is enough, and how missing micro-steps are added."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.execution.measure import HostClock, StepTimer
+from autotune.trial import Limits
+
+DATA_S, MICRO_S, OPTIMIZER_S = 0.5, 2.0, 1.0
+
+
+class ScriptedClock:
+    """A clock that stands still until it is told how much time has passed."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.settled = 0
+
+    def mark(self) -> float:
+        return self.now
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedClock:
+    made = ScriptedClock()
+    monkeypatch.setattr("autotune.execution.measure.time.perf_counter", lambda: made.now)
+    return made
+
+
+def timer_of(clock: ScriptedClock, *, run: int = 1, full: int | None = None, **limits: Any) -> StepTimer:
+    usual = {
+        "memory_bytes": 1,
+        "timeout_s": 1,
+        "discarded_steps": 1,
+        "measure_steps": 5,
+        "measure_time_s": 1e9,
+        "relative_interval": 1e-9,
+    }
+    return StepTimer(Limits(**{**usual, **limits}), run, full or run, clock=clock, started_at=clock.now - 7)
+
+
+def train(
+    timer: StepTimer, clock: ScriptedClock, *, run: int = 1, slowness: Iterable[float], skipped: Iterable[bool] = ()
+) -> int:
+    """Call the timer as a Trainer does; return the steps taken until it said stop.
+
+    Each item of `slowness` stands for a step and stretches it; each of `skipped` says whether the loss scaler let the
+    optimizer rest (not at all, once they are used up).
+    """
+    control = SimpleNamespace(should_training_stop=False)
+    for step, (factor, rests) in enumerate(zip(slowness, itertools.chain(skipped, itertools.repeat(False))), start=1):
+        state = SimpleNamespace(global_step=step)
+        clock.now += factor * DATA_S * run
+        timer.on_step_begin(None, SimpleNamespace(global_step=step - 1), control)
+        for _ in range(run - 1):
+            clock.now += factor * MICRO_S
+            timer.on_substep_end(None, state, control)
+        clock.now += factor * (MICRO_S + OPTIMIZER_S)
+        timer.on_step_end(None, state, control, optimizer=SimpleNamespace(step_was_skipped=rests))
+        if control.should_training_stop:
+            return step
+    return step
+
+
+def step_s(micro_steps: int) -> float:
+    return micro_steps * (DATA_S + MICRO_S) + OPTIMIZER_S
+
+
+@pytest.mark.parametrize("run", [1, 2, 8])
+def test_a_step_lasts_from_the_end_of_the_last_one_data_included(clock, run):
+    timer = timer_of(clock, run=run)
+    train(timer, clock, run=run, slowness=[1] * 9)
+    assert timer.step_times_s() == pytest.approx([step_s(run)] * 2)
+
+
+@pytest.mark.parametrize(("run", "full"), [(2, 3), (2, 8), (3, 64)])
+def test_with_fewer_micro_steps_the_times_are_those_of_the_full_step(clock, run, full):
+    timer = timer_of(clock, run=run, full=full)
+    train(timer, clock, run=run, slowness=[1] * 9)
+    assert timer.step_times_s() == pytest.approx([step_s(full)] * 2)
+
+
+def test_the_spread_between_steps_is_that_of_the_full_steps(clock):
+    timer = timer_of(clock, run=2, full=8)
+    train(timer, clock, run=2, slowness=[1, 1, 2, 1, 3, 1])
+    assert timer.step_times_s() == pytest.approx([f * step_s(8) for f in (1, 2, 1, 3, 1)])
+
+
+def test_missing_micro_steps_cannot_be_inferred_from_a_single_one(clock):
+    with pytest.raises(ValueError, match="two or more"):
+        timer_of(clock, run=1, full=2)
+
+
+@pytest.mark.parametrize("discarded", [1, 3])
+def test_the_first_steps_do_not_count(clock, discarded):
+    timer = timer_of(clock, discarded_steps=discarded)
+    train(timer, clock, slowness=[50] * discarded + [1] * 9)
+    assert timer.step_times_s() == pytest.approx([step_s(1)] * 2)
+
+
+def test_steps_that_a_loss_scaler_skips_do_not_count_nor_the_first_real_one(clock):
+    timer = timer_of(clock, discarded_steps=2)
+    train(timer, clock, slowness=[50] * 6 + [1] * 9, skipped=[True] * 5)
+    assert timer.step_times_s() == pytest.approx([step_s(1)] * 2)
+
+
+def test_if_every_step_is_skipped_nothing_is_measured(clock):
+    timer = timer_of(clock)
+    train(timer, clock, slowness=[1] * 20, skipped=[True] * 20)
+    assert timer.step_times_s() == []
+    assert timer.data_wait_share() == 0.0
+
+
+def test_it_ends_after_the_steps_that_were_asked_for(clock):
+    timer = timer_of(clock, discarded_steps=2, measure_steps=6)
+    assert train(timer, clock, slowness=[1, 2] * 50) == 8
+
+
+def test_it_ends_as_soon_as_the_interval_is_narrow_but_not_before_two_steps(clock):
+    timer = timer_of(clock, measure_steps=50, relative_interval=0.01)
+    assert train(timer, clock, slowness=[1] * 60) == 3
+
+
+def test_it_goes_on_while_the_interval_is_wide(clock):
+    timer = timer_of(clock, measure_steps=50, relative_interval=0.01)
+    assert train(timer, clock, slowness=[1, 1, 2] * 20) == 51
+
+
+def test_it_ends_with_the_step_in_which_its_time_is_up(clock):
+    timer = timer_of(clock, measure_steps=50, measure_time_s=10 * step_s(1))
+    steps = train(timer, clock, slowness=[1, 2] * 30)
+    assert 5 <= len(timer.step_times_s()) < 15
+    assert steps < 20
+    slow = timer_of(clock, measure_steps=50, measure_time_s=0.001)
+    train(slow, clock, slowness=[1, 2] * 30)
+    assert len(slow.step_times_s()) == 1
+
+
+def test_the_device_is_waited_for_seldom(clock):
+    timer = timer_of(clock, measure_steps=50, discarded_steps=3)
+    train(timer, clock, slowness=[1, 1, 2] * 20)
+    assert clock.settled < 20
+
+
+def test_the_share_of_waiting_for_data(clock):
+    timer = timer_of(clock, run=4)
+    train(timer, clock, run=4, slowness=[1] * 9)
+    assert timer.data_wait_share() == pytest.approx(4 * DATA_S / step_s(4))
+
+
+def test_start_up_ends_at_the_first_step_and_the_first_step_is_told_apart(clock):
+    timer = timer_of(clock)
+    train(timer, clock, slowness=[10] + [1] * 9)
+    assert timer.startup_s == pytest.approx(7 + 10 * DATA_S)
+    assert timer.first_step_s == pytest.approx(10 * (MICRO_S + OPTIMIZER_S))
+
+
+def test_the_hosts_clock_goes_forward():
+    clock = HostClock()
+    start = clock.mark()
+    clock.settle()
+    assert clock.seconds(start, clock.mark()) >= 0

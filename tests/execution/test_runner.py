@@ -1,0 +1,254 @@
+"""Whatever a trial does, the runner gives back a result, and the next trial runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from autotune.errors import InfrastructureError, InputError
+from autotune.execution import runner as runner_module
+from autotune.execution.processes import marked
+from autotune.execution.runner import MARK_FILE, LocalRunner
+from autotune.files import read_value
+from autotune.hardware import detect
+from autotune.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
+
+MIB = 1 << 20
+LARGE = {"per_device_train_batch_size": 256}  # takes some 60 MiB
+SMALL_BYTES = 20 * MIB
+
+
+def completes(bench) -> bool:
+    return bench.run().status is TrialStatus.COMPLETED
+
+
+def mark_of(bench) -> str:
+    return json.loads((bench.run_directory / MARK_FILE).read_text())["mark"]
+
+
+def launcher_pid(bench) -> int:
+    return next(pid for pid in marked(mark_of(bench)) if psutil.Process(pid).ppid() == os.getpid())
+
+
+def test_a_real_trial_is_measured_and_its_result_is_on_disk(bench):
+    result = bench.run()
+    assert isinstance(result.outcome, Measurement)
+    assert read_value(TrialResult, bench.directory(result) / "result.json") == result
+
+
+def test_the_trainers_own_output_directory_does_not_stay(bench):
+    assert not (bench.directory(bench.run()) / "trainer").exists()
+
+
+def test_running_out_of_memory_is_real_and_the_next_trial_runs(bench):
+    result = bench.run(config=LARGE, limits={"memory_bytes": SMALL_BYTES})
+    assert result.status is TrialStatus.OUT_OF_MEMORY
+    assert "DefaultCPUAllocator: can't allocate memory" in result.outcome.cause
+    assert result.outcome.memory.peak_bytes <= SMALL_BYTES
+    assert "DefaultCPUAllocator" in result.outcome.log_tail
+    assert completes(bench)
+
+
+def test_the_same_trial_with_more_memory_completes(bench):
+    result = bench.run(config=LARGE)
+    assert result.status is TrialStatus.COMPLETED
+    assert result.outcome.memory.peak_bytes > SMALL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "cause", "logged"),
+    [
+        ("crash_by_null_pointer", "crashed", "killed by SIGSEGV", "Segmentation fault"),
+        ("kill_itself", "crashed", "killed by SIGKILL", "before the kill"),
+        ("die_of_realtime_signal", "crashed", f"killed by signal {signal.SIGRTMIN + 5}", ""),
+        ("exit_without_a_word", "crashed", "ended without a result (exit code 0)", ""),
+        ("exit_from_a_library", "crashed", "ended without a result (exit code 1)", "SystemExit: 3"),
+        ("raise_an_error", "crashed", "ended without a result (exit code 1)", "ZeroDivisionError: planted"),
+        ("write_garbage", "crashed", "the trial's outcome file is garbage", ""),
+        ("write_half_a_result_and_die", "crashed", "ended without a result (exit code 0)", ""),
+        ("die_of_libgomp", "out of memory", "died of a failed allocation (exit code 1)", "libgomp: Thread creation"),
+        ("lose_a_worker_to_libgomp", "out of memory", "RuntimeError: DataLoader worker (pid(s) 1) exited", ""),
+        ("print_binary_garbage", "crashed", "ended without a result (exit code 1)", "last    line"),
+    ],
+)
+def test_a_trial_without_a_result_has_a_status_a_cause_and_the_end_of_its_log(bench, name, status, cause, logged):
+    result = bench.misbehave(name)
+    assert result.status == status
+    assert result.outcome.cause.startswith(cause)
+    assert logged in result.outcome.log_tail
+    assert completes(bench)
+
+
+def test_a_log_tail_can_be_printed(bench):
+    tail = bench.misbehave("print_binary_garbage").outcome.log_tail
+    assert all(c.isprintable() or c == "\n" for c in tail)
+
+
+def test_a_trial_that_hangs_is_timed_out_and_the_next_one_runs(bench):
+    result = bench.misbehave("ignore_sigterm", timeout_s=1)
+    assert (result.status, result.outcome.cause) == (TrialStatus.TIMED_OUT, "no result within 1 s")
+    assert completes(bench)
+
+
+def test_a_result_that_was_written_before_the_process_hung_counts(bench):
+    result = bench.misbehave("hang_after_the_result", timeout_s=3)
+    assert (result.status, result.outcome.cause) == (TrialStatus.INVALID, "planted")
+
+
+def test_nothing_of_a_trial_is_left_in_the_machine(bench, is_running, left_behind):
+    result = bench.misbehave("hang_with_children", timeout_s=5)
+    left = left_behind(bench.directory(result))
+    assert len(left) == 3
+    assert [pid for pid in left if is_running(pid)] == []
+    assert marked(mark_of(bench)) == [launcher_pid(bench)]
+
+
+def test_no_worker_of_the_data_loader_outlives_its_trial(bench):
+    assert bench.run(config={"dataloader_num_workers": 2}).status is TrialStatus.COMPLETED
+    assert marked(mark_of(bench)) == [launcher_pid(bench)]
+
+
+def test_trials_share_one_launcher_and_have_processes_of_their_own(bench):
+    before = launcher_pid(bench)
+    directories = [bench.directory(bench.run()) for _ in range(2)]
+    assert launcher_pid(bench) == before
+    pids = {json.loads((d / "process.json").read_text())["pid"] for d in directories}
+    assert len(pids | {before, os.getpid()}) == 4
+
+
+def test_the_same_request_gives_the_same_loss_whatever_ran_between(bench):
+    first = bench.run()
+    bench.misbehave("change_the_process")
+    second = bench.run()
+    assert first.outcome.loss == second.outcome.loss
+    assert first.outcome.effects == second.outcome.effects
+
+
+def test_a_trial_gives_its_memory_back(bench):
+    """The launcher, which every further trial is a copy of, holds as much as before."""
+    launcher = psutil.Process(launcher_pid(bench))
+    before = launcher.memory_info().rss
+    assert bench.run(config=LARGE).outcome.memory.peak_bytes > SMALL_BYTES
+    assert abs(launcher.memory_info().rss - before) < 5 * MIB
+
+
+def test_a_kill_by_the_hosts_out_of_memory_killer_is_out_of_memory(bench, monkeypatch):
+    counts = iter([7, 8])
+    monkeypatch.setattr(runner_module, "host_oom_kills", lambda: next(counts))
+    result = bench.misbehave("kill_itself")
+    assert result.status is TrialStatus.OUT_OF_MEMORY
+    assert "out-of-memory killer" in result.outcome.cause
+
+
+def test_a_launcher_that_is_killed_during_a_trial_takes_it_along_and_is_replaced(own_bench, is_running, left_behind):
+    result = own_bench.misbehave("kill_the_launcher")
+    directory = own_bench.directory(result)
+    assert result.status is TrialStatus.CRASHED
+    assert result.outcome.cause == "the process that runs trials died with it"
+    trial = json.loads((directory / "process.json").read_text())["pid"]
+    assert [pid for pid in (trial, *left_behind(directory)) if is_running(pid)] == []
+    assert own_bench.misbehave("refuse").outcome.cause == "planted"
+
+
+def test_a_launcher_that_dies_between_two_trials_costs_none(own_bench):
+    own_bench.misbehave("refuse")
+    os.kill(launcher_pid(own_bench), signal.SIGKILL)
+    assert own_bench.misbehave("refuse").outcome.cause == "planted"
+
+
+def test_leaving_the_runner_ends_its_launcher(own_bench):
+    with own_bench.runner:
+        own_bench.misbehave("exit_without_a_word")
+        assert len(marked(mark_of(own_bench))) == 1
+    assert marked(mark_of(own_bench)) == []
+
+
+def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_bench, is_running, misbehaviour):
+    request = own_bench.request(workload=misbehaviour("hang"))
+    process = own_bench.run_directory / "trials" / f"{request.number:04d}" / "process.json"
+
+    def interrupt() -> None:
+        while not process.exists() or not process.read_text():
+            time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        own_bench.runner.run(request)
+    thread.join()
+    assert not is_running(json.loads(process.read_text())["pid"])
+    assert own_bench.misbehave("refuse").outcome.cause == "planted"
+
+
+KILLED_SEARCH = """
+import sys
+import autotune.execution.runner
+from pathlib import Path
+from autotune.execution.runner import LocalRunner
+from autotune.files import read_value
+from autotune.hardware import detect
+from autotune.trial import TrialRequest
+autotune.execution.runner.launch_command = lambda *arguments: [sys.executable, "-P", "-c", sys.argv[2], *arguments]
+run = Path(sys.argv[1])
+with LocalRunner(run, detect("cpu"), entry="misbehaving:behave") as runner:
+    runner.run(read_value(TrialRequest, run / "asked.json"))
+"""
+
+
+def test_what_a_killed_search_left_running_is_ended_by_the_next(
+    own_bench, is_running, left_behind, misbehaviour, light_command
+):
+    run = own_bench.run_directory
+    request = own_bench.request(workload=misbehaviour("hang_with_children"))
+    (run / "asked.json").write_text(request.model_dump_json())
+    path = os.pathsep.join(p for p in sys.path if p)
+    search = subprocess.Popen(
+        [sys.executable, "-c", KILLED_SEARCH, str(run), light_command()[3]], env={**os.environ, "PYTHONPATH": path}
+    )
+    left = run / "trials" / f"{request.number:04d}" / "left.txt"
+    while search.poll() is None and (not left.exists() or left.read_text().count("\n") < 3):
+        time.sleep(0.05)
+    search.kill()
+    search.wait()
+    orphans = left_behind(left.parent)
+    assert all(is_running(pid) for pid in orphans)  # what makes ending them necessary
+    with LocalRunner(run, detect("cpu")):
+        assert [pid for pid in orphans if is_running(pid)] == []
+    assert marked(mark_of(own_bench)) == []
+
+
+def test_a_run_directory_with_an_awkward_name_works(model, tmp_path, make_bench, light_launchers):
+    with (bench := make_bench(model, tmp_path / "a 'b' ü $x\n;")).runner:
+        assert bench.misbehave("refuse").outcome.cause == "planted"
+
+
+def test_a_launcher_that_cannot_start_is_an_infrastructure_error_with_its_last_line(
+    model, tmp_path, make_bench, monkeypatch
+):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "transformers.py").write_text("raise ImportError('transformers is broken here')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "broken"), *sys.path])
+    with pytest.raises(InfrastructureError, match="did not start: ImportError: transformers is broken here"):
+        make_bench(model, tmp_path / "run").run()
+
+
+def test_describing_a_model_tells_its_facts(bench):
+    request = bench.request()
+    description = bench.runner.describe(DescribeRequest(workload=request.workload))
+    assert description.facts.supports_checkpointing
+    assert description.facts.vocab_size == 512
+
+
+def test_a_workload_that_cannot_be_described_raises_the_childs_error(bench):
+    workload = bench.request(workload={"fixed_arguments": {"learning_rat": 1}}).workload
+    with pytest.raises(InputError, match=r"learning_rat.*did you mean"):
+        bench.runner.describe(DescribeRequest(workload=workload))

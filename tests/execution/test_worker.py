@@ -1,0 +1,186 @@
+"""Real trials of a tiny Llama: every knob takes effect, and what goes wrong has a status and a line."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+
+from autotune.models import resolve
+from autotune.trial import Measurement, TrialStatus
+
+MIB = 1 << 20
+
+
+def measured(bench, **fields: Any) -> Measurement:
+    """Run a trial that must complete."""
+    result = bench.run(**fields)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    return result.outcome
+
+
+@pytest.mark.parametrize(
+    ("config", "effects"),
+    [
+        ({}, {"precision": "weights float32, layer outputs float32"}),
+        ({"precision": "bf16"}, {"precision": "weights float32, layer outputs bfloat16"}),
+        ({"precision": "pure_bf16"}, {"precision": "weights bfloat16, layer outputs bfloat16"}),
+        ({"optim": "adamw_torch"}, {"optim": "torch.optim.adamw.AdamW fused=None"}),
+        ({"optim": "adamw_torch_fused"}, {"optim": "torch.optim.adamw.AdamW fused=True"}),
+        ({"optim": "adafactor"}, {"optim": "transformers.optimization.Adafactor"}),
+        ({"optim": "sgd"}, {"optim": "torch.optim.sgd.SGD"}),
+        ({"optim": "adamw_bnb_8bit"}, {"optim": "bitsandbytes.optim.adamw.AdamW optim_bits=8"}),
+        ({"checkpointing": "full"}, {"checkpointing": "2 checkpointed calls in the first step"}),
+        ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
+        ({"attn_implementation": "sdpa"}, {"attn_implementation": "sdpa"}),
+        ({"dataloader_num_workers": 1}, {"dataloader_num_workers": "1"}),
+        ({"adapter": {"rank": 8}}, {"adapter": "lora, 16384 of 155968 parameters trained"}),
+        (
+            {"adapter": {"rank": 8, "target_modules": "attention"}},
+            {"adapter": "lora, 7168 of 146752 parameters trained"},
+        ),
+    ],
+    ids=str,
+)
+def test_each_knob_takes_effect(bench, config, effects):
+    seen = measured(bench, config=config).effects
+    assert seen == {**seen, **effects}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"adapter": {}, "checkpointing": "full"},
+        {"adapter": {}, "precision": "bf16"},
+        {"adapter": {}, "precision": "pure_bf16", "optim": "adamw_bnb_8bit"},
+        {"precision": "bf16", "checkpointing": "full", "dataloader_num_workers": 1},
+    ],
+    ids=str,
+)
+def test_knobs_go_together(bench, config):
+    assert math.isfinite(measured(bench, config=config).loss)
+
+
+def test_a_compiled_model_is_compiled(bench):
+    measurement = measured(bench, config={"torch_compile_backend": "aot_eager"})
+    assert measurement.effects["torch_compile_backend"] == "aot_eager: 1 graphs, 0 graph breaks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{}, {"precision": "bf16", "checkpointing": "full"}], ids=str)
+def test_inductor_compiles(bench, config):
+    measurement = measured(bench, config={"torch_compile_backend": "inductor", **config})
+    assert measurement.effects["torch_compile_backend"].startswith("inductor: ")
+    assert measurement.first_step_s > 10 * statistics.fmean(measurement.step_times_s)
+
+
+def test_what_only_schedules_differently_trains_the_same(bench):
+    same = {"workload": {"global_batch_size": 4}}
+    plain = measured(bench, **same).loss
+    for config in (
+        {"per_device_train_batch_size": 1},
+        {"checkpointing": "full"},
+        {"attn_implementation": "eager"},
+        {"dataloader_num_workers": 1},
+        {"optim": "adamw_torch"},
+    ):
+        assert measured(bench, config=config, **same).loss == pytest.approx(plain, rel=1e-5), config
+
+
+def test_fp16_on_a_cpu_is_invalid_and_says_what_happened_instead(bench):
+    result = bench.run(config={"precision": "fp16"})
+    assert result.status is TrialStatus.INVALID
+    assert result.outcome.cause.startswith("fp16 was asked for, but autocast is off")
+
+
+def test_rates_are_those_of_the_workload(bench):
+    measurement = measured(
+        bench, config={"per_device_train_batch_size": 2}, workload={"global_batch_size": 6, "sequence_length": 16}
+    )
+    mean = statistics.fmean(measurement.step_times_s)
+    assert measurement.accumulation_steps == 3
+    assert measurement.samples_per_second == pytest.approx(6 / mean)
+    assert measurement.tokens_per_second == pytest.approx(6 * 16 / mean)
+    interval = measurement.samples_per_second_interval
+    assert interval.low <= measurement.samples_per_second <= interval.high
+    assert 0 <= measurement.data_wait_share < 1
+
+
+def test_fewer_micro_steps_than_the_workloads_stand_for_all_of_them(bench):
+    measurement = measured(bench, workload={"global_batch_size": 128}, accumulation_steps=2)
+    assert measurement.accumulation_steps == 2
+    assert measurement.samples_per_second == pytest.approx(128 / statistics.fmean(measurement.step_times_s))
+
+
+def test_limits_say_how_many_steps_are_measured(bench):
+    limits = {"discarded_steps": 2, "measure_steps": 4, "relative_interval": 1e-9}
+    assert len(measured(bench, limits=limits).step_times_s) == 4
+
+
+def test_more_memory_is_taken_by_a_larger_micro_batch(bench):
+    small = measured(bench, config={"per_device_train_batch_size": 64}).memory.peak_bytes
+    large = measured(bench, config={"per_device_train_batch_size": 256}).memory.peak_bytes
+    assert large > 2 * small
+
+
+def test_gradients_of_the_last_micro_step_are_kept_during_the_next(make_bench, tmp_path):
+    """So that a trial of two micro-steps meets the memory of any number of them."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(
+        '{"model_type": "llama", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 32,'
+        '"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}'
+    )
+    gradients = 2 * 32000 * 512 * 4
+    bench = make_bench(resolve(str(tmp_path / "model")), tmp_path / "run")
+    with bench.runner:
+        one, two, four = (
+            measured(
+                bench, config={"optim": "sgd", "per_device_train_batch_size": 1}, workload={"global_batch_size": steps}
+            ).memory.peak_bytes
+            for steps in (1, 2, 4)
+        )
+    assert two > one + gradients / 4
+    assert four == pytest.approx(two, abs=gradients / 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "fixed", "cause"),
+    [
+        ({}, {"lr_scheduler_type": "square"}, "ValueError: "),
+        ({}, {"no_such_argument": 1}, "TypeError: "),
+        ({"attn_implementation": "flash_attention_2"}, {}, ""),
+        ({"torch_compile_backend": "nonsense"}, {}, "ValueError: "),
+    ],
+    ids=str,
+)
+def test_what_a_library_refuses_is_invalid_with_its_reason_on_one_line(bench, config, fixed, cause):
+    result = bench.run(config=config, workload={"fixed_arguments": fixed})
+    assert result.status is TrialStatus.INVALID
+    assert result.outcome.cause.startswith(cause)
+    assert "\n" not in result.outcome.cause
+    assert "Traceback" in result.outcome.log_tail or result.outcome.log_tail
+
+
+def test_a_loss_that_is_not_finite_is_invalid(bench):
+    result = bench.run(workload={"fixed_arguments": {"learning_rate": 1e30}})
+    assert result.status is TrialStatus.INVALID
+    assert result.outcome.cause == "the loss became nan: not trainable like this"
+
+
+def test_the_users_own_arguments_are_trained_with(bench):
+    """A learning rate of zero leaves the weights alone, so that the loss is that of the untrained model."""
+    workload = {"sequence_length": 16, "global_batch_size": 2}
+    still = measured(bench, workload={**workload, "fixed_arguments": {"learning_rate": 0.0}})
+    moving = measured(bench, workload={**workload, "fixed_arguments": {"learning_rate": 0.1, "warmup_steps": 0}})
+    assert still.loss != moving.loss
+
+
+def test_another_seed_is_another_training(bench):
+    assert measured(bench, workload={"seed": 1}).loss != measured(bench, workload={"seed": 2}).loss
+
+
+def test_a_failure_tells_the_peak_that_was_seen(bench):
+    result = bench.run(config={"precision": "fp16"})
+    assert result.outcome.memory.resident_bytes < 100 * MIB

@@ -1,0 +1,259 @@
+"""Values with everything filled in, of which a test names only what it is about.
+
+The workload is a tiny Llama at a global batch of 16, the device a CPU or an A100-like GPU; no test that uses these
+builds a model or touches a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.architecture import ModelFacts, ModelSpec, Task
+from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
+from autotune.files import write_value
+from autotune.hardware import Hardware
+from autotune.planning import SearchPlan
+from autotune.search.space import SearchSpace
+from autotune.search.space_file import SpaceFile, load_space
+from autotune.statistics import rate_interval
+from autotune.trial import (
+    Failure,
+    Limits,
+    Measurement,
+    Memory,
+    Outcome,
+    Purpose,
+    TrialRequest,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.units import GIB
+
+VERSIONS = {"transformers": "5.23.0", "torch": "2.13.0", "bitsandbytes": "0.49.0"}
+
+
+def make_spec(**fields: Any) -> ModelSpec:
+    defaults = {"reference": "tiny", "name": "tiny", "source": "catalogue", "model_type": "llama", "kind": "decoder"}
+    return ModelSpec(**{**defaults, "config": {}, **fields})
+
+
+def make_workload(**fields: Any) -> Workload:
+    defaults = {"model": make_spec(), "task": Task.CAUSAL_LM, "sequence_length": 128, "global_batch_size": 16}
+    return Workload(**{**defaults, **fields})
+
+
+def make_facts(**fields: Any) -> ModelFacts:
+    defaults = {
+        "task": Task.CAUSAL_LM,
+        "parameters": 1_000_000,
+        "attn_implementations": ("sdpa", "eager", "flash_attention_2"),
+        "supports_checkpointing": True,
+        "has_dropout": False,
+        "linear_modules": ("q_proj",),
+    }
+    return ModelFacts(**{**defaults, **fields})
+
+
+def make_hardware(**fields: Any) -> Hardware:
+    """A CPU."""
+    defaults = {
+        "kind": "cpu",
+        "device": "cpu",
+        "name": "a CPU",
+        "memory_bytes": 16 * GIB,
+        "free_bytes": 12 * GIB,
+        "cores": 2,
+        "host_memory_bytes": 16 * GIB,
+        "cxx": "g++",
+        "versions": VERSIONS,
+    }
+    return Hardware(**{**defaults, **fields})
+
+
+def make_gpu(**fields: Any) -> Hardware:
+    """A GPU with everything installed."""
+    defaults = {
+        "kind": "cuda",
+        "device": "cuda:0",
+        "name": "a GPU",
+        "memory_bytes": 40 * GIB,
+        "free_bytes": 39 * GIB,
+        "capability": (8, 0),
+        "driver": "580.1",
+        "versions": {**VERSIONS, "flash-attn": "2.8.0", "triton": "3.7.0"},
+    }
+    return make_hardware(**{**defaults, **fields})
+
+
+def make_config(micro_batch: int = 8, **fields: Any) -> TrainConfig:
+    """The configuration that the Trainer's defaults are on a CPU."""
+    defaults = {"attn_implementation": "sdpa", "dataloader_pin_memory": False}
+    return TrainConfig(per_device_train_batch_size=micro_batch, **{**defaults, **fields})
+
+
+def make_budget(**fields: Any) -> Budget:
+    """Enough for any search of these tests."""
+    defaults = {"max_trials": 200, "max_time_s": 1e6, "trial_timeout_s": 300.0}
+    return Budget(**{**Budget.of(Effort.QUICK).model_dump(), **defaults, **fields})
+
+
+def make_space_file(parameters: dict[str, Any], rules: Sequence[dict[str, Any]] = ()) -> SpaceFile:
+    """Each parameter is a list of choices, 'lattice', or a mapping as in a file."""
+    written = {n: p if isinstance(p, dict) else {"choices": p} for n, p in parameters.items()}
+    return SpaceFile.model_validate(
+        {"name": "test", "description": "a test's", "parameters": written, "rules": list(rules)}
+    )
+
+
+def make_plan(**fields: Any) -> SearchPlan:
+    defaults = {
+        "workload": make_workload(),
+        "facts": make_facts(),
+        "hardware": make_hardware(),
+        "memory_bytes": 8 * GIB,
+        "budget": make_budget(),
+        "allowance": Allowance.METHOD,
+        "space": load_space("cpu"),
+        "baseline": make_config(),
+        "notes": (),
+    }
+    return SearchPlan(**{**defaults, **fields})
+
+
+def make_space(parameters: dict[str, Any] | None = None, **fields: Any) -> SearchSpace:
+    """The space of a plan; `parameters` and `rules` instead of a file."""
+    rules = fields.pop("rules", ())
+    if parameters is not None:
+        fields["space"] = make_space_file(parameters, rules)
+    return make_plan(**fields).search_space()
+
+
+def make_limits(**fields: Any) -> Limits:
+    defaults = {
+        "memory_bytes": 8 * GIB,
+        "timeout_s": 60.0,
+        "discarded_steps": 1,
+        "measure_steps": 6,
+        "measure_time_s": 8.0,
+        "relative_interval": 0.04,
+    }
+    return Limits(**{**defaults, **fields})
+
+
+def make_request(config: TrainConfig | None = None, **fields: Any) -> TrialRequest:
+    defaults = {
+        "number": 0,
+        "purpose": Purpose.SEARCH,
+        "config": config or make_config(),
+        "workload": make_workload(),
+        "device": "cpu",
+        "accumulation_steps": 1,
+        "limits": make_limits(),
+    }
+    return TrialRequest(**{**defaults, **fields})
+
+
+def make_measurement(rate: float = 10.0, *, spread: float = 0.01, samples: int = 16, **fields: Any) -> Measurement:
+    """Four steps around `rate` samples per second, `spread` apart."""
+    times = tuple(samples / rate * (1 + spread * at) for at in (-1.5, -0.5, 0.5, 1.5))
+    defaults: dict[str, Any] = {
+        "step_times_s": times,
+        "accumulation_steps": 1,
+        "samples_per_second": rate,
+        "samples_per_second_interval": rate_interval(times, samples),
+        "memory": Memory(resident_bytes=GIB),
+        "startup_s": 1.0,
+        "first_step_s": 1.0,
+        "data_wait_share": 0.0,
+        "loss": 1.0,
+        "effects": {},
+    }
+    return Measurement(**{**defaults, **fields})
+
+
+def make_failure(status: TrialStatus = TrialStatus.CRASHED, cause: str = "it broke", **fields: Any) -> Failure:
+    return Failure(status=status, cause=cause, **fields)
+
+
+OUT_OF_MEMORY = make_failure(TrialStatus.OUT_OF_MEMORY, "no memory left")
+CRASHED = make_failure()
+
+
+def make_result(config: TrainConfig | None = None, outcome: Outcome | float = 10.0, **fields: Any) -> TrialResult:
+    """A finished trial; a bare number is the throughput it measured."""
+    duration_s = fields.pop("duration_s", 10.0)
+    return TrialResult(
+        request=make_request(config, **fields),
+        outcome=outcome if isinstance(outcome, Measurement | Failure) else make_measurement(outcome),
+        duration_s=duration_s,
+    )
+
+
+class Clock:
+    """A clock that only moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class ScriptedRunner:
+    """Runs trials in no time: a function says what each gives, and results lie on disk as a real runner leaves them.
+
+    Args:
+        directory: The run directory.
+        outcome: From a request to its outcome, or to a throughput.
+        duration_s: From a request to the time it takes.
+        clock: Moved by that time, as far as the trial's limit allows.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        outcome: Callable[[TrialRequest], Outcome | float],
+        *,
+        duration_s: Callable[[TrialRequest], float] = lambda request: 10.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._directory = directory
+        self._outcome = outcome
+        self._clock = clock or Clock()
+        self._duration_s = duration_s
+        self.requests: list[TrialRequest] = []
+
+    @property
+    def searched(self) -> list[TrainConfig]:
+        """The configurations of the baseline's trial and of the search's, in order."""
+        return [r.config for r in self.requests if r.purpose is not Purpose.FINAL]
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        self.requests.append(request)
+        outcome = self._outcome(request)
+        wanted_s = self._duration_s(request)
+        duration_s = min(wanted_s, request.limits.timeout_s)
+        if duration_s < wanted_s:
+            outcome = make_failure(TrialStatus.TIMED_OUT, "cut short")
+        self._clock.now_s += duration_s
+        result = TrialResult(
+            request=request,
+            outcome=outcome if isinstance(outcome, Measurement | Failure) else make_measurement(outcome),
+            duration_s=duration_s,
+        )
+        directory = self._directory / "trials" / f"{request.number:04d}"
+        directory.mkdir(parents=True)
+        write_value(result, directory / "result.json")
+        return result
+
+
+def product_rate(factors: dict[str, dict[Any, float]]) -> Callable[[TrialRequest], float]:
+    """A throughput that is a product of one factor per knob's value: separable, so its optimum is known."""
+
+    def rate(request: TrialRequest) -> float:
+        return math.prod(table[getattr(request.config, knob)] for knob, table in factors.items())
+
+    return rate

@@ -1,0 +1,230 @@
+"""Trials that go wrong: entries (`module:function`) for the launcher, each doing one bad thing for real.
+
+`behave` is an entry too: it does what the request's `fixed_arguments` say, and trains where they say nothing, so that
+one launcher serves every test.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from autotune.execution.verdict import OUTCOME_FILE
+from autotune.execution.worker import run_trial
+from autotune.files import read_value, write_value
+from autotune.trial import Failure, TrialRequest, TrialStatus
+
+FLOOD_BYTES = 200 << 20
+FOR_EVER_S = 3600
+
+
+def behave(directory: Path) -> None:
+    request = read_value(TrialRequest, directory / "request.json")
+    name = request.workload.fixed_arguments.get("misbehaviour")
+    entry = run_trial if name is None else globals()[name]
+    entry(directory)
+
+
+def print_and_end(directory: Path) -> None:
+    print("on stdout")
+    print("on stderr", file=sys.stderr)
+
+
+def tell_the_environment(directory: Path) -> None:
+    names = ("CUDA_VISIBLE_DEVICES", "ARROW_DEFAULT_MEMORY_POOL")
+    print(*(f"{name}={os.environ.get(name)!r}" for name in names))
+
+
+def tell_what_is_imported(directory: Path) -> None:
+    print("torch was imported before:", "torch" in sys.modules)
+
+
+def hang(directory: Path) -> None:
+    time.sleep(FOR_EVER_S)
+
+
+def ignore_sigterm(directory: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    hang(directory)
+
+
+def crash_by_null_pointer(directory: Path) -> None:
+    print("before the crash")
+    ctypes.string_at(0)
+
+
+def kill_itself(directory: Path) -> None:
+    print("before the kill")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_of_realtime_signal(directory: Path) -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 5)
+
+
+def exit_without_a_word(directory: Path) -> None:
+    os._exit(0)
+
+
+def exit_from_a_library(directory: Path) -> None:
+    sys.exit(3)
+
+
+def raise_an_error(directory: Path) -> None:
+    raise ZeroDivisionError("planted")
+
+
+def write_garbage(directory: Path) -> None:
+    (directory / OUTCOME_FILE).write_bytes(b'{"kind": "measurement", \xff\x00')
+
+
+def write_half_a_result_and_die(directory: Path) -> None:
+    (directory / f".{OUTCOME_FILE}.1").write_text('{"kind": ')
+    os._exit(0)
+
+
+def flood(directory: Path) -> None:
+    print("the first line")
+    line = b"x" * 1023 + b"\n"
+    for _ in range(FLOOD_BYTES // (len(line) * 1024)):
+        os.write(1, line * 1024)
+    print("the last line")
+
+
+def print_binary_garbage(directory: Path) -> None:
+    sys.stdout.buffer.write(b"readable\n" + bytes(range(256)) + b"\x1b[31m\xff\xfe last\tline\n")
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def die_of_libgomp(directory: Path) -> None:
+    """End as libgomp does when a thread can't be made under the memory limit."""
+    os.write(2, b"\nlibgomp: Thread creation failed: Resource temporarily unavailable\n")
+    os._exit(1)
+
+
+def lose_a_worker_to_libgomp(directory: Path) -> None:
+    """A data-loader worker has died so; the trial's own error comes after it, with a long traceback."""
+    os.write(2, b"\nlibgomp: Thread creation failed: Resource temporarily unavailable\n" + b"  File line\n" * 60)
+    cause = "RuntimeError: DataLoader worker (pid(s) 1) exited unexpectedly"
+    write_value(Failure(status=TrialStatus.CRASHED, cause=cause), directory / OUTCOME_FILE)
+
+
+def leave_a_child(directory: Path) -> None:
+    """In the trial's own process group."""
+    _spawn(directory)
+
+
+def leave_a_session(directory: Path) -> None:
+    """A grandchild with a session of its own, whose parent has ended: a daemon."""
+    _spawn(directory, start_new_session=True)
+
+
+def leave_a_child_holding_the_pipe(directory: Path) -> None:
+    _spawn(directory, stdout=None, stderr=None, start_new_session=True)
+
+
+def hang_with_children(directory: Path) -> None:
+    leave_a_child(directory)
+    leave_a_session(directory)
+    leave_a_child_holding_the_pipe(directory)
+    hang(directory)
+
+
+def _spawn(directory: Path, **options: object) -> None:
+    """Start a process that outlives this one, and write down its id."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = subprocess.Popen(["sleep", str(FOR_EVER_S)], stdin=subprocess.DEVNULL, **{**quiet, **options})
+    with (directory / "left.txt").open("a") as file:
+        file.write(f"{child.pid}\n")
+    child.returncode = 0  # nobody waits for it
+
+
+def refuse(directory: Path) -> None:
+    """End well, with an outcome that needs no libraries."""
+    write_value(Failure(status=TrialStatus.INVALID, cause="planted"), directory / OUTCOME_FILE)
+
+
+def hang_after_the_result(directory: Path) -> None:
+    refuse(directory)
+    hang(directory)
+
+
+def kill_the_launcher(directory: Path) -> None:
+    """Leave no parent, but children."""
+    leave_a_child(directory)
+    leave_a_session(directory)
+    os.kill(os.getppid(), signal.SIGKILL)
+    hang(directory)
+
+
+def change_the_process(directory: Path) -> None:
+    """Change all that a trial could leave behind in its process, then train."""
+    import random
+
+    import numpy as np
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.chdir("/")
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(1)
+    torch.nn.Linear.forward = None
+    exit_without_a_word(directory)
+
+
+def use_memory(directory: Path) -> None:
+    """Take 100 MiB within a guard of the request's budget, then more than the budget, then more outside the guard."""
+    import json
+
+    import torch
+
+    from autotune.execution.guard import is_out_of_memory, memory_guard
+
+    budget = read_value(TrialRequest, directory / "request.json").limits.memory_bytes
+    seen = {}
+    guard = memory_guard("cpu", budget)
+    with guard:
+        kept = torch.ones(100 << 20, dtype=torch.uint8)
+        seen["peak_within"] = guard.peak().resident_bytes
+        try:
+            torch.ones(budget, dtype=torch.uint8)
+        except RuntimeError as error:
+            seen["recognised"] = is_out_of_memory(error)
+        del kept
+        seen["peak_after_freeing"] = guard.peak().resident_bytes
+    seen["allocated_after"] = torch.empty(2 * budget, dtype=torch.uint8).numel()
+    (directory / "seen.json").write_text(json.dumps(seen))
+
+
+def tell_the_limits(directory: Path) -> None:
+    import resource
+
+    print("core", resource.getrlimit(resource.RLIMIT_CORE)[0])
+
+
+def tell_its_open_files(directory: Path) -> None:
+    for entry in Path("/proc/self/fd").iterdir():
+        if entry.is_symlink():
+            print(entry.readlink())
+
+
+def keep_the_users_limit(directory: Path) -> None:
+    """Enter a guard where the data segment is limited already."""
+    import json
+    import resource
+
+    from autotune.execution.guard import memory_guard
+
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 42, 1 << 43))
+    seen = [resource.getrlimit(resource.RLIMIT_DATA)]
+    with memory_guard("cpu", 1 << 30):
+        seen.append(resource.getrlimit(resource.RLIMIT_DATA))
+    seen.append(resource.getrlimit(resource.RLIMIT_DATA))
+    (directory / "seen.json").write_text(json.dumps(seen))

@@ -1,0 +1,68 @@
+"""What a configuration changes, and how deep."""
+
+import pytest
+from factories import make_config, make_facts
+
+from autotune.config import Allowance, TrainConfig
+from autotune.search.allowance import allowance_of, changes
+
+BASE = make_config()
+COUPLED, RANDOM = make_facts(batch_coupled="batch norm"), make_facts(has_dropout=True)
+
+CLASSES = [
+    ({"micro_batch": 16}, make_facts(), "exact"),
+    ({"micro_batch": 16}, COUPLED, "numerics"),
+    ({"checkpointing": "full"}, RANDOM, "exact"),
+    ({"attn_implementation": "eager"}, make_facts(), "exact"),
+    ({"dataloader_num_workers": 2}, make_facts(), "exact"),
+    ({"dataloader_pin_memory": True}, make_facts(), "exact"),
+    ({"torch_compile_backend": "inductor"}, make_facts(), "exact"),
+    ({"torch_compile_backend": "inductor"}, RANDOM, "numerics"),
+    ({"optim": "adamw_torch"}, make_facts(), "exact"),
+    ({"tf32": True}, make_facts(), "numerics"),
+    ({"precision": "bf16"}, make_facts(), "numerics"),
+    ({"precision": "fp16"}, make_facts(), "numerics"),
+    ({"optim": "adamw_bnb_8bit"}, make_facts(), "optimizer"),
+    ({"optim": "adafactor"}, make_facts(), "optimizer"),
+    ({"precision": "pure_bf16"}, make_facts(), "method"),
+    ({"adapter": {}}, make_facts(), "method"),
+]
+
+
+@pytest.mark.parametrize(("knobs", "facts", "allowance"), CLASSES)
+def test_the_class_of_a_single_change(knobs, facts, allowance):
+    assert allowance_of(make_config(**knobs), BASE, facts) is Allowance(allowance)
+
+
+@pytest.mark.parametrize(("knobs", "facts", "allowance"), CLASSES)
+def test_undoing_a_change_is_as_deep_as_making_it(knobs, facts, allowance):
+    assert allowance_of(BASE, make_config(**knobs), facts) is Allowance(allowance)
+
+
+def test_every_knob_has_a_case():
+    changed = {change.knob for knobs, facts, _ in CLASSES for change in changes(make_config(**knobs), BASE, facts)}
+    assert changed == set(TrainConfig.model_fields)
+
+
+def test_nothing_changed_is_exact_and_empty():
+    assert changes(BASE, BASE, make_facts()) == ()
+    assert allowance_of(BASE, BASE, make_facts()) is Allowance.EXACT
+
+
+def test_the_deepest_change_decides():
+    config = make_config(16, precision="bf16", optim="adafactor")
+    assert allowance_of(config, BASE, make_facts()) is Allowance.OPTIMIZER
+
+
+def test_changes_are_told_in_the_order_of_the_fields_with_before_and_after():
+    found = changes(make_config(16, optim="adafactor", torch_compile_backend="inductor"), BASE, make_facts())
+    assert [(c.knob, c.before, c.after) for c in found] == [
+        ("per_device_train_batch_size", "8", "16"),
+        ("optim", "adamw_torch_fused", "adafactor"),
+        ("torch_compile_backend", "none", "inductor"),
+    ]
+
+
+def test_an_adapter_is_told_by_rank_and_targets():
+    (change,) = changes(make_config(adapter={"rank": 4}), BASE, make_facts())
+    assert (change.before, change.after) == ("none", "lora rank 4 on all-linear")

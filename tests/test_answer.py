@@ -1,0 +1,228 @@
+"""From the trials to the answer: who wins, how sure that is, and what is said when nothing does."""
+
+from __future__ import annotations
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_budget,
+    make_config,
+    make_failure,
+    make_measurement,
+    make_plan,
+    make_result,
+)
+
+from autotune.answer import RUNNERS_UP, assemble, nothing_found
+from autotune.config import Allowance, TrainConfig
+from autotune.errors import InfrastructureError, NothingFitsError
+from autotune.result import TuningResult
+from autotune.search.history import History
+from autotune.training_args import plan as training_plan
+from autotune.trial import Memory, Outcome, Purpose, TrialStatus
+from autotune.units import GIB
+
+Trials = list[tuple[TrainConfig, Outcome | float]]
+
+BASE = make_config()
+BIG = make_config(16)
+BF16 = make_config(16, precision="bf16")
+ADAFACTOR = make_config(16, precision="bf16", optim="adafactor")
+LORA = make_config(16, adapter={})
+
+TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "cut short")
+
+
+def noisy(rate: float) -> Outcome:
+    return make_measurement(rate, spread=0.2)
+
+
+def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | None:
+    """The answer of a search in which BASE is the baseline; `finals` come in the order in which they were run."""
+    plan = make_plan(**{"budget": make_budget(finalists=2), "baseline": BASE, **fields})
+    history, results = History(), []
+    for number, (config, outcome) in enumerate(searched):
+        purpose = Purpose.BASELINE if config == BASE else Purpose.SEARCH
+        results.append(make_result(config, outcome, number=number, purpose=purpose))
+        history.add(results[-1])
+    for number, (config, outcome) in enumerate(finals, len(results)):
+        results.append(make_result(config, outcome, number=number, purpose=Purpose.FINAL))
+    return assemble(plan, history, results, {make_config(2): "hopeless"}, 60.0)
+
+
+def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    assert (result.verdict, result.best.config) == ("faster", BIG)
+    assert result.speedup.ratio == pytest.approx(1.5)
+    assert 1.0 < result.speedup.interval.low < 1.5 < result.speedup.interval.high
+    assert result.speedup.reference == "the baseline"
+    assert result.best.confirmed
+    assert result.best.trials == (1, 3, 5)
+
+
+def test_finals_and_not_the_search_decide():
+    result = answer([(BASE, 10.0), (BIG, 15.0), (BF16, 14.0)], [(BASE, 10.0), (BIG, 12.0), (BF16, 14.0)] * 2)
+    assert result.best.config == BF16
+    assert result.best.measurement.samples_per_second == pytest.approx(14.0)
+
+
+def test_overlapping_with_the_baseline_is_no_clear_winner_and_the_baseline_is_kept():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2)
+    assert (result.verdict, result.best.config, result.speedup) == ("no clear winner", BASE, None)
+
+
+def test_a_baseline_faster_than_all_is_kept():
+    result = answer([(BASE, 10.0), (BIG, 9.9)], [(BASE, 10.0), (BIG, 8.0)] * 2)
+    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+
+
+def test_a_search_that_saw_nothing_near_the_baseline_needs_no_finals():
+    result = answer([(BASE, 10.0), (BIG, 5.0)])
+    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+
+
+def test_the_simplest_wins_among_those_that_can_not_be_told_apart():
+    searched = [(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)]
+    finals = [(BASE, 10.0), (ADAFACTOR, noisy(20.2)), (BF16, noisy(20.0))] * 2
+    result = answer(searched, finals)
+    assert (result.verdict, result.best.config) == ("faster", BF16)
+
+
+def test_the_class_of_a_change_weighs_more_than_the_number_of_changes():
+    many = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
+    finals = [(BASE, 10.0), (LORA, noisy(20.0)), (many, noisy(20.0))] * 2
+    assert answer([(BASE, 10.0), (LORA, 20.0), (many, 20.0)], finals).best.config == many
+
+
+def test_the_simplest_must_itself_be_clearly_faster_than_the_baseline():
+    """ADAFACTOR beats the baseline beyond the noise, BF16 can be told from neither."""
+    searched = [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, 10.9)]
+    finals = [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, noisy(10.5))] * 2
+    result = answer(searched, finals)
+    assert (result.verdict, result.best.config) == ("faster", ADAFACTOR)
+    assert result.speedup.interval.low > 1.0
+
+
+def test_a_baseline_that_does_not_fit_leaves_the_fastest_without_a_speedup():
+    result = answer([(BASE, OUT_OF_MEMORY), (BF16, 5.0)], [(BF16, 5.0)] * 2)
+    assert (result.verdict, result.best.config, result.speedup) == ("baseline does not fit", BF16, None)
+    assert result.baseline_cause == "out of memory: no memory left"
+    assert result.baseline.measurement is None
+
+
+def test_the_largest_default_that_fits_is_named_where_the_baseline_does_not():
+    trials: Trials = [(BASE, OUT_OF_MEMORY), (make_config(1), 2.0), (make_config(4), 3.0), (make_config(2), 4.0)]
+    notes = " ".join(answer(trials).notes)
+    assert "largest default that fits has a micro-batch of 4 (trial 2)" in notes
+
+
+def test_a_baseline_that_fails_when_measured_again_does_not_fit_either():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, OUT_OF_MEMORY), (BIG, 15.0)])
+    assert (result.verdict, result.best.config) == ("baseline does not fit", BIG)
+    assert result.baseline_cause == "out of memory: no memory left"
+
+
+def test_a_search_that_ended_before_its_finals_is_unconfirmed():
+    result = answer([(BASE, 10.0), (BIG, 15.0)])
+    assert (result.verdict, result.best.config, result.speedup) == ("unconfirmed", BIG, None)
+    assert not result.best.confirmed
+
+
+@pytest.mark.parametrize("finals", [[(BASE, 10.0)], [(BASE, 10.0), (BIG, TIMED_OUT)], [(BASE, TIMED_OUT), (BIG, 15.0)]])
+def test_finals_that_ended_before_there_was_anything_to_compare_are_unconfirmed(finals):
+    result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
+    assert (result.verdict, result.best.config) == ("unconfirmed", BIG)
+
+
+def test_the_second_finalist_is_not_needed_for_a_verdict():
+    result = answer([(BASE, 10.0), (BF16, 15.0), (BIG, 14.9)], [(BASE, 10.0), (BF16, 15.0)])
+    assert (result.verdict, result.best.config) == ("faster", BF16)
+
+
+def test_a_finalist_that_runs_out_of_memory_when_measured_again_is_not_recommended():
+    finals: Trials = [(BASE, 10.0), (BF16, OUT_OF_MEMORY), (BASE, 10.0), (BIG, 14.0)]
+    result = answer([(BASE, 10.0), (BF16, 15.0), (BIG, 14.0)], finals)
+    assert (result.verdict, result.best.config) == ("faster", BIG)
+    assert BF16 not in {c.config for c in (*result.runners_up, *result.best_by_allowance.values())}
+
+
+def test_a_baseline_alone_is_unconfirmed():
+    result = answer([(BASE, 10.0)])
+    assert (result.verdict, result.best.config) == ("unconfirmed", BASE)
+
+
+def test_without_a_completed_trial_there_is_no_answer():
+    assert answer([(BASE, OUT_OF_MEMORY), (BIG, CRASHED)]) is None
+
+
+def test_each_class_up_to_the_allowed_one_shows_the_fastest_it_admits():
+    searched = [(BASE, 10.0), (BIG, 12.0), (BF16, 15.0), (ADAFACTOR, 14.0), (LORA, 30.0)]
+    by_class = answer(searched).best_by_allowance
+    assert {a: c.config for a, c in by_class.items()} == {
+        Allowance.EXACT: BIG,
+        Allowance.NUMERICS: BF16,
+        Allowance.OPTIMIZER: BF16,
+        Allowance.METHOD: LORA,
+    }
+    assert set(answer(searched[:3], allowance=Allowance.NUMERICS).best_by_allowance) == {
+        Allowance.EXACT,
+        Allowance.NUMERICS,
+    }
+
+
+def test_runners_up_are_the_next_fastest_without_best_and_baseline():
+    others = [(make_config(16, precision="bf16", attn_implementation="eager", dataloader_num_workers=n), 14.0 - n)
+              for n in range(RUNNERS_UP + 2)]  # fmt: skip
+    result = answer([(BASE, 13.5), (BIG, 15.0), *others])
+    assert [c.config for c in result.runners_up] == [config for config, _ in others[:RUNNERS_UP]]
+
+
+def test_the_story_has_every_trial_and_every_refusal():
+    result = answer([(BASE, 10.0), (BIG, OUT_OF_MEMORY)], [(BASE, 10.0)])
+    assert [(t.number, t.status) for t in result.trials] == [
+        (0, TrialStatus.COMPLETED),
+        (1, TrialStatus.OUT_OF_MEMORY),
+        (2, TrialStatus.COMPLETED),
+        (None, TrialStatus.REJECTED),
+    ]
+    assert [t.cause for t in result.trials] == [None, "no memory left", None, "hopeless"]
+
+
+def test_arguments_are_those_of_the_one_mapping():
+    result = answer([(BASE, 10.0), (LORA, 15.0)])
+    mapping = training_plan(LORA, result.workload, result.hardware)
+    assert result.arguments.training_arguments == mapping.tuned
+    assert (result.arguments.model, result.arguments.adapter) == (mapping.model, mapping.adapter)
+
+
+def refused(trials: Trials, **fields) -> Exception:
+    results = [make_result(config, outcome, number=n) for n, (config, outcome) in enumerate(trials)]
+    return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results)
+
+
+def test_nothing_fits_names_the_closest_miss_and_what_would_help():
+    seen = make_failure(TrialStatus.OUT_OF_MEMORY, memory=Memory(resident_bytes=GIB))
+    error = refused([(BASE, OUT_OF_MEMORY), (make_config(1, checkpointing="full"), seen)], allowance=Allowance.EXACT)
+    assert isinstance(error, NothingFitsError)
+    assert str(error) == (
+        "nothing fits 2.00 GiB: the closest, per_device_train_batch_size 1, checkpointing full, still ran out "
+        "(it had reached 1.00 GiB); what could make it fit: --allow method (LoRA, pure bf16), a larger --memory, "
+        "a shorter --seq-len"
+    )
+
+
+def test_what_is_allowed_already_is_no_advice():
+    assert "--allow" not in str(refused([(BASE, OUT_OF_MEMORY)], allowance=Allowance.METHOD))
+    assert "the closest, the baseline, still ran out;" in str(refused([(BASE, OUT_OF_MEMORY)]))
+
+
+def test_one_lack_of_memory_among_crashes_is_nothing_fits():
+    assert isinstance(refused([(BASE, CRASHED), (BIG, OUT_OF_MEMORY), (BF16, CRASHED)]), NothingFitsError)
+
+
+@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.INVALID])
+def test_failures_of_another_kind_name_the_first_and_its_log(status):
+    error = refused([(BASE, make_failure(status, "it broke")), (BIG, make_failure(status, "again"))])
+    assert isinstance(error, InfrastructureError)
+    assert str(error) == f"no trial completed; trial 0 {status}: it broke (its log: trials/0000/log.txt)"

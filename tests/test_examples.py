@@ -1,0 +1,100 @@
+"""Every example runs as a user would run it: a process of its own, and the answer of a real search."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.config import LoraAdapter
+from autotune.training_args import plan
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_example(name, *arguments, cwd):
+    """Return the lines that an example prints; a warning or an error of its own would fail it."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_train_with_result_trains_the_searched_step_and_says_how_fast(answer, tmp_path):
+    printed = json.loads(run_example("train_with_result.py", answer, "--steps", 3, cwd=tmp_path)[-1])
+    result = autotune.load(answer)
+    assert printed["samples_per_step"] == result.workload.global_batch_size
+    assert printed["steps"] == 3
+    assert printed["trained_parameters"] == result.facts.parameters
+    assert printed["samples_per_second"] > 0
+    assert printed["measured_by_autotune"] == result.best.measurement.samples_per_second
+    assert printed["loss"] == pytest.approx(result.best.measurement.loss, rel=0.05)
+
+
+def test_train_with_result_trains_an_adapter_if_one_won(answer, tmp_path):
+    result = autotune.load(answer)
+    config = result.best.config.model_copy(update={"adapter": LoraAdapter(rank=2)})
+    mapping = plan(config, result.workload, result.hardware)
+    with_adapter = result.model_copy(
+        update={
+            "best": result.best.model_copy(update={"config": config}),
+            "arguments": result.arguments.model_copy(update={"adapter": mapping.adapter}),
+        }
+    )
+    with_adapter.save(tmp_path / "lora.json")
+    printed = json.loads(run_example("train_with_result.py", "lora.json", "--steps", 2, cwd=tmp_path)[-1])
+    assert 0 < printed["trained_parameters"] < result.facts.parameters / 10
+
+
+def test_a_prepared_model_gives_its_share_of_the_steps_loss(answer):
+    result = autotune.load(answer)
+    samples, collator = result.training_data(2)
+    batch = collator([samples[0], samples[1]])
+    model = result.prepare_model(result.build_model())
+    whole = model(**batch).loss
+    labels = batch["labels"][:, 1:].numel()  # a causal model learns nothing from the first
+    assert model(**batch, num_items_in_batch=2 * labels).loss.item() == pytest.approx(whole.item() / 2)
+
+
+def test_training_data_from_a_file_are_tokenized_once(answer, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("short\n" + "a rather longer line, cut at the length of the search\n" * 3)
+    result = autotune.load(answer)
+    workload = result.workload.model_copy(update={"dataset": str(texts)})
+    result = result.model_copy(update={"workload": workload})
+    first, _ = result.training_data(6, directory=tmp_path / "tokens")
+    texts.unlink()
+    again, _ = result.training_data(6, directory=tmp_path / "tokens")
+    lengths = [len(again[index]["input_ids"]) for index in range(6)]
+    assert lengths == [len(first[index]["input_ids"]) for index in range(6)]
+    assert max(lengths) == result.workload.sequence_length
+    assert min(lengths) < 10
+
+
+def test_python_api_saves_what_it_found(tmp_path):
+    lines = run_example("python_api.py", "--output", "found.json", cwd=tmp_path)
+    result = autotune.load(tmp_path / "found.json")
+    assert lines[0].startswith(result.verdict)
+    assert lines[-1] == "saved: found.json"
+    assert len([line for line in lines if line.startswith("  trial ")]) == len(result.trials)
+
+
+def test_make_texts_writes_as_many_texts_as_asked(tmp_path):
+    run_example("make_texts.py", "texts.jsonl", "--count", 20, cwd=tmp_path)
+    texts = [json.loads(line)["text"] for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    assert len(set(texts)) == 20
+
+
+def test_every_example_is_described():
+    described = (ROOT / "examples" / "README.md").read_text()
+    for script in (ROOT / "examples").glob("*.py"):
+        assert f"`{script.name}`" in described

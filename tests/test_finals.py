@@ -1,0 +1,157 @@
+"""The last round: who is measured again, in which order, and what it gives."""
+
+import itertools
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_budget,
+    make_config,
+    make_failure,
+    make_measurement,
+    make_plan,
+    make_result,
+    make_workload,
+)
+
+from autotune.config import TrainConfig
+from autotune.finals import Finals
+from autotune.search.history import History
+from autotune.trial import Memory, Outcome, Purpose, TrialResult, TrialStatus
+from autotune.units import GIB
+
+BASE, FAST, NEAR, SLOW = make_config(), make_config(16), make_config(4), make_config(2)
+SEARCHED = [(BASE, 10.0), (SLOW, 5.0), (NEAR, 19.0), (FAST, 20.0)]
+
+
+class Search:
+    """A finished search whose finals a test runs one by one."""
+
+    def __init__(self, searched: list[tuple[TrainConfig, Outcome | float]], **budget) -> None:
+        plan = make_plan(budget=make_budget(**{"finalists": 2, "final_rounds": 2, **budget}), baseline=BASE)
+        history, self.results = History(), list[TrialResult]()
+        for number, (config, outcome) in enumerate(searched):
+            history.add(make_result(config, outcome, number=number))
+        self.finals = Finals(plan, history, self.results)
+
+    def measure(self, config: TrainConfig, outcome: Outcome | float = 10.0) -> None:
+        number = 100 + len(self.results)
+        self.results.append(make_result(config, outcome, purpose=Purpose.FINAL, number=number))
+
+    def run(self, *failing: TrainConfig) -> list[TrainConfig]:
+        """Run the whole schedule and return it; `failing` run out of memory."""
+        order = []
+        for config in self.finals.schedule():
+            order.append(config)
+            self.measure(config, OUT_OF_MEMORY if config in failing else 10.0)
+        return order
+
+
+def test_contenders_are_the_baseline_and_the_fastest_near_the_leader():
+    assert Search(SEARCHED).finals.contenders() == [BASE, FAST, NEAR]
+    assert Search(SEARCHED, finalists=1).finals.contenders() == [BASE, FAST]
+    assert Search(SEARCHED, finalists=9).finals.contenders() == [BASE, FAST, NEAR]
+
+
+def test_a_baseline_that_did_not_complete_is_no_contender():
+    assert Search([(BASE, OUT_OF_MEMORY), (FAST, 20.0)]).finals.contenders() == [FAST]
+
+
+def test_contenders_are_measured_in_turn_round_by_round():
+    assert Search(SEARCHED).run() == [BASE, FAST, NEAR, BASE, FAST, NEAR]
+
+
+def test_a_baseline_that_nothing_comes_near_needs_no_round():
+    assert Search([(BASE, 10.0), (SLOW, 5.0)]).run() == []
+
+
+def test_the_only_one_that_fits_is_measured_again():
+    assert Search([(BASE, OUT_OF_MEMORY), (FAST, 20.0)]).run() == [FAST, FAST]
+
+
+@pytest.mark.parametrize("done", range(7))
+def test_an_interrupted_schedule_goes_on_where_it_was(done):
+    search = Search(SEARCHED)
+    for config in itertools.islice(Search(SEARCHED).run(), done):
+        search.measure(config)
+    assert len(search.run()) == 6 - done
+    assert [len(search.finals.trials(c)) for c in (BASE, FAST, NEAR)] == [2, 2, 2]
+
+
+def test_who_fails_when_measured_again_is_out_and_the_next_takes_the_place():
+    search = Search(SEARCHED, finalists=1)
+    assert search.run(FAST) == [BASE, FAST, BASE, NEAR]
+    assert search.finals.contenders() == [BASE, NEAR]
+
+
+def test_a_final_that_was_cut_short_does_not_put_anybody_out():
+    search = Search(SEARCHED)
+    search.measure(FAST, make_failure(TrialStatus.TIMED_OUT))
+    assert not search.finals.has_failed(FAST)
+    assert not search.finals.is_measured(FAST)
+    search.measure(FAST, CRASHED)
+    assert search.finals.has_failed(FAST)
+
+
+def test_the_finals_of_a_configuration_become_one_measurement():
+    search = Search(SEARCHED)
+    search.measure(FAST, make_measurement(step_times_s=(1.0, 1.2), memory=Memory(resident_bytes=2 * GIB)))
+    search.measure(FAST, make_measurement(step_times_s=(0.8, 1.0), memory=Memory(resident_bytes=GIB)))
+    merged = search.finals.merged(FAST)
+    assert merged.step_times_s == (1.0, 1.2, 0.8, 1.0)
+    assert merged.samples_per_second == pytest.approx(16 / 1.0)
+    assert merged.tokens_per_second == pytest.approx(16 / 1.0 * make_workload().sequence_length)
+    assert merged.samples_per_second_interval.low < 16 < merged.samples_per_second_interval.high
+    assert merged.memory.peak_bytes == 2 * GIB
+
+
+def test_what_was_not_measured_again_has_no_measurement_and_no_speedup():
+    search = Search(SEARCHED)
+    search.measure(BASE)
+    assert search.finals.merged(FAST) is None
+    assert search.finals.speedup(FAST, BASE) is None
+
+
+def test_a_speedup_is_the_ratio_of_throughputs():
+    search = Search(SEARCHED)
+    search.measure(BASE, 10.0)
+    search.measure(FAST, 25.0)
+    comparison = search.finals.speedup(FAST, BASE)
+    assert comparison.ratio == pytest.approx(2.5)
+    assert comparison.interval.low < 2.5 < comparison.interval.high
+
+
+def test_a_speedup_between_different_global_batches_is_per_sample():
+    plan = make_plan(workload=make_workload(global_batch_size=None), baseline=BASE)
+    results = [
+        make_result(config, make_measurement(step_times_s=(1.0, 1.0)), purpose=Purpose.FINAL, number=n)
+        for n, config in enumerate((BASE, FAST))
+    ]
+    assert Finals(plan, History(), results).speedup(FAST, BASE).ratio == pytest.approx(2.0)
+
+
+def test_expected_time_is_that_of_all_rounds_of_all_contenders():
+    finals = Search(SEARCHED).finals
+    each = [finals.expected_s(c) for c in finals.contenders()]
+    assert finals.expected_s() == pytest.approx(2 * sum(each))
+
+
+def test_a_baseline_alone_is_reckoned_with_a_finalist_to_come():
+    finals = Search([(BASE, 10.0)]).finals
+    assert finals.expected_s() == pytest.approx(2 * 2 * finals.expected_s(BASE))
+    assert Search([(BASE, OUT_OF_MEMORY)]).finals.expected_s() == 0.0
+
+
+def test_expected_time_covers_a_trial_that_takes_all_its_steps():
+    """Start-up, the first step at the full accumulation, what is discarded, and as many steps as may be measured."""
+    slow = make_measurement(step_times_s=(2.0, 2.0), startup_s=5.0, first_step_s=3.0)
+    search = Search([(BASE, slow)], discarded_steps=2, measure_steps=6, measure_time_s=8.0)
+    steps = 8.0 / 2.0 + 1
+    assert search.finals.expected_s(BASE) >= 5.0 + 3.0 + (1 + steps) * 2.0
+
+
+def test_a_short_step_is_measured_as_often_as_the_budget_says():
+    quick = make_measurement(step_times_s=(0.1, 0.1), startup_s=5.0, first_step_s=1.0)
+    search = Search([(BASE, quick)], discarded_steps=1, measure_steps=6, measure_time_s=8.0)
+    assert 5.0 + 1.0 + 6 * 0.1 <= search.finals.expected_s(BASE) < 5.0 + 1.0 + 6 * 0.1 + 3.0
