@@ -3,7 +3,8 @@
     autotune find --model t5-small -o best-config.json
     python examples/train_with_result.py best-config.json --steps 20
 
-The last line is JSON: the throughput of this very run beside that which the search measured.
+The last line is JSON: the throughput of this very run beside that which the search measured. The answer is for one
+device: on a machine with several GPUs set CUDA_VISIBLE_DEVICES, or the Trainer takes them all.
 """
 
 from __future__ import annotations
