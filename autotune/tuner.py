@@ -6,6 +6,7 @@ Every result is on disk before the next trial starts, so a killed search goes on
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,11 @@ SEARCH_ACCUMULATION = 2
 
 # Sampler's points in a row that are known or refused: the space is as good as exhausted.
 PATIENCE_ASKS = 60
+
+
+# A trial of the search that takes this much longer than the leader's is not worth its time.
+HOPELESS_FACTOR = 2.5
+HOPELESS_S = 15.0
 
 
 class SearchInterrupted(AutotuneError):
@@ -109,7 +115,6 @@ class Tuner:
 
     def _take_in(self, result: TrialResult) -> None:
         self._results.append(result)
-        self._refused.pop(result.request.config, None)
         if result.request.purpose is not Purpose.FINAL:
             self._history.add(result)
 
@@ -178,7 +183,7 @@ class Tuner:
         """Whether another trial fits the budget, with time kept for the finalists."""
         if self._searched() >= self._plan.budget.max_trials:
             return False
-        return self.time_left_s() > self._kept_s() + self._longest_s()
+        return self.time_left_s() > self._kept_s() + self._typical_s()
 
     def _kept_s(self) -> float:
         """Return the time that the finals should take, or half of all where that is less.
@@ -186,12 +191,22 @@ class Tuner:
         Nothing is kept where it would leave no time for a single trial: an unconfirmed answer is better than none.
         """
         kept_s = min(self._new_finals().expected_s(), self._plan.budget.max_time_s / 2)
-        if not self._searched() and self.time_left_s() <= kept_s + self._longest_s():
+        if not self._searched() and self.time_left_s() <= kept_s + self._typical_s():
             return 0.0
         return kept_s
 
-    def _longest_s(self) -> float:
-        return max((r.duration_s for r in self._history.ranking()), default=0.0)
+    def _typical_s(self) -> float:
+        return statistics.median([r.duration_s for r in self._history.ranking()] or [0.0])
+
+    def _timeout_s(self, config: TrainConfig, purpose: Purpose) -> float:
+        """Return the time limit of a trial: what is left for it, and of a search trial what a winner would need."""
+        limit_s = min(self._plan.budget.trial_timeout_s, self.time_left_s())
+        if purpose is Purpose.SEARCH:
+            limit_s = min(limit_s, self.time_left_s() - self._kept_s())
+            leader = self._history.best()
+            if leader is not None and config.torch_compile_backend is None:  # a cold compile may take minutes
+                limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
+        return max(1.0, limit_s)
 
     def _searched(self) -> int:
         return sum(r.request.purpose is Purpose.SEARCH for r in self._results)
@@ -236,7 +251,6 @@ class Tuner:
         budget, full = self._plan.budget, self._plan.workload.accumulation_steps(config)
         accumulation = full if purpose is Purpose.FINAL else min(full, SEARCH_ACCUMULATION)
         number = max((r.request.number for r in self._results), default=-1) + 1
-        kept_s = self._kept_s() if purpose is Purpose.SEARCH else 0.0
         return TrialRequest(
             number=number,
             purpose=purpose,
@@ -246,7 +260,7 @@ class Tuner:
             accumulation_steps=accumulation,
             limits=Limits(
                 memory_bytes=self._plan.memory_bytes,
-                timeout_s=max(1.0, min(budget.trial_timeout_s, self.time_left_s() - kept_s)),
+                timeout_s=self._timeout_s(config, purpose),
                 discarded_steps=budget.discarded_steps,
                 discarded_s=budget.discarded_s,
                 measure_steps=budget.measure_steps,

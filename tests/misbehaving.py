@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from autotune.execution.launch import PROCESS_FILE
 from autotune.execution.verdict import OUTCOME_FILE
 from autotune.execution.worker import run_trial
 from autotune.files import read_value, write_value
@@ -158,8 +159,22 @@ def kill_the_launcher(directory: Path) -> None:
     """Leave no parent, but children."""
     leave_a_child(directory)
     leave_a_session(directory)
+    _wait_for_the_record(directory)
     os.kill(os.getppid(), signal.SIGKILL)
     hang(directory)
+
+
+def stop_the_launcher(directory: Path) -> None:
+    _wait_for_the_record(directory)
+    os.kill(os.getppid(), signal.SIGSTOP)
+    hang(directory)
+
+
+def _wait_for_the_record(directory: Path) -> None:
+    """Until the launcher has written down that the trial has begun."""
+    record = directory / PROCESS_FILE
+    while not record.exists() or not record.read_text():
+        time.sleep(0.01)
 
 
 def change_the_process(directory: Path) -> None:
@@ -228,3 +243,26 @@ def keep_the_users_limit(directory: Path) -> None:
         seen.append(resource.getrlimit(resource.RLIMIT_DATA))
     seen.append(resource.getrlimit(resource.RLIMIT_DATA))
     (directory / "seen.json").write_text(json.dumps(seen))
+
+
+def hold_device_memory(directory: Path) -> None:
+    """Take a GiB of the CUDA device and hang."""
+    import json
+
+    import torch
+
+    from autotune.hardware import cuda_used_bytes
+
+    kept = torch.ones(1 << 30, dtype=torch.uint8, device="cuda:0")
+    torch.cuda.synchronize()
+    (directory / "seen.json").write_text(json.dumps({"held": cuda_used_bytes("cuda:0")}))
+    hang(directory)
+    del kept
+
+
+def count_devices(directory: Path) -> None:
+    import json
+
+    import torch
+
+    (directory / "seen.json").write_text(json.dumps({"devices": torch.cuda.device_count()}))

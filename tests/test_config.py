@@ -28,7 +28,7 @@ def test_what_can_not_be_trained_is_no_configuration(fields):
 
 
 def test_a_misspelt_optimizer_is_refused_with_a_suggestion():
-    with pytest.raises(ValidationError, match="no optimizer 'adamw_trch'.*'adamw_torch'"):
+    with pytest.raises(ValidationError, match=r"no optimizer 'adamw_trch'.*'adamw_torch'"):
         make_config(optim="adamw_trch")
 
 

@@ -23,7 +23,7 @@ def run_example(name, *arguments, cwd):
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -29,7 +29,12 @@ def run_pack(*arguments):
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(BENCHMARKS.parent), *sys.path]),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
     )
 
 

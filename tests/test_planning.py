@@ -1,4 +1,4 @@
-"""From the user's words to a plan: every default is said, everything that can't be is refused before the first trial."""
+"""From the user's words to a plan: every default is said, and what can't be is refused before the first trial."""
 
 import json
 

@@ -47,7 +47,7 @@ def _visible(device: str, present: Mapping[str, str]) -> str:
     visible = present.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return str(index)
-    return [entry.strip() for entry in visible.split(",") if entry.strip() not in ("", "-1")][index]
+    return [entry.strip() for entry in visible.split(",") if entry.strip()][index]
 
 
 def trial_device(device: str) -> str:

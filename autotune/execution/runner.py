@@ -154,16 +154,18 @@ class LocalRunner:
             launcher = self._ready_launcher()
             try:
                 reply = launcher.run(job, timeout_s + LAUNCHER_GRACE_S)
+            except TimeoutError:
+                self.close()
+                return Ending(timed_out=True, launcher_died=True)
             except BaseException:  # Ctrl-C: the job is still running, and its reply would be taken for the next one's
                 self.close()
                 raise
             if reply is not None:
                 return Ending(**reply)
-            silent = launcher.is_alive()
             self.close()
-            if silent or (directory / PROCESS_FILE).exists():
+            if (directory / PROCESS_FILE).exists():
                 break
-        return Ending(timed_out=silent, launcher_died=True)
+        return Ending(launcher_died=True)
 
     def _device_bytes(self) -> int:
         """Return the memory in use on the device; on the CPU nothing has to be waited for."""
@@ -215,6 +217,8 @@ class _Launcher:
         self._unread = b""
         try:
             ready = self._read(LAUNCHER_START_S)
+        except TimeoutError:
+            ready = None
         except BaseException:
             self.end()
             raise
@@ -222,13 +226,18 @@ class _Launcher:
             self.end()
             tail = read_tail(log_path, lines=1)
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
+        self.forkable = bool(ready["forkable"])
 
     def is_alive(self) -> bool:
         """Return whether the process still runs."""
         return self._process.poll() is None
 
     def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Run a job; return how it ended, or None if the launcher died or fell silent."""
+        """Run a job; return how it ended, or None if the launcher died.
+
+        Raises:
+            TimeoutError: It fell silent.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -238,13 +247,13 @@ class _Launcher:
         return self._read(timeout_s)
 
     def _read(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next reply, or None at the end of the pipe or of the time."""
+        """Return the next reply, or None at the end of the pipe."""
         deadline = time.monotonic() + timeout_s
         poll = select.poll()  # unlike select.select it takes any number of a file
         poll.register(self._replies, select.POLLIN)
         while b"\n" not in self._unread:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return None
+                raise TimeoutError
             chunk = os.read(self._replies, 1 << 16)
             if not chunk:
                 return None

@@ -34,8 +34,9 @@ LIMITS = Limits(
 class Bench:
     """A runner with a launcher of its own, and trials as short as can be."""
 
-    def __init__(self, model: ModelSpec, run_directory: Path) -> None:
-        self.runner = LocalRunner(run_directory, detect("cpu"), entry="misbehaving:behave")
+    def __init__(self, model: ModelSpec, run_directory: Path, *, device: str = "cpu") -> None:
+        self.runner = LocalRunner(run_directory, detect(device), entry="misbehaving:behave")
+        self._device = device
         run_directory.mkdir(exist_ok=True)
         self.run_directory = run_directory
         self._model = model
@@ -72,7 +73,7 @@ class Bench:
             purpose=Purpose.SEARCH,
             config=made_config,
             workload=made_workload,
-            device="cpu",
+            device=self._device,
             accumulation_steps=accumulation_steps or made_workload.accumulation_steps(made_config),
             limits=LIMITS.model_copy(update=limits or {}),
         )
@@ -130,6 +131,9 @@ def model(tiny_llama: Path) -> ModelSpec:
 def bench(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     made = Bench(model, tmp_path_factory.mktemp("run"))
     with made.runner:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other are slow on a busy machine
+            made.runner._ready_launcher()
         yield made
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.execution.measure import HostClock, StepTimer
+from autotune.execution.measure import EXTRA_DISCARDED_STEPS, HostClock, StepTimer
 from autotune.trial import Limits
 
 DATA_S, MICRO_S, OPTIMIZER_S = 0.5, 2.0, 1.0
@@ -60,7 +60,9 @@ def train(
     optimizer rest (not at all, once they are used up).
     """
     control = SimpleNamespace(should_training_stop=False)
-    for step, (factor, rests) in enumerate(zip(slowness, itertools.chain(skipped, itertools.repeat(False))), start=1):
+    for step, (factor, rests) in enumerate(
+        zip(slowness, itertools.chain(skipped, itertools.repeat(False)), strict=False), start=1
+    ):
         state = SimpleNamespace(global_step=step)
         clock.now += factor * DATA_S * run
         timer.on_step_begin(None, SimpleNamespace(global_step=step - 1), control)
@@ -108,6 +110,18 @@ def test_the_first_steps_do_not_count(clock, discarded):
     timer = timer_of(clock, discarded_steps=discarded)
     train(timer, clock, slowness=[50] * discarded + [1] * 9)
     assert timer.step_times_s() == pytest.approx([step_s(1)] * 2)
+
+
+def test_quick_steps_do_not_count_until_the_seconds_to_discard_are_over(clock):
+    timer = timer_of(clock, discarded_s=10 * step_s(1))
+    steps = train(timer, clock, slowness=[1] * 30)
+    assert steps - len(timer.step_times_s()) == 11  # the first step's data belong to the start-up
+
+
+def test_a_trial_discards_no_end_of_steps(clock):
+    timer = timer_of(clock, discarded_s=1e9)
+    steps = train(timer, clock, slowness=[1] * 200)
+    assert steps - len(timer.step_times_s()) == 1 + EXTRA_DISCARDED_STEPS
 
 
 def test_steps_that_a_loss_scaler_skips_do_not_count_nor_the_first_real_one(clock):

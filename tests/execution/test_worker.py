@@ -125,7 +125,7 @@ def test_more_memory_is_taken_by_a_larger_micro_batch(bench):
     assert large > 2 * small
 
 
-def test_gradients_of_the_last_micro_step_are_kept_during_the_next(make_bench, tmp_path):
+def test_gradients_of_the_last_micro_step_are_kept_during_the_next(bench, tmp_path):
     """So that a trial of two micro-steps meets the memory of any number of them."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(
@@ -133,14 +133,11 @@ def test_gradients_of_the_last_micro_step_are_kept_during_the_next(make_bench, t
         '"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}'
     )
     gradients = 2 * 32000 * 512 * 4
-    bench = make_bench(resolve(str(tmp_path / "model")), tmp_path / "run")
-    with bench.runner:
-        one, two, four = (
-            measured(
-                bench, config={"optim": "sgd", "per_device_train_batch_size": 1}, workload={"global_batch_size": steps}
-            ).memory.peak_bytes
-            for steps in (1, 2, 4)
-        )
+    model, config = resolve(str(tmp_path / "model")), {"optim": "sgd", "per_device_train_batch_size": 1}
+    one, two, four = (
+        measured(bench, config=config, workload={"model": model, "global_batch_size": steps}).memory.peak_bytes
+        for steps in (1, 2, 4)
+    )
     assert two > one + gradients / 4
     assert four == pytest.approx(two, abs=gradients / 4)
 

@@ -215,12 +215,12 @@ def test_the_lattice_of_micro_batches(global_batch, lattice):
     assert micro_batches(global_batch) == lattice
 
 
-@pytest.mark.parametrize("global_batch", range(1, 130))
-def test_every_micro_batch_divides_the_global_batch_and_the_ends_are_there(global_batch):
-    lattice = micro_batches(global_batch)
-    assert all(global_batch % size == 0 for size in lattice)
-    assert list(lattice) == sorted(set(lattice))
-    assert (lattice[0], lattice[-1]) == (1, global_batch)
+def test_every_micro_batch_divides_the_global_batch_and_the_ends_are_there():
+    for global_batch in range(1, 200):
+        lattice = micro_batches(global_batch)
+        assert all(global_batch % size == 0 for size in lattice)
+        assert list(lattice) == sorted(set(lattice))
+        assert (lattice[0], lattice[-1]) == (1, global_batch)
 
 
 def test_a_free_global_batch_has_a_lattice_of_its_own():

@@ -1,0 +1,118 @@
+"""Trials on a real CUDA device: forked, capped, measured, and gone without a trace."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from autotune.hardware import cuda_used_bytes, detect
+from autotune.trial import Measurement, TrialStatus
+
+pytestmark = pytest.mark.gpu
+
+MIB, GIB = 1 << 20, 1 << 30
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def cuda(model, make_bench, tmp_path_factory) -> Iterator[Any]:
+    bench = make_bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
+    with bench.runner:
+        yield bench
+
+
+def measured(bench: Any, config: dict[str, Any], **limits: Any) -> Measurement:
+    result = bench.run(config=config, limits={"memory_bytes": 4 * GIB, **limits})
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    return result.outcome
+
+
+@pytest.mark.parametrize(
+    ("config", "effects"),
+    [
+        ({}, {"precision": "weights float32, layer outputs float32"}),
+        ({"tf32": True}, {"tf32": "tf32"}),
+        ({"precision": "bf16"}, {"precision": "weights float32, layer outputs bfloat16"}),
+        ({"precision": "fp16"}, {"precision": "weights float32, layer outputs float16"}),
+        ({"precision": "pure_bf16"}, {"precision": "weights bfloat16, layer outputs bfloat16"}),
+        ({"optim": "adamw_torch"}, {}),
+        ({"optim": "adafactor"}, {}),
+        pytest.param({"optim": "adamw_bnb_8bit"}, {}, marks=needs_bitsandbytes),
+        pytest.param({"optim": "paged_adamw_8bit"}, {}, marks=needs_bitsandbytes),
+        ({"checkpointing": "full"}, {"checkpointing": "2 checkpointed calls in the first step"}),
+        ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
+        ({"dataloader_num_workers": 2, "dataloader_pin_memory": True}, {"dataloader_num_workers": "2"}),
+        ({"adapter": {"rank": 8}, "precision": "bf16"}, {"adapter": "lora, 16384 of 155968 parameters trained"}),
+        ({"torch_compile_backend": "inductor"}, {}),
+        ({"torch_compile_backend": "inductor", "precision": "bf16", "checkpointing": "full"}, {}),
+    ],
+    ids=str,
+)
+def test_each_knob_takes_effect(cuda, config, effects):
+    seen = measured(cuda, config).effects
+    assert seen == {**seen, **effects}
+
+
+def test_trials_are_forked(cuda):
+    """Importing the libraries has not touched the device, and a fork can use it."""
+    ready = cuda.runner._ready_launcher()
+    assert ready.forkable
+
+
+def test_the_devices_memory_is_told_in_full(cuda):
+    memory = measured(cuda, {}).memory
+    assert 0 < memory.allocated_bytes <= memory.reserved_bytes <= memory.device_bytes
+    assert memory.peak_bytes == memory.device_bytes
+    assert memory.device_bytes - memory.reserved_bytes > 50 * MIB  # the context and the kernels
+
+
+def test_running_out_of_memory_is_real_and_the_next_trial_runs(cuda):
+    large = {"per_device_train_batch_size": 4096}
+    result = cuda.run(config=large, limits={"memory_bytes": 1 * GIB})
+    assert result.status is TrialStatus.OUT_OF_MEMORY
+    assert "CUDA out of memory" in result.outcome.cause or "budget" in result.outcome.cause
+    assert measured(cuda, {}).loss > 0
+
+
+def test_a_budget_below_the_context_is_out_of_memory(cuda):
+    assert cuda.run(limits={"memory_bytes": 10 * MIB}).status is TrialStatus.OUT_OF_MEMORY
+
+
+def test_the_memory_is_given_back(cuda):
+    before = cuda_used_bytes("cuda:0")
+    result = cuda.run(config={"per_device_train_batch_size": 1024}, limits={"memory_bytes": 8 * GIB})
+    assert result.status is TrialStatus.COMPLETED
+    assert result.warnings == ()
+    assert cuda_used_bytes("cuda:0") - before < 128 * MIB
+
+
+def test_a_trial_that_is_killed_gives_its_memory_back(cuda):
+    before = cuda_used_bytes("cuda:0")
+    result = cuda.misbehave("hold_device_memory", timeout_s=15)
+    assert result.status is TrialStatus.TIMED_OUT
+    held = json.loads((cuda.directory(result) / "seen.json").read_text())["held"]
+    assert held - before > 900 * MIB
+    assert cuda_used_bytes("cuda:0") - before < 128 * MIB
+
+
+def test_the_same_request_gives_the_same_loss(cuda):
+    assert measured(cuda, {}).loss == pytest.approx(measured(cuda, {}).loss, rel=1e-4)
+
+
+def test_a_trial_sees_one_device(cuda):
+    result = cuda.misbehave("count_devices")
+    assert json.loads((cuda.directory(result) / "seen.json").read_text()) == {"devices": 1}
+    assert detect("cuda:0").kind == "cuda"
+
+
+def test_step_times_are_those_of_the_device(cuda):
+    """A step that computes a hundred times as much takes longer, though launching its kernels doesn't."""
+    small = measured(cuda, {"per_device_train_batch_size": 8}, memory_bytes=32 * GIB)
+    large = measured(cuda, {"per_device_train_batch_size": 8192}, memory_bytes=32 * GIB)
+    assert min(large.step_times_s) > min(small.step_times_s)
