@@ -252,7 +252,8 @@ def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArra
     special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in _ids(config, name)]
     ordinary = np.setdiff1d(np.arange(config.get_text_config().vocab_size, dtype=np.int32), special)
     rows = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, length))
-    if end := _ids(config, "eos_token_id"):
+    end = [i for i in _ids(config, "eos_token_id") if i < config.get_text_config().vocab_size]
+    if end:  # a config made for a smaller vocabulary may name one beyond it
         rows[:, -1] = end[0]
     return rows
 

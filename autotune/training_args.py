@@ -67,8 +67,8 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         "dataloader_persistent_workers": config.dataloader_num_workers > 0,
         **_checkpointing(config, hardware),
     }
-    if hardware.has_tf32:
-        arguments["tf32"] = config.tf32
+    if config.tf32:  # said only where it is wanted: False would take from convolutions what torch gives by default
+        arguments["tf32"] = True
     if hardware.is_cpu:
         arguments["use_cpu"] = True
     if config.torch_compile_backend is not None:

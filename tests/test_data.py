@@ -722,3 +722,10 @@ def test_targets_count_among_the_tokens_of_a_sample(tmp_path: Path) -> None:
     lengths = prepared(workload, tmp_path / "run").lengths
     assert (lengths.mean, lengths.mean_target) == (10, 5)  # an end token each
     assert workload.model_copy(update={"lengths": lengths}).tokens_per_sample == 15
+
+
+def test_an_end_token_beyond_the_vocabulary_is_left_out() -> None:
+    workload = workload_of(Task.CAUSAL_LM, "llama")
+    config = config_of("llama", eos_token_id=10**6)
+    data, _ = training_data(workload, config, samples=2, directory=None)
+    assert int(data[0]["input_ids"].max()) < config.vocab_size

@@ -15,6 +15,8 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from export_throughput import FEWEST_STEPS, MOST_STEPS, Round, steps_for, summary  # noqa: E402
 
+pytestmark = pytest.mark.slow  # searches of its own
+
 
 def test_the_ratio_is_that_of_exported_to_measured_throughput(answer, tmp_path):
     command = [answer, "--rounds", "1", "--seconds", "0.1", "--out", "ratio.json"]

@@ -104,11 +104,6 @@ def test_the_command_line_ends_with_a_table_and_a_file(autotune, tiny_llama, tmp
     )
 
 
-def test_json_prints_the_result_alone(autotune, tiny_llama):
-    done = autotune("find", "--model", tiny_llama, *QUICK, "--max-trials", 1, "--json")
-    assert TuningResult.model_validate_json(done.stdout).schema_version == 1
-
-
 def test_a_small_memory_budget_makes_real_out_of_memory_trials_and_is_kept(wide_llama, tmp_path):
     result = autotune.find(
         str(wide_llama), effort="quick", device="cpu", memory="450MiB", max_trials=8, run_dir=tmp_path / "run"
@@ -262,12 +257,13 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tiny_llama, tmp_path):
     assert autotune.load(run / "best-config.json").verdict == "unconfirmed"
 
 
-def test_resuming_a_finished_search_runs_nothing(autotune, tiny_llama, tmp_path):
-    autotune("find", "--model", tiny_llama, *QUICK, "--max-trials", 1, "--run-dir", "run")
-    before = results(tmp_path / "run")
-    done = autotune("resume", "run")
+def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(autotune, found):
+    _, run, _ = found
+    before = results(run)
+    done = autotune("resume", run, "--json")
     assert done.returncode == 0
-    assert results(tmp_path / "run") == before
+    assert results(run) == before
+    assert TuningResult.model_validate_json(done.stdout).best.config == found[0].best.config
 
 
 def test_real_data_are_trained_with_their_own_lengths(tiny_llama, tmp_path):

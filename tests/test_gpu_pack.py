@@ -20,6 +20,8 @@ import gpu_pack  # noqa: E402
 from gpu_checks import Check, Story  # noqa: E402
 from pack_report import Report  # noqa: E402
 
+pytestmark = pytest.mark.slow  # searches of its own
+
 MIB = 1 << 20
 
 

@@ -29,7 +29,6 @@ def mapped(hardware=NEW_GPU, *, fixed: dict[str, Any] | None = None, **knobs: An
         ({"precision": "fp16"}, {"bf16": False, "fp16": True}),
         ({"precision": "pure_bf16"}, {"bf16": False, "fp16": False}),
         ({"tf32": True}, {"tf32": True}),
-        ({"tf32": False}, {"tf32": False}),
         ({"optim": "adafactor"}, {"optim": "adafactor"}),
         ({"torch_compile_backend": "inductor"}, {"torch_compile": True, "torch_compile_backend": "inductor"}),
         ({"dataloader_num_workers": 2}, {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}),
@@ -88,9 +87,8 @@ def test_checkpointing_goes_by_the_name_that_the_installed_version_has(hardware,
     }
 
 
-def test_tf32_is_left_alone_where_the_device_has_none():
-    assert "tf32" not in mapped(make_gpu(capability=(7, 5))).tuned
-    assert "tf32" not in mapped(make_hardware()).tuned
+def test_tf32_is_left_to_torch_where_it_is_not_wanted():
+    assert "tf32" not in mapped(make_gpu(), tf32=False).tuned
 
 
 def test_the_cpu_is_asked_for_on_a_cpu_alone():
@@ -141,7 +139,8 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
     for hardware, checkpointing, backend in itertools.product(
         (OLD_GPU, NEW_GPU, make_hardware()), ("none", "full"), (None, "inductor")
     ):
-        decided |= set(mapped(hardware, checkpointing=checkpointing, torch_compile_backend=backend).tuned)
+        mapping = mapped(hardware, checkpointing=checkpointing, torch_compile_backend=backend, tf32=hardware is NEW_GPU)
+        decided |= set(mapping.tuned)
     assert decided - {"seed"} == SEARCHED_ARGUMENTS
 
 

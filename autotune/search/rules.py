@@ -17,6 +17,9 @@ Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 # https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.
 _OVERFLOWS_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
+# Heads that hand the images to a convolution as they come, in fp32, which bf16 weights refuse.
+_FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
+
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
 
@@ -39,6 +42,8 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             return "fp16 on a CPU silently stays fp32 in the Trainer"
         if workload.model.model_type in _OVERFLOWS_IN_FP16:
             return f"{workload.model.model_type} overflows in fp16; bf16 has fp32's range"
+    if config.precision is Precision.PURE_BF16 and workload.model.model_type in _FP32_PIXELS:
+        return f"{workload.model.model_type} in transformers does not cast images to its weights' bf16"
     if config.precision in (Precision.BF16, Precision.PURE_BF16) and not hardware.has_bf16:
         return f"{hardware.name} has no bf16 (compute capability 8.0 or newer)"
     return None

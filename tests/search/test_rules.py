@@ -26,6 +26,7 @@ ILLEGAL = [
     (why(model_type="t5", precision="fp16"), "t5 overflows in fp16"),
     (why(OLD_GPU, precision="bf16"), "a GPU has no bf16"),
     (why(OLD_GPU, precision="pure_bf16"), "a GPU has no bf16"),
+    (why(model_type="resnet", precision="pure_bf16"), "resnet in transformers does not cast images"),
     (why(OLD_GPU, tf32=True), "a GPU has no tf32"),
     (why(CPU, tf32=True), "a CPU has no tf32"),
     (why(attn_implementation="flex_attention"), "llama offers no flex_attention attention"),
