@@ -150,14 +150,9 @@ class TuningResult(Value):
 
     def prepare_model(self, model: Any) -> Any:
         """Return `model` as the trials trained it: the adapter put on, if there is one, and the loss normalised."""
-        from autotune.loss import normalize_loss
+        from autotune.adapters import prepare_model
 
-        adapter = self.peft_config()
-        if adapter is not None:
-            from peft import get_peft_model
-
-            model = get_peft_model(model, adapter)
-        return normalize_loss(model)
+        return prepare_model(model, self.arguments.adapter)
 
     def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Samples, Collator]:
         """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.

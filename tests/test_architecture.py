@@ -11,7 +11,18 @@ PACKAGE = Path(__file__).parents[1] / "autotune"
 
 VALUES = {"values", "errors", "architecture", "config", "hardware", "trial", "result", "events", "units", "statistics"}
 PURE_FILES = {"files"}
-FOUNDATIONS = {"models", "model_facts", "catalogue", "data", "corpus", "textfile", "training_args", "loss", "baseline"}
+FOUNDATIONS = {
+    "adapters",
+    "models",
+    "model_facts",
+    "catalogue",
+    "data",
+    "corpus",
+    "textfile",
+    "training_args",
+    "loss",
+    "baseline",
+}
 PACKAGES = {"search", "execution", "output"}
 HEAVY = {"torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy"}
 

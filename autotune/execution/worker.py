@@ -166,18 +166,14 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> An
 
 
 def _model(request: TrialRequest, mapping: Any) -> Any:
-    from autotune.loss import normalize_loss
+    from autotune.adapters import prepare_model
     from autotune.models import build_model
 
-    model: Any = build_model(
+    model = build_model(
         request.workload.model,
         request.workload.task,
         dtype=mapping.model["dtype"],
         attn_implementation=mapping.model.get("attn_implementation"),
         device=trial_device(request.device),
     )
-    if mapping.adapter is not None:
-        from peft import LoraConfig, get_peft_model
-
-        model = get_peft_model(model, LoraConfig(**mapping.adapter))
-    return normalize_loss(model)
+    return prepare_model(model, mapping.adapter)
