@@ -71,7 +71,7 @@ def _verdict(plan: SearchPlan, history: History, finals: Finals) -> tuple[TrainC
     leader = next((c for c in ranking if c in contenders), ranking[0])
     if plan.baseline not in contenders:
         best = _simplest_of_the_fastest(plan, finals, measured) if measured else leader
-        return best, "baseline does not fit", None
+        return best, "baseline did not complete", None
     if plan.baseline not in measured or len(measured) < 2:
         nothing_faster = leader == plan.baseline and len(history) > 1
         return leader, "no clear winner" if nothing_faster else "unconfirmed", None

@@ -75,7 +75,7 @@ class Arguments(Value):
     adapter: dict[str, Any] | None
 
 
-Verdict = Literal["faster", "no clear winner", "baseline does not fit", "unconfirmed"]
+Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed"]
 
 
 class TuningResult(Value):
@@ -93,7 +93,7 @@ class TuningResult(Value):
     baseline_cause: str | None = Field(default=None, description="why the baseline has no measurement")
     best: Contender
     arguments: Arguments
-    speedup: Speedup | None = Field(description="None: the baseline does not fit, or nothing was measured again")
+    speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
     best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialSummary, ...]

@@ -106,7 +106,7 @@ def test_the_simplest_must_itself_be_clearly_faster_than_the_baseline():
 
 def test_a_baseline_that_does_not_fit_leaves_the_fastest_without_a_speedup():
     result = answer([(BASE, OUT_OF_MEMORY), (BF16, 5.0)], [(BF16, 5.0)] * 2)
-    assert (result.verdict, result.best.config, result.speedup) == ("baseline does not fit", BF16, None)
+    assert (result.verdict, result.best.config, result.speedup) == ("baseline did not complete", BF16, None)
     assert result.baseline_cause == "out of memory: no memory left"
     assert result.baseline.measurement is None
 
@@ -119,7 +119,7 @@ def test_the_largest_default_that_fits_is_named_where_the_baseline_does_not():
 
 def test_a_baseline_that_fails_when_measured_again_does_not_fit_either():
     result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, OUT_OF_MEMORY), (BIG, 15.0)])
-    assert (result.verdict, result.best.config) == ("baseline does not fit", BIG)
+    assert (result.verdict, result.best.config) == ("baseline did not complete", BIG)
     assert result.baseline_cause == "out of memory: no memory left"
 
 

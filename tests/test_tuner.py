@@ -237,7 +237,7 @@ def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, o
 def test_a_baseline_that_does_not_fit_is_made_lighter_until_it_does(search):
     run = search(memory_bound, {**PARAMETERS, "checkpointing": ["none", "full"]}, baseline=make_config(16))
     result = run.run()
-    assert result.verdict == "baseline does not fit"
+    assert result.verdict == "baseline did not complete"
     assert result.best.measurement is not None
     assert result.baseline_cause == "out of memory: no memory left"
 
@@ -273,7 +273,7 @@ def test_crashes_of_many_causes_end_too(search):
 def test_the_one_configuration_that_works_is_the_answer(search, survivor):
     run = search(only(survivor))
     result = run.run()
-    assert (result.verdict, result.best.config) == ("baseline does not fit", survivor)
+    assert (result.verdict, result.best.config) == ("baseline did not complete", survivor)
     assert result.baseline_cause == "crashed: trial 0 broke"
     assert len({t.number for t in result.trials if t.status is TrialStatus.COMPLETED}) >= 1
 

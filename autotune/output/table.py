@@ -71,8 +71,8 @@ def verdict_line(result: TuningResult) -> str:
         )
     if result.verdict == "no clear winner":
         return "no clear winner: nothing tried is faster than the baseline beyond the noise; the baseline is kept"
-    if result.verdict == "baseline does not fit":
-        return f"the baseline does not run here ({result.baseline_cause}); this is the fastest that does"
+    if result.verdict == "baseline did not complete":
+        return f"the baseline did not complete here ({result.baseline_cause}); this is the fastest that does"
     return "unconfirmed: the search ended before the best could be measured again beside the baseline"
 
 
