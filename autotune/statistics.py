@@ -49,13 +49,13 @@ def rate_interval(step_times_s: Sequence[float], samples_per_step: int) -> Inter
 def ratio_of_means(
     numerator: Sequence[Sequence[float]], denominator: Sequence[Sequence[float]]
 ) -> tuple[float, Interval]:
-    """Return the ratio of two mean times and its 95 % interval (Welch's on the logarithms).
+    """Return the ratio of two mean times and its 95 % interval (Student's on the logarithms).
 
     Each argument holds the step times of one configuration, one sequence per trial. With two or more trials on both
     sides the spread between trials is looked at too, and the wider interval wins.
     """
     ratio = statistics.fmean(_flat(numerator)) / statistics.fmean(_flat(denominator))
-    half = _welch_half_width(_flat(numerator), _flat(denominator))
+    half = _pooled_half_width(_flat(numerator), _flat(denominator))
     if min(len(numerator), len(denominator)) >= 2:
         half = max(half, _pooled_half_width(*_trial_means(numerator, denominator)))
     return ratio, Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half))
@@ -75,17 +75,8 @@ def _log_variance(values: Sequence[float]) -> float:
 
 def _pooled_half_width(a: Sequence[float], b: Sequence[float]) -> float:
     """Student's interval with one variance for both sides: the same machine makes the noise of both."""
+    if min(len(a), len(b)) < 2:
+        return math.inf
     degrees = len(a) + len(b) - 2
     pooled = ((len(a) - 1) * _log_variance(a) + (len(b) - 1) * _log_variance(b)) / degrees
     return t95(degrees) * math.sqrt(pooled * (1 / len(a) + 1 / len(b)))
-
-
-def _welch_half_width(a: Sequence[float], b: Sequence[float]) -> float:
-    if min(len(a), len(b)) < 2:
-        return math.inf
-    variance_a, variance_b = _log_variance(a) / len(a), _log_variance(b) / len(b)
-    total = variance_a + variance_b
-    if total == 0:
-        return 0.0
-    degrees = total**2 / (variance_a**2 / (len(a) - 1) + variance_b**2 / (len(b) - 1))
-    return t95(max(1.0, degrees)) * math.sqrt(total)
