@@ -21,7 +21,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from autotune.api import find, resume
     from autotune.config import Allowance, Budget, Effort, LoraAdapter, Precision, TrainConfig, Workload
+    from autotune.cost_estimate import CostEstimate
     from autotune.errors import AutotuneError
+    from autotune.estimating import estimate
     from autotune.loss import normalize_loss
     from autotune.result import TuningResult, load
 
@@ -36,6 +38,8 @@ _HOMES = {
     "TrainConfig": "config",
     "Workload": "config",
     "AutotuneError": "errors",
+    "CostEstimate": "cost_estimate",
+    "estimate": "estimating",
     "normalize_loss": "loss",
     "TuningResult": "result",
     "load": "result",
@@ -45,12 +49,14 @@ __all__ = [
     "Allowance",
     "AutotuneError",
     "Budget",
+    "CostEstimate",
     "Effort",
     "LoraAdapter",
     "Precision",
     "TrainConfig",
     "TuningResult",
     "Workload",
+    "estimate",
     "find",
     "load",
     "normalize_loss",

@@ -20,8 +20,11 @@ def prepare_model(model: Any, adapter: dict[str, Any] | None) -> Any:
     """
     from autotune.loss import normalize_loss
 
-    if adapter is not None:
-        from peft import LoraConfig, get_peft_model
+    return normalize_loss(model if adapter is None else put_on(model, adapter))
 
-        model = get_peft_model(model, LoraConfig(**adapter))
-    return normalize_loss(model)
+
+def put_on(model: Any, adapter: dict[str, Any]) -> Any:
+    """Return `model` with an adapter of new weights, on whatever device it is; see :func:`prepare_model`."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(**adapter))

@@ -157,6 +157,7 @@ def _summary(result: TrialResult) -> TrialSummary:
         status=result.status,
         samples_per_second=result.measurement.samples_per_second if result.measurement else None,
         peak_bytes=memory.peak_bytes if memory else None,
+        prediction=result.request.prediction,
         cause=failure.cause if failure else None,
     )
 

@@ -12,8 +12,10 @@ from autotune.config import Allowance, Effort
 from autotune.errors import InputError, RunDirectoryError
 from autotune.events import Note, Observer, ignore
 from autotune.execution.runner import LocalRunner
+from autotune.exhaustive import Recorder
 from autotune.files import read_value
 from autotune.planning import Options, SearchPlan
+from autotune.predicting import cost_model, learn
 from autotune.result import TuningResult
 from autotune.rundir import PLAN_FILE, RunDirectory, default_run_directory
 from autotune.trial import DescribeRequest
@@ -38,6 +40,8 @@ def find(
     memory: str | int | None = None,
     max_trials: int | None = None,
     max_time: str | float | None = None,
+    exhaustive: bool = False,
+    repeat: int = 1,
     run_dir: str | Path | None = None,
     seed: int = 42,
     revision: str | None = None,
@@ -63,6 +67,9 @@ def find(
         memory: Device memory that training may take: bytes or such as '24GiB'; what is free now less a margin.
         max_trials: Trials of the search.
         max_time: The whole search: seconds or such as '10m'.
+        exhaustive: Measure every legal point instead of searching, and write ``table.jsonl`` in the run directory;
+            without limits of trials and time unless they are given.
+        repeat: How often each point is measured then, in rounds.
         run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
         seed: Of weights, data and the search.
         revision: Of a hub id.
@@ -92,6 +99,8 @@ def find(
         memory_bytes=parse_memory(memory) if isinstance(memory, str) else memory,
         max_trials=max_trials,
         max_time_s=parse_time_s(max_time) if isinstance(max_time, str) else max_time,
+        exhaustive=exhaustive,
+        repeat=repeat,
         seed=seed,
         revision=revision,
         trust_remote_code=trust_remote_code,
@@ -108,7 +117,7 @@ def find(
             directory.write_plan(plan)
             for text in plan.notes[len(outline.notes) :]:
                 observer(Note(text=text))
-            return Tuner(plan, directory, runner, observer).run()
+            return _conduct(plan, directory, runner, observer)
 
 
 def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
@@ -126,7 +135,18 @@ def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
             first = str(error).splitlines()[0]
             raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None
         with LocalRunner(directory.path, plan.hardware) as runner:
-            return Tuner(plan, directory, runner, observer).run()
+            return _conduct(plan, directory, runner, observer)
+
+
+def _conduct(plan: SearchPlan, directory: RunDirectory, runner: LocalRunner, observer: Observer) -> TuningResult:
+    """Run a search or a recording to its end; what was observed is kept for the next one, however it ends."""
+    if plan.exhaustive:
+        return Recorder(plan, directory, runner, observer).run()
+    model = cost_model(plan, runner, directory.path, observer)
+    try:
+        return Tuner(plan, directory, runner, observer, model=model).run()
+    finally:
+        learn(plan, model, directory.results())
 
 
 def _options(**fields: Any) -> Options:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InputError
+from autotune.knob_options import KnobCommand, given_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from autotune.estimate_report import Report
     from autotune.events import Observer
     from autotune.result import TuningResult
 
@@ -53,6 +55,8 @@ def find(
     memory: Annotated[str | None, typer.Option(help="Device memory to stay within, such as 24GiB.")] = None,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the search.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Time of the whole search, such as 10m.")] = None,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point; write table.jsonl.")] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Times each point is measured (--exhaustive).")] = 1,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and the search.")] = 42,
@@ -84,6 +88,8 @@ def find(
             memory=memory,
             max_trials=max_trials,
             max_time=max_time,
+            exhaustive=exhaustive,
+            repeat=repeat,
             run_dir=directory,
             seed=seed,
             revision=revision,
@@ -113,6 +119,57 @@ def resume(
     _search(search, output=output, as_json=as_json, debug=debug)
 
 
+@app.command(cls=KnobCommand)
+def estimate(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="Catalogue name, directory with config.json, or hub id.")],
+    gpu: Annotated[str | None, typer.Option(help="Device of `autotune gpus`, or all [this machine's].")] = None,
+    memory: Annotated[str | None, typer.Option(help="Device memory; without --gpu some GPU of this size.")] = None,
+    task: Annotated[str | None, typer.Option(help="Head to train; by default the architecture's usual one.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample [512; CPU 128].")] = None,
+    target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len].")] = None,
+    global_batch: Annotated[str | None, typer.Option(help="Samples per step, or 'any' [64; CPU 16].")] = None,
+    allow: Annotated[str | None, typer.Option(help="What a ranking may change, as of find [optimizer].")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Length of a run to cost, such as 20B or 300e9.")] = None,
+    prices: Annotated[str | None, typer.Option(help="YAML or JSON: a currency, prices per hour by GPU.")] = None,
+    device: Annotated[str, typer.Option(help="Of this machine: auto, cpu, cuda or cuda:N.")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Revision of a hub id.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict memory and speed without running: of the knobs given, or of the best.
+
+    With a knob (--micro-batch ... --lora-target-modules) the estimate is of that configuration; without, the best
+    predicted ones are ranked; with --gpu all, the devices of the table.
+    """
+
+    def predict() -> Report:
+        from autotune import estimating
+        from autotune.run_cost import parse_count
+        from autotune.units import parse_memory
+
+        options = estimating.options_of(
+            model=model,
+            task=task,
+            seq_len=seq_len,
+            target_len=target_len,
+            global_batch=_global_batch(global_batch),
+            gpu=gpu,
+            memory_bytes=None if memory is None else parse_memory(memory),
+            device=device,
+            knobs=given_knobs(context),
+            allow=allow,
+            tokens=None if tokens is None else parse_count(tokens),
+            prices=prices,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+        return estimating.report(options)
+
+    _guarded(lambda: _show_estimate(predict, as_json=as_json), as_json=as_json, debug=debug)
+
+
 @app.command()
 def models(
     name: Annotated[str, typer.Argument(help="Show only models whose name contains this.")] = "",
@@ -136,8 +193,31 @@ def models(
 
 
 @app.command()
+def gpus(
+    name: Annotated[str, typer.Argument(help="Show only GPUs whose name, vendor or architecture contains this.")] = "",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the built-in table of GPUs: memory, bandwidth and peaks, with sources."""
+
+    def show() -> None:
+        from autotune.catalogue.gpus import gpus_like
+
+        found = gpus_like(name)
+        if as_json:
+            _print_json([gpu.model_dump(mode="json") for gpu in found])
+            return
+        from autotune.output.gpu_listing import gpus_table
+
+        _stdout().print(gpus_table(found))
+
+    _guarded(show, as_json=as_json, debug=debug)
+
+
+@app.command()
 def doctor(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure the device's rates and keep them.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -146,13 +226,17 @@ def doctor(
     def show() -> None:
         from autotune.doctor import examine
 
-        report = examine(device)
+        report = examine(device, measure=calibrate)
         if as_json:
             _print_json(report.model_dump(mode="json"))
             return
         from autotune.output.listings import doctor_table
 
         _stdout().print(doctor_table(report))
+        if calibrate and report.rates is not None and report.rates_file is not None:
+            from autotune.output.rates_table import rates_table
+
+            _stdout().print(rates_table(report.rates, report.table_rates, report.rates_file))
 
     _guarded(show, as_json=as_json, debug=debug)
 
@@ -187,6 +271,27 @@ def _global_batch(text: str | None) -> Any:
     if not text.isdigit() or int(text) < 1:
         raise InputError(f"--global-batch {text}: expected a whole number above 0, or any")
     return int(text)
+
+
+def _show_estimate(predict: Callable[[], Report], *, as_json: bool) -> None:
+    """Print an estimate; one of a configuration that doesn't fit ends with an error all the same."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("tracing the model"):
+        report = predict()
+    from autotune.estimating import shortfall
+
+    error = shortfall(report)
+    if as_json:
+        document = report.model_dump(mode="json")
+        _print_json(document if error is None else {**document, **_error_document(error)})
+    else:
+        from autotune.output.estimate_table import estimate_table
+
+        _stdout().print(estimate_table(report), highlight=False)
+    if error is not None:
+        print(f"autotune: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code)
 
 
 def _search(
@@ -262,6 +367,10 @@ def _guarded(action: Callable[[], None], *, as_json: bool, debug: bool) -> None:
             raise
         text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
         _fail(text, type(error).__name__, EXIT_BUG, as_json=as_json)
+
+
+def _error_document(error: AutotuneError) -> dict[str, Any]:
+    return {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
 
 
 def _fail(message: str, kind: str, exit_code: int, *, as_json: bool) -> NoReturn:

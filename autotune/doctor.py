@@ -11,8 +11,12 @@ from typing import Any
 
 from pydantic import Field
 
+from autotune.cost.calibrate import calibrate, keep_rates, kept_rates, rates_by_table, rates_path
+from autotune.errors import MachineError
 from autotune.execution.environment import ENVIRONMENT
-from autotune.hardware import Hardware, cuda_count, detect
+from autotune.hardware import Hardware, OtherProcess, cuda_count, detect, other_processes
+from autotune.home import writable
+from autotune.rates import Rates
 from autotune.units import show_memory
 from autotune.values import Value
 
@@ -47,15 +51,25 @@ class Report(Value):
     hardware: Hardware
     findings: tuple[Finding, ...]
     versions: dict[str, str] = Field(description="of what is installed")
+    rates: Rates | None = Field(default=None, description="measured ones, if any are kept")
+    rates_file: str | None = Field(default=None, description="where they are kept")
+    table_rates: Rates | None = Field(default=None, description="by data sheets, which serve where none are kept")
 
 
-def examine(device: str = "auto") -> Report:
+def examine(device: str = "auto", *, measure: bool = False) -> Report:
     """Return what `device` and this installation can do.
 
+    Args:
+        device: As :func:`autotune.hardware.detect` takes it.
+        measure: Measure the device's rates and keep them, which takes seconds.
+
     Raises:
-        InputError, MachineError: As :func:`autotune.hardware.detect`.
+        InputError, MachineError: As :func:`autotune.hardware.detect`; the measured rates can't be kept.
+        MachineError, InfrastructureError: As :func:`autotune.cost.calibrate.calibrate`.
     """
     hardware = detect(device)
+    busy = _measure(hardware) if measure else []
+    rates = kept_rates(hardware)
     libraries = _libraries()
     findings = (
         *_device(hardware, libraries),
@@ -68,9 +82,41 @@ def examine(device: str = "auto") -> Report:
         _flash_attention(hardware, libraries),
         _library("Liger kernels", "liger_kernel", libraries, "fused losses and norms; not searched yet"),
         _compiler(hardware, libraries),
+        _rates(hardware, rates, busy),
     )
     machine = f"{hardware.name}, {show_memory(hardware.memory_bytes)}, {hardware.cores} cores"
-    return Report(machine=machine, hardware=hardware, findings=findings, versions=hardware.versions)
+    return Report(
+        machine=machine,
+        hardware=hardware,
+        findings=findings,
+        versions=hardware.versions,
+        rates=rates,
+        rates_file=str(rates_path(hardware)) if rates else None,
+        table_rates=_table_rates(hardware),
+    )
+
+
+def _measure(hardware: Hardware) -> list[OtherProcess]:
+    """Measure and keep the rates; return who else was computing when it began."""
+    writable("rates")  # fails at once rather than when all is measured
+    busy = other_processes(hardware)
+    keep_rates(calibrate(hardware), hardware)
+    return busy
+
+
+def _rates(hardware: Hardware, kept: Rates | None, busy: list[OtherProcess]) -> Finding:
+    if kept is None:
+        detail = "none kept for this device; autotune doctor --calibrate measures them in seconds"
+        return Finding(name="measured rates", available=False, detail=detail)
+    beside = f"; measured beside {len(busy)} busy process(es), which makes them low" if busy else ""
+    return Finding(name="measured rates", available=True, detail=f"kept in {rates_path(hardware)}{beside}")
+
+
+def _table_rates(hardware: Hardware) -> Rates | None:
+    try:
+        return rates_by_table(hardware)
+    except MachineError:
+        return None
 
 
 def _libraries() -> dict[str, Any]:

@@ -39,6 +39,9 @@ class Hardware(Value):
     cores: int = Field(description="logical cores of the host that this process may use")
     host_memory_bytes: int
     capability: tuple[int, int] | None = Field(default=None, description="CUDA compute capability")
+    arithmetic: tuple[str, ...] | None = Field(
+        default=None, description="dtypes it computes in, of a GPU without CUDA capability (AMD); None: by capability"
+    )
     driver: str | None = None
     features: tuple[str, ...] = Field(default=(), description="CPU: vector extensions that matter to training")
     cxx: str | None = Field(default=None, description="C++ compiler that inductor would use")
@@ -57,11 +60,15 @@ class Hardware(Value):
     @property
     def has_tf32(self) -> bool:
         """TensorFloat-32 needs Ampere (compute capability 8.0) or newer."""
+        if self.arithmetic is not None:
+            return "tf32" in self.arithmetic
         return self.capability is not None and self.capability >= (8, 0)
 
     @property
     def has_bf16(self) -> bool:
         """Ampere and newer compute in bf16; on the CPU torch always can."""
+        if self.arithmetic is not None:
+            return "bf16" in self.arithmetic
         return self.is_cpu or (self.capability is not None and self.capability >= (8, 0))
 
 

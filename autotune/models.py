@@ -113,7 +113,13 @@ def build_config(spec: ModelSpec, task: Task) -> PreTrainedConfig:
 
 
 def build_model(
-    spec: ModelSpec, task: Task, *, dtype: str, attn_implementation: str | None, device: str
+    spec: ModelSpec,
+    task: Task,
+    *,
+    dtype: str,
+    attn_implementation: str | None,
+    device: str,
+    config: PreTrainedConfig | None = None,
 ) -> PreTrainedModel:
     """Build the model with random weights on the device, ready to train.
 
@@ -125,6 +131,7 @@ def build_model(
         dtype: Name of a torch dtype, as "float32" or "bfloat16".
         attn_implementation: Attention kernel; None leaves the choice to the library.
         device: Torch device; "meta" allocates nothing.
+        config: In place of the spec's own, as a shallower one.
 
     Raises:
         InputError: The library refuses.
@@ -138,7 +145,7 @@ def build_model(
     options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": spec.trust_remote_code}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    config = build_config(spec, task)
+    config = config or build_config(spec, task)
     head = getattr(transformers, HEADS[task][0])
     try:
         with torch.device(device):

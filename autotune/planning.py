@@ -27,6 +27,12 @@ DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 16}
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
 LOW_DISK_BYTES = 1 << 30
 
+# What a trial takes beside its own time limit at the very most: to be ended, and to give its memory back.
+TRIAL_OVERHEAD_S = 60.0
+
+# For a first guess at what a recording takes: seconds of a trial that are not measuring.
+USUAL_START_S = 3.0
+
 
 class Options(Value):
     """What the user asked for; None means the default, which depends on the device."""
@@ -46,6 +52,8 @@ class Options(Value):
     memory_bytes: PositiveInt | None = None
     max_trials: PositiveInt | None = None
     max_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    exhaustive: bool = False
+    repeat: PositiveInt = 1
     seed: int = 42
     revision: str | None = None
     trust_remote_code: bool = False
@@ -75,7 +83,14 @@ class SearchPlan(Value):
     allowance: Allowance
     space: SpaceFile
     baseline: TrainConfig
+    exhaustive: bool = Field(default=False, description="every legal point is measured; nothing is searched")
+    repeats: PositiveInt = Field(default=1, description="trials of each point of an exhaustive plan")
     notes: tuple[str, ...]
+
+    def every_config(self) -> list[TrainConfig]:
+        """Return the baseline and then every other legal configuration of the space."""
+        space = self.search_space()
+        return list(dict.fromkeys([self.baseline, *map(space.config, space.points())]))
 
     def search_space(self) -> SearchSpace:
         """Return the space bound to this plan."""
@@ -97,6 +112,8 @@ def outline(options: Options) -> Outline:
         InputError: Something in `options` can't be used.
         MachineError: The device isn't there.
     """
+    if options.repeat > 1 and not options.exhaustive:
+        raise InputError(f"--repeat {options.repeat}: needs --exhaustive")
     hardware = machine.detect(options.device)
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     task = _task(options, spec)
@@ -108,7 +125,7 @@ def outline(options: Options) -> Outline:
         hardware=hardware,
         workload=workload,
         memory_bytes=_memory(options, hardware, notes),
-        budget=_budget(options),
+        budget=budget_of(options.effort, max_trials=options.max_trials, max_time_s=options.max_time_s),
         space=load_space(options.space or DEFAULT_SPACE[hardware.kind]),
         searched_arguments=arguments.searched if arguments else None,
         notes=tuple(notes),
@@ -135,8 +152,12 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         allowance=outline.options.allow,
         space=outline.space,
         baseline=baseline_config(given, workload.global_batch_size, facts, outline.hardware),
+        exhaustive=outline.options.exhaustive,
+        repeats=outline.options.repeat,
         notes=outline.notes + notes,
     )
+    if plan.exhaustive:
+        plan = plan.model_copy(update={"budget": _budget_of_all(plan, outline.options)})
     return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
 
 
@@ -154,6 +175,18 @@ def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
             f"another process is busy on the device: {other.name} (pid {other.pid}{used}); timings will suffer"
         )
     return lines
+
+
+def budget_of(effort: Effort, *, max_trials: int | None = None, max_time_s: float | None = None) -> Budget:
+    """Return the limits that `effort` stands for, with those that are given instead."""
+    budget = Budget.of(effort)
+    changes: dict[str, float] = {}
+    if max_trials is not None:
+        changes["max_trials"] = max_trials
+    if max_time_s is not None:
+        changes["max_time_s"] = max_time_s
+        changes["trial_timeout_s"] = min(budget.trial_timeout_s, max_time_s)
+    return Budget.model_validate({**budget.model_dump(), **changes})
 
 
 def _task(options: Options, spec: ModelSpec) -> Task:
@@ -242,15 +275,15 @@ def _memory(options: Options, hardware: Hardware, notes: list[str]) -> int:
     return options.memory_bytes
 
 
-def _budget(options: Options) -> Budget:
-    budget = Budget.of(options.effort)
+def _budget_of_all(plan: SearchPlan, options: Options) -> Budget:
+    """Return the budget in which every trial of an exhaustive plan fits, but for the limits that the user gave."""
+    trials = len(plan.every_config()) * plan.repeats
     changes: dict[str, float] = {}
-    if options.max_trials is not None:
-        changes["max_trials"] = options.max_trials
-    if options.max_time_s is not None:
-        changes["max_time_s"] = options.max_time_s
-        changes["trial_timeout_s"] = min(budget.trial_timeout_s, options.max_time_s)
-    return Budget.model_validate({**budget.model_dump(), **changes})
+    if options.max_trials is None:
+        changes["max_trials"] = trials
+    if options.max_time_s is None:
+        changes["max_time_s"] = trials * (plan.budget.trial_timeout_s + TRIAL_OVERHEAD_S)
+    return plan.budget.model_copy(update=changes)
 
 
 def _states_note(plan: SearchPlan) -> tuple[str, ...]:
@@ -265,10 +298,21 @@ def _states_note(plan: SearchPlan) -> tuple[str, ...]:
     if states > plan.memory_bytes:
         text += f": more than the budget of {show_memory(plan.memory_bytes)}"
     host = plan.hardware.host_memory_bytes
-    lines: tuple[str, ...] = (
-        text,
-        f"at most {show_time(plan.budget.max_time_s)} and {plan.budget.max_trials} trials (--effort)",
-    )
+    lines: tuple[str, ...] = (text, _extent(plan))
     if not plan.hardware.is_cpu and host < 8 * GIB:
         lines += (f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it",)
     return lines
+
+
+def _extent(plan: SearchPlan) -> str:
+    """Say how long a search may take; of a recording how much there is to measure, and roughly what that takes."""
+    budget = plan.budget
+    if not plan.exhaustive:
+        return f"at most {show_time(budget.max_time_s)} and {budget.max_trials} trials (--effort)"
+    points = len(plan.every_config())
+    trial_s = USUAL_START_S + budget.discarded_s + budget.measure_time_s
+    times = f", each {plan.repeats} times" if plan.repeats > 1 else ""
+    return (
+        f"{points} points to measure{times}: roughly {show_time(points * plan.repeats * trial_s)} at {trial_s:.0f} s "
+        "a trial, less where steps are short; it can be stopped and gone on with at any time"
+    )

@@ -12,7 +12,7 @@ from autotune.config import Allowance, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.files import write_value
 from autotune.hardware import Hardware
-from autotune.trial import Interval, Measurement, TrialStatus
+from autotune.trial import Interval, Measurement, Prediction, TrialStatus
 from autotune.values import Value
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class TrialSummary(Value):
     status: TrialStatus
     samples_per_second: float | None = None
     peak_bytes: int | None = None
+    prediction: Prediction | None = Field(default=None, description="of rate and peak, before the trial ran")
     cause: str | None = None
 
 

@@ -7,6 +7,7 @@
         study.db              Optuna's study
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
+        table.jsonl           every measurement, if the whole space was recorded
         data/                 tokenized real data
         lock                  held while a search runs
 
@@ -27,12 +28,14 @@ from pydantic import ValidationError
 
 from autotune.errors import RunDirectoryError
 from autotune.files import read_value, write_text, write_value
+from autotune.recording import Table, write_table
 from autotune.result import TuningResult
 from autotune.trial import TrialResult
 from autotune.values import Value
 
 PLAN_FILE = "search.json"
 ANSWER_FILE = "best-config.json"
+TABLE_FILE = "table.jsonl"
 
 
 def default_run_directory(model: str) -> Path:
@@ -105,6 +108,12 @@ class RunDirectory:
         """Write the best configuration so far; return its path."""
         path = self.path / ANSWER_FILE
         write_value(result, path)
+        return path
+
+    def write_table(self, table: Table) -> Path:
+        """Write the table of a recorded space; return its path."""
+        path = self.path / TABLE_FILE
+        write_table(table, path)
         return path
 
     def results(self) -> list[TrialResult]:

@@ -51,7 +51,7 @@ def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> Trainin
         tuned={"seed": workload.seed, **fixed, **_tuned(config, workload, hardware)},
         harness=dict(_HARNESS),
         model=_model(config),
-        adapter=_adapter(config.adapter) if config.adapter else None,
+        adapter=adapter_arguments(config.adapter) if config.adapter else None,
     )
 
 
@@ -92,7 +92,8 @@ def _model(config: TrainConfig) -> dict[str, Any]:
     return arguments
 
 
-def _adapter(adapter: LoraAdapter) -> dict[str, Any]:
+def adapter_arguments(adapter: LoraAdapter) -> dict[str, Any]:
+    """Return the keyword arguments of `peft.LoraConfig` for an adapter."""
     targets: str | list[str] = "all-linear" if adapter.target_modules == "all-linear" else list(ATTENTION_MODULES)
     return {
         "r": adapter.rank,

@@ -48,6 +48,13 @@ class Limits(Value):
     relative_interval: float = Field(gt=0)
 
 
+class Prediction(Value):
+    """What the cost model expected of a trial before it ran, earlier measurements taken into account."""
+
+    samples_per_second: float
+    peak_bytes: int = Field(description="the figure that is held against the memory budget")
+
+
 class TrialRequest(Value):
     """All that a child process needs to run one trial."""
 
@@ -60,6 +67,7 @@ class TrialRequest(Value):
         description="micro-batches per step to run; fewer than the workload's when the rest is inferred"
     )
     limits: Limits
+    prediction: Prediction | None = Field(default=None, description="of the cost model, None if it knows nothing")
 
 
 class Memory(Value):

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from autotune import answer
 from autotune.config import TrainConfig
+from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.events import Event, Note, Observer, TrialEnded, TrialStarted
 from autotune.execution.runner import Runner
 from autotune.finals import Finals
+from autotune.guide import Guide
 from autotune.planning import SearchPlan
 from autotune.result import TuningResult
 from autotune.rundir import ANSWER_FILE, RunDirectory
@@ -59,6 +61,7 @@ class Tuner:
         runner: What runs the trials.
         observer: Who listens.
         clock: Seconds from some moment on.
+        model: Predicts; None to search without.
     """
 
     def __init__(
@@ -69,12 +72,14 @@ class Tuner:
         observer: Observer,
         *,
         clock: Callable[[], float] = time.monotonic,
+        model: CostModel | None = None,
     ) -> None:
         self._plan = plan
         self._directory = directory
         self._runner = runner
         self._observer = observer
         self._space = plan.search_space()
+        self._guide = Guide(model, plan, self._space) if model is not None else None
         self._study = Study(directory.path, self._space, capacity_bytes=plan.memory_bytes, seed=plan.workload.seed)
         self._results: list[TrialResult] = []
         self._history = History()
@@ -93,15 +98,19 @@ class Tuner:
         """
         self._recover()
         try:
-            self._baseline()
-            self._search()
-            self._finals()
+            self._conduct()
         except KeyboardInterrupt:
             raise SearchInterrupted(self._write(), self._directory.path / ANSWER_FILE) from None
         result = self._write()
         if result is None:
             raise answer.nothing_found(self._plan, self._results)
         return result
+
+    def _conduct(self) -> None:
+        """Run all trials that this search is made of."""
+        self._baseline()
+        self._search()
+        self._finals()
 
     def _recover(self) -> None:
         """Take in what an earlier run of this search has measured."""
@@ -117,6 +126,8 @@ class Tuner:
         self._results.append(result)
         if result.request.purpose is not Purpose.FINAL:
             self._history.add(result)
+            if self._guide is not None:
+                self._guide.observe(result)
 
     def time_left_s(self) -> float:
         """Return what is left of the search's time, trials of an earlier, killed run counted in."""
@@ -158,7 +169,12 @@ class Tuner:
             yield asked, config
 
     def _proposals(self) -> Iterator[Point | None]:
-        """Yield the next proposal: one step from the leader, or None for the sampler's choice."""
+        """Yield the next proposal: the best predicted, one step from the leader, or None for the sampler's choice."""
+        while self._guide is not None and (config := self._guide.next(self._history, self._is_open)) is not None:
+            yield self._space.point(config)
+        if self._guide is not None and self._guide.knows_all and self._history.best() is not None:
+            self._tell(Note(text="nothing left untried has a fair chance of a gain over 1 %"))
+            return
         asks = 0
         while asks < PATIENCE_ASKS:
             trials = len(self._history)
@@ -175,6 +191,8 @@ class Tuner:
         if self._history.known(config) is not None:
             return False
         reason = self._space.refusal(config) or self._history.refusal(config)
+        if reason is None and self._guide is not None:
+            reason = self._guide.refusal(config)
         if reason is not None:
             self._refused[config] = reason
         return reason is None
@@ -258,6 +276,7 @@ class Tuner:
             workload=self._plan.workload,
             device=self._plan.hardware.device,
             accumulation_steps=accumulation,
+            prediction=self._guide.prediction(config) if self._guide is not None else None,
             limits=Limits(
                 memory_bytes=self._plan.memory_bytes,
                 timeout_s=self._timeout_s(config, purpose),

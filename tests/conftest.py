@@ -21,6 +21,14 @@ TINY_LLAMA = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory) -> Path:
+    """A home of the tests' own: they neither see nor change what the user keeps."""
+    folder = tmp_path_factory.mktemp("home")
+    os.environ["AUTOTUNE_HOME"] = str(folder)  # for the processes that tests start, too
+    return folder
+
+
 def write_model(directory: Path, config: dict) -> Path:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))

@@ -9,8 +9,25 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "autotune"
 
-VALUES = {"values", "errors", "architecture", "config", "hardware", "trial", "result", "events", "units", "statistics"}
+VALUES = {
+    "values",
+    "errors",
+    "architecture",
+    "config",
+    "hardware",
+    "trial",
+    "result",
+    "events",
+    "units",
+    "statistics",
+    "cost_estimate",
+    "estimate_report",
+    "rates",
+    "knobs",
+    "recording",
+}
 PURE_FILES = {"files"}
+LASTING = {"home"}
 FOUNDATIONS = {
     "adapters",
     "models",
@@ -23,7 +40,7 @@ FOUNDATIONS = {
     "loss",
     "baseline",
 }
-PACKAGES = {"search", "execution", "output"}
+PACKAGES = {"search", "cost", "execution", "output"}
 HEAVY = {"torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy"}
 
 
@@ -72,6 +89,8 @@ def test_arrows_run_one_way(name, path):
     allowed = {
         **dict.fromkeys(VALUES, VALUES | PURE_FILES),
         **dict.fromkeys(FOUNDATIONS, FOUNDATIONS | VALUES | PURE_FILES),
+        **dict.fromkeys(LASTING, VALUES),
+        "cost": FOUNDATIONS | VALUES | PURE_FILES | LASTING | {"cost"},
         "search": FOUNDATIONS | VALUES | PURE_FILES | {"search"},
         "execution": FOUNDATIONS | VALUES | PURE_FILES | {"execution"},
     }

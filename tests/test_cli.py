@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-COMMANDS = ("find", "resume", "models", "doctor", "spaces")
+COMMANDS = ("find", "resume", "estimate", "models", "doctor", "spaces")
 
 FIND_OPTIONS = {
     "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
-    "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--run-dir", "--output",
-    "--seed", "--revision", "--trust-remote-code", "--json", "--debug", "--help",
+    "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive",
+    "--repeat", "--run-dir", "--output", "--seed", "--revision", "--trust-remote-code", "--json", "--debug", "--help",
 }  # fmt: skip
 
 
@@ -49,6 +49,7 @@ BAD_INPUT = {
     "target length without a decoder": (["--model", "gpt2", "--target-len", "8"], "--target-len"),
     "missing baseline": (["--model", "gpt2", "--baseline", "args.json"], "args.json"),
     "output in a directory that isn't there": (["--model", "gpt2", "-o", "no/such/place.json"], "no/such/place.json"),
+    "repeats of a search": (["--model", "gpt2", "--repeat", "2"], "--repeat 2: needs --exhaustive"),
     "sequence longer than the model": (["--model", "gpt2", "--seq-len", "5000"], "1024"),
 }  # fmt: skip
 

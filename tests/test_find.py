@@ -13,6 +13,7 @@ import pytest
 import autotune
 from autotune.events import TrialEnded
 from autotune.execution.processes import marked
+from autotune.recording import load_table
 from autotune.result import TuningResult
 from autotune.trial import TrialStatus
 
@@ -28,7 +29,7 @@ def found(tiny_llama, tmp_path_factory) -> tuple[TuningResult, Path, list]:
     """One whole search from Python."""
     run, events = tmp_path_factory.mktemp("found") / "run", []
     result = autotune.find(
-        str(tiny_llama), effort="quick", device="cpu", seq_len=32, max_trials=6, run_dir=run, observer=events.append
+        str(tiny_llama), effort="quick", device="cpu", seq_len=32, max_trials=3, run_dir=run, observer=events.append
     )
     return result, run, events
 
@@ -104,9 +105,10 @@ def test_the_command_line_ends_with_a_table_and_a_file(autotune, tiny_llama, tmp
     )
 
 
+@pytest.mark.slow
 def test_a_small_memory_budget_makes_real_out_of_memory_trials_and_is_kept(wide_llama, tmp_path):
     result = autotune.find(
-        str(wide_llama), effort="quick", device="cpu", memory="450MiB", max_trials=8, run_dir=tmp_path / "run"
+        str(wide_llama), effort="quick", device="cpu", memory="450MiB", max_trials=4, run_dir=tmp_path / "run"
     )
     statuses = [t.status for t in result.trials]
     assert TrialStatus.OUT_OF_MEMORY in statuses
@@ -123,6 +125,7 @@ def test_nothing_fits_says_what_came_closest_and_exits_with_5(autotune, wide_lla
     assert "--allow method" in line
 
 
+@pytest.mark.slow
 def test_a_global_batch_that_only_one_micro_batch_divides(tiny_llama, tmp_path):
     result = autotune.find(
         str(tiny_llama),
@@ -136,6 +139,7 @@ def test_a_global_batch_that_only_one_micro_batch_divides(tiny_llama, tmp_path):
     assert {t.config.per_device_train_batch_size for t in result.trials} == {1}
 
 
+@pytest.mark.slow
 def test_a_free_global_batch_never_accumulates(tiny_llama, tmp_path):
     result = autotune.find(
         str(tiny_llama),
@@ -150,6 +154,7 @@ def test_a_free_global_batch_never_accumulates(tiny_llama, tmp_path):
     assert any("global batch is free" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_the_users_own_arguments_are_the_baseline_and_survive(tiny_llama, tmp_path):
     own = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 3e-4, "optim": "sgd"}
     (tmp_path / "args.json").write_text(json.dumps(own))
@@ -266,6 +271,7 @@ def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alon
     assert TuningResult.model_validate_json(done.stdout).best.config == found[0].best.config
 
 
+@pytest.mark.slow
 def test_real_data_are_trained_with_their_own_lengths(tiny_llama, tmp_path):
     texts = [{"text": "word " * (1 + i % 40)} for i in range(200)]
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(t) for t in texts))
@@ -281,6 +287,7 @@ def test_real_data_are_trained_with_their_own_lengths(tiny_llama, tmp_path):
     assert any("ByT5" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_lora_is_found_where_the_method_may_change(tiny_llama, tmp_path):
     result = autotune.find(
         str(tiny_llama), effort="quick", device="cpu", seq_len=16, allow="method", space="lora", max_trials=3,
@@ -290,6 +297,36 @@ def test_lora_is_found_where_the_method_may_change(tiny_llama, tmp_path):
     assert adapted
     method = result.best_by_allowance[autotune.Allowance.METHOD]
     assert method.measurement is not None
+
+
+SMALL_SPACE = """
+description: two points
+parameters:
+  attn_implementation: {choices: [sdpa, eager]}
+"""
+
+
+@pytest.mark.slow
+def test_a_recording_that_is_stopped_leaves_a_table_and_goes_on_to_a_whole_one(autotune, tiny_llama, tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL_SPACE)
+    run = tmp_path / "run"
+    recording = _start(tiny_llama, run, "--space", tmp_path / "small.yaml", "--exhaustive", "--repeat", 2)
+    _wait_for(lambda: (run / "trials/0001/process.json").exists(), recording)
+    recording.send_signal(signal.SIGINT)
+    _, errors = recording.communicate(timeout=60)
+    assert recording.returncode == 130, errors
+    assert "2 points to measure, each 2 times: roughly" in errors
+    part = load_table(run / "table.jsonl")
+    assert len(part.points) < 2
+
+    done = autotune("resume", run)
+    assert done.returncode == 0, done.stderr
+    whole = load_table(run / "table.jsonl")
+    assert whole.points[0].trials[0] == part.points[0].trials[0]
+    assert [len(p.trials) for p in whole.points] == [2, 2]
+    assert {p.config.attn_implementation for p in whole.points} == {"sdpa", "eager"}
+    assert len(results(run)) == 4
+    assert str(tmp_path) not in (run / "table.jsonl").read_text()
 
 
 def test_nothing_is_left_running_after_a_search(found):

@@ -43,6 +43,7 @@ def arguments(tmp_path):
         ("global_batch", "many"),
         ("memory_bytes", 0),
         ("max_trials", 0),
+        ("repeat", 0),
         ("max_time_s", 0.0),
         ("max_time_s", float("inf")),
         ("max_time_s", float("nan")),
@@ -67,6 +68,7 @@ def test_options_out_of_range_are_refused_when_made(field, value):
         ({"baseline": "nothing.json"}, "--baseline nothing.json: No such file"),
         ({"space": "defualt"}, "did you mean 'default'?"),
         ({"device": "tpu"}, "--device tpu"),
+        ({"repeat": 2}, "--repeat 2: needs --exhaustive"),
     ],
 )
 def test_what_can_not_be_used_is_refused_in_one_line(options, said):
@@ -143,6 +145,29 @@ def test_limits_of_the_user_replace_those_of_the_effort():
     budget = outlined(effort=Effort.QUICK, max_trials=3, max_time_s=20).budget
     assert (budget.max_trials, budget.max_time_s, budget.trial_timeout_s) == (3, 20, 20)
     assert budget.measure_steps == Budget.of(Effort.QUICK).measure_steps
+
+
+def test_a_recording_has_no_limits_but_those_that_are_given():
+    plan = planned(exhaustive=True, repeat=2, effort=Effort.QUICK)
+    trials = 2 * len(plan.every_config())
+    assert (plan.exhaustive, plan.repeats, plan.budget.max_trials) == (True, 2, trials)
+    assert plan.budget.max_time_s > trials * plan.budget.trial_timeout_s
+    limited = planned(exhaustive=True, max_trials=3, max_time_s=20).budget
+    assert (limited.max_trials, limited.max_time_s, limited.trial_timeout_s) == (3, 20, 20)
+
+
+def test_how_much_there_is_to_record_is_said_first():
+    plan = planned(exhaustive=True, repeat=2, effort=Effort.QUICK)
+    expected = f"{len(plan.every_config())} points to measure, each 2 times: roughly "
+    assert any(note.startswith(expected) for note in plan.notes)
+    assert not any("(--effort)" in note for note in plan.notes)
+
+
+def test_every_configuration_of_a_plan_is_legal_and_there_once_the_baseline_first():
+    plan = planned(effort=Effort.QUICK)
+    configs = plan.every_config()
+    assert configs[0] == plan.baseline
+    assert len(configs) == len(set(configs)) == plan.search_space().size()
 
 
 def test_what_the_baseline_needs_at_least_is_said_and_held_against_the_budget():

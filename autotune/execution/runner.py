@@ -30,6 +30,7 @@ from autotune.execution.verdict import LOG_FILE, Ending, host_oom_kills, outcome
 from autotune.files import write_text, write_value
 from autotune.hardware import Hardware, used_bytes
 from autotune.trial import DescribeAnswer, DescribeRequest, Description, Refusal, TrialRequest, TrialResult
+from autotune.values import Value
 
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry
 
@@ -123,18 +124,33 @@ class LocalRunner:
             AutotuneError: The workload can't be used; the class is the child's.
             InfrastructureError: The child gave no answer.
         """
-        directory = self._run_directory / "describe"
-        _make_empty(directory)
-        write_value(request, directory / "request.json")
-        self._ending(directory, describe.ENTRY, timeout_s)
+        path = self.ask("describe", describe.ENTRY, request, timeout_s=timeout_s) / describe.ANSWER_FILE
         try:
-            answer = _ANSWERS.validate_json((directory / describe.ANSWER_FILE).read_bytes())
+            answer = _ANSWERS.validate_json(path.read_bytes())
         except (OSError, ValidationError):
-            tail = read_tail(directory / LOG_FILE, lines=1)
+            tail = read_tail(path.with_name(LOG_FILE), lines=1)
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
+
+    def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
+        """Have a child that touches no device answer `request`; return the directory that holds its answer.
+
+        Args:
+            name: Of the directory, in the search's.
+            entry: ``module:function`` that reads ``request.json`` of its directory.
+            request: What it is asked.
+            timeout_s: When it is ended.
+
+        Raises:
+            InfrastructureError: The launcher can't be started.
+        """
+        directory = self._run_directory / name
+        _make_empty(directory)
+        write_value(request, directory / "request.json")
+        self._ending(directory, entry, timeout_s)
+        return directory
 
     def _ready_launcher(self) -> _Launcher:
         """Return the launcher, started if there is none or if it has died since the last job."""

@@ -69,7 +69,9 @@ class Progress:
         self._best = event.best_samples_per_second
         result = event.result
         outcome = result.outcome
-        detail = outcome.cause if isinstance(outcome, Failure) else measurement_detail(outcome)
+        detail = (
+            outcome.cause if isinstance(outcome, Failure) else measurement_detail(outcome, result.request.prediction)
+        )
         purpose = " (final)" if result.request.purpose is Purpose.FINAL else ""
         line = trial_line(result.request.number, result.status, event.changes, detail)
         self._line(f"{line}{purpose}, {show_time(result.duration_s)}")

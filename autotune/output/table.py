@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.config import TrainConfig
 from autotune.result import Change, Contender, TuningResult
-from autotune.trial import Interval, Measurement, TrialStatus
+from autotune.trial import Interval, Measurement, Prediction, TrialStatus
 from autotune.units import show_memory, show_rate, show_time
 
 _SHORT_KNOBS = {
@@ -81,13 +81,19 @@ def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Chang
     return f"trial {number}: {show_changes(changed)}: {outcome_status}{', ' + detail if detail else ''}"
 
 
-def measurement_detail(measurement: Measurement) -> str:
-    """Return the figures of a measurement in a few words."""
+def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
+    """Return the figures of a measurement in a few words, beside what was predicted."""
     text = f"{show_rate(measurement.samples_per_second)} samples/s"
     half = _relative_half(measurement)
     if half is not None:
         text += f" ± {half:.0%}"
-    return f"{text}, peak {show_memory(measurement.memory.peak_bytes)}"
+    peak = f"peak {show_memory(measurement.memory.peak_bytes)}"
+    if prediction is None:
+        return f"{text}, {peak}"
+    return (
+        f"{text} (predicted {show_rate(prediction.samples_per_second)}), "
+        f"{peak} (predicted {show_memory(prediction.peak_bytes)})"
+    )
 
 
 def _relative_half(measurement: Measurement) -> float | None:

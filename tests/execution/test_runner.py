@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+from runner_contract import RunnerContract
 
 from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
@@ -24,6 +25,28 @@ from autotune.trial import DescribeRequest, Measurement, TrialResult, TrialStatu
 MIB = 1 << 20
 LARGE = {"per_device_train_batch_size": 256}  # takes some 60 MiB
 SMALL_BYTES = 20 * MIB
+
+
+class TestContract(RunnerContract):
+    @pytest.fixture
+    def runner(self, bench):
+        return bench.runner
+
+    @pytest.fixture
+    def completing(self, bench):
+        return bench.request()
+
+    @pytest.fixture
+    def starved(self, bench):
+        return bench.request(config=LARGE, limits={"memory_bytes": SMALL_BYTES})
+
+    @pytest.fixture
+    def hurried(self, bench, misbehaviour):
+        return bench.request(workload=misbehaviour("ignore_sigterm"), limits={"timeout_s": 1})
+
+    @pytest.fixture
+    def impossible(self, bench, misbehaviour):
+        return bench.request(workload=misbehaviour("raise_an_error"))
 
 
 def completes(bench) -> bool:

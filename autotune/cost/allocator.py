@@ -1,0 +1,144 @@
+"""What torch's caching allocator would reserve for a sequence of allocations. Pure.
+
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes rounded up to 512 bytes;
+blocks up to 1 MiB cut out of segments of 2 MiB, below 10 MiB out of 20 MiB, larger ones out of a segment of their own
+rounded up to 2 MiB; the smallest free block that is large enough is taken and the rest of it split off; neighbours are
+joined when freed; segments are never given back unless the device is full. One stream; expandable segments, where they
+are switched on, reserve less.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+_MIN_BLOCK = 512
+_SMALL_SIZE = 1 << 20
+_SMALL_BUFFER = 2 << 20
+_LARGE_BUFFER = 20 << 20
+_MIN_LARGE_ALLOC = 10 << 20
+_ROUND_LARGE = 2 << 20
+
+
+class OutOfMemory(Exception):
+    """The device has no room left, and no unused segment could make any."""
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A stretch of a segment."""
+
+    size: int
+    segment_size: int
+    small: bool
+    address: int
+    free: bool = False
+    before: Block | None = None
+    after: Block | None = None
+
+
+class CachingAllocator:
+    """Allocates and frees; counts what is allocated and reserved.
+
+    Args:
+        capacity: Bytes that can be reserved, None for no limit.
+    """
+
+    def __init__(self, capacity: float | None = None) -> None:
+        self._capacity = capacity
+        self._pools: tuple[list[tuple[int, int, Block]], ...] = ([], [])  # by size, then by address
+        self._end = 0  # of the highest segment
+        self.allocated = self.reserved = 0
+        self.peak_allocated = self.peak_reserved = 0
+
+    def allocate(self, nbytes: float) -> Block:
+        """Return a block of at least `nbytes`.
+
+        Raises:
+            OutOfMemory: There is no room.
+        """
+        size = max(_MIN_BLOCK, -(-int(nbytes) // _MIN_BLOCK) * _MIN_BLOCK)
+        small = size <= _SMALL_SIZE
+        block = self._take(size, small) or self._new_segment(size, small)
+        self._split(block, size)
+        block.free = False
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def release(self, block: Block) -> None:
+        """Give a block back; it stays reserved."""
+        self.allocated -= block.size
+        block.free = True
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free:
+                self._remove(neighbour)
+                self._join(block, neighbour)
+        self._insert(block)
+
+    def _take(self, size: int, small: bool) -> Block | None:
+        pool = self._pools[small]
+        position = bisect.bisect_left(pool, (size, -1), key=lambda e: e[:2])
+        return pool.pop(position)[2] if position < len(pool) else None
+
+    def _new_segment(self, size: int, small: bool) -> Block:
+        if small:
+            segment = _SMALL_BUFFER
+        elif size < _MIN_LARGE_ALLOC:
+            segment = _LARGE_BUFFER
+        else:
+            segment = -(-size // _ROUND_LARGE) * _ROUND_LARGE
+        if self._capacity is not None and self.reserved + segment > self._capacity:
+            self._return_unused()
+            if self.reserved + segment > self._capacity:
+                raise OutOfMemory(f"{size} bytes")
+        self.reserved += segment
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self._end += segment
+        return Block(size=segment, segment_size=segment, small=small, address=self._end - segment)
+
+    def _split(self, block: Block, size: int) -> None:
+        rest = block.size - size
+        if rest < _MIN_BLOCK or (not block.small and rest <= _SMALL_SIZE):
+            return
+        other = Block(
+            rest,
+            block.segment_size,
+            block.small,
+            block.address + size,
+            free=True,
+            before=block,
+            after=block.after,
+        )
+        if block.after is not None:
+            block.after.before = other
+        block.after = other
+        block.size = size
+        self._insert(other)
+
+    def _join(self, block: Block, neighbour: Block) -> None:
+        block.size += neighbour.size
+        if neighbour is block.before:
+            block.address = neighbour.address
+            block.before = neighbour.before
+            if block.before is not None:
+                block.before.after = block
+        else:
+            block.after = neighbour.after
+            if block.after is not None:
+                block.after.before = block
+
+    def _return_unused(self) -> None:
+        """Give back segments that are wholly free."""
+        for pool in self._pools:
+            unused = [entry for entry in pool if entry[2].size == entry[2].segment_size]
+            for entry in unused:
+                pool.remove(entry)
+                self.reserved -= entry[2].segment_size
+
+    def _insert(self, block: Block) -> None:
+        bisect.insort(self._pools[block.small], (block.size, block.address, block), key=lambda e: e[:2])
+
+    def _remove(self, block: Block) -> None:
+        pool = self._pools[block.small]
+        del pool[bisect.bisect_left(pool, (block.size, block.address), key=lambda e: e[:2])]

@@ -1,0 +1,215 @@
+"""The rates of a device: measured once, kept in the home, found again by the hardware's fingerprint.
+
+`calibrate` runs `autotune.cost.benchmark` in a process of its own, so that the caller's never starts a thread pool or
+a CUDA context. What it gives holds for this device with these drivers, libraries and cores: the fingerprint changes
+with them, and what was kept for another is not used.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from pydantic import Field, ValidationError
+
+from autotune.cost.attainable import cpu_rates, table_rates
+from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.files import read_value, write_value
+from autotune.hardware import Hardware
+from autotune.home import home, writable
+from autotune.rates import Arithmetic, Rates
+from autotune.values import Value
+
+logger = logging.getLogger(__name__)
+
+NO_DEVICE = 3  # exit code of a benchmark whose device torch can't use
+_TIME_LIMIT_S = 240
+_UNKNOWN_FREQUENCY_HZ = 2e9  # where the host doesn't tell; server processors are seldom guaranteed less
+
+
+class BenchmarkSizes(Value):
+    """How much work a benchmark does."""
+
+    products: tuple[tuple[int, int, int], ...] = Field(description="tokens, inputs and outputs of layers, rising")
+    product_limit_s: float = Field(description="products that would take longer are left out, but for the first")
+    elements: int = Field(description="of each of the three tensors of an addition, far beyond the caches")
+    layers: int = Field(description="of the model of tiny operators")
+    repeats: int = Field(description="blocks, whose median counts")
+    block_s: float = Field(description="time of a block at the least")
+    warm_up_s: float = Field(description="work before the first block, so that clocks have risen")
+
+
+CPU_SIZES = BenchmarkSizes(
+    products=((1024, 512, 512), (1024, 768, 3072), (2048, 1024, 2048), (4096, 4096, 4096)),
+    product_limit_s=0.3,
+    elements=64 << 20,
+    layers=20,
+    repeats=5,
+    block_s=0.05,
+    warm_up_s=0.5,
+)
+CUDA_SIZES = CPU_SIZES.model_copy(update={"products": ((4096, 2048, 2048), (8192, 4096, 4096), (8192, 2048, 8192))})
+TINY_SIZES = BenchmarkSizes(
+    products=((32, 16, 16),), product_limit_s=1.0, elements=1 << 10, layers=1, repeats=1, block_s=0.0, warm_up_s=0.0
+)
+
+
+class BenchmarkRequest(Value):
+    """What the benchmark reads from its standard input."""
+
+    device: str
+    arithmetics: tuple[Arithmetic, ...]
+    sizes: BenchmarkSizes
+
+
+def calibrate(hardware: Hardware, sizes: BenchmarkSizes | None = None) -> Rates:
+    """Return the measured rates of a device; takes seconds, with the device to itself.
+
+    Args:
+        hardware: The device, which must be of this machine.
+        sizes: How much work; by default what the kind of device needs.
+
+    Raises:
+        MachineError: torch can't use the device.
+        InfrastructureError: The measuring process failed, or took minutes.
+    """
+    request = BenchmarkRequest(
+        device=hardware.device,
+        arithmetics=_arithmetics(hardware),
+        sizes=_fitting(sizes or (CPU_SIZES if hardware.is_cpu else CUDA_SIZES), hardware),
+    )
+    try:
+        done = subprocess.run(
+            # -P: the present directory is not searched for modules.
+            [sys.executable, "-P", "-m", "autotune.cost.benchmark"],
+            input=request.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            env=_environment(),
+        )
+    except subprocess.TimeoutExpired:
+        raise InfrastructureError(f"measuring {hardware.device} took more than {_TIME_LIMIT_S} s") from None
+    except OSError as error:
+        raise InfrastructureError(f"measuring {hardware.device}: no process could be started: {error}") from None
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    last = lines[-1] if lines else f"exit code {done.returncode} without a word"
+    if done.returncode == NO_DEVICE:
+        raise MachineError(f"torch can't use {hardware.device}: {last}")
+    if done.returncode:
+        raise InfrastructureError(f"measuring {hardware.device} failed: {last}")
+    rates = Rates.model_validate_json(last)
+    return rates.model_copy(update={"peak_flops": _peaks(hardware)})
+
+
+def rates_of(hardware: Hardware) -> Rates:
+    """Return the rates of a device: the measured ones if any are kept, otherwise those of the table.
+
+    Raises:
+        MachineError: Nothing is kept, and no data sheet of this GPU is known.
+    """
+    return kept_rates(hardware) or rates_by_table(hardware)
+
+
+def rates_by_table(hardware: Hardware) -> Rates:
+    """Return what the device should attain.
+
+    Raises:
+        MachineError: No data sheet of this GPU is known.
+    """
+    if hardware.is_cpu:
+        return cpu_rates(hardware.features, hardware.cores * _cores_per_thread(), _frequency_hz(hardware.name))
+    from autotune.catalogue.gpus import gpu_of
+
+    gpu = gpu_of(hardware.name)
+    if gpu is None:
+        raise MachineError(f"{hardware.name}: its data sheet isn't known: autotune doctor --calibrate measures it")
+    return table_rates(gpu.peak_flops, gpu.bandwidth, gpu.capability, name=gpu.name)
+
+
+def rates_path(hardware: Hardware) -> Path:
+    """Return the file that holds the measured rates of a device, if there are any.
+
+    Raises:
+        InputError: As :func:`autotune.home.home`.
+    """
+    return home() / "rates" / f"{hardware.fingerprint}.json"
+
+
+def keep_rates(rates: Rates, hardware: Hardware) -> Path:
+    """Keep the measured rates of a device and return the file.
+
+    Raises:
+        InputError: The home can't be written.
+    """
+    path = writable("rates") / rates_path(hardware).name
+    try:
+        write_value(rates, path)
+    except OSError as error:
+        raise InputError(f"{path}: can't be written: {error.strerror}") from None
+    return path
+
+
+def kept_rates(hardware: Hardware) -> Rates | None:
+    """Return the measured rates of a device; None if none are kept. A file that can't be read is ignored, and said."""
+    try:
+        path = rates_path(hardware)
+        return read_value(Rates, path)
+    except (FileNotFoundError, NotADirectoryError, InputError):
+        return None
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it isn't what autotune writes"
+        logger.warning("autotune: %s is ignored: %s; autotune doctor --calibrate makes it anew", path, reason)
+        return None
+
+
+def _arithmetics(hardware: Hardware) -> tuple[Arithmetic, ...]:
+    """Return the arithmetics that training on a device can use."""
+    offered: dict[Arithmetic, bool] = {
+        "fp32": True,
+        "tf32": hardware.has_tf32,
+        "fp16": not hardware.is_cpu,
+        "bf16": hardware.has_bf16,
+    }
+    return tuple(name for name, there in offered.items() if there)
+
+
+def _fitting(sizes: BenchmarkSizes, hardware: Hardware) -> BenchmarkSizes:
+    """Return `sizes` with tensors that take at most a quarter of the free memory."""
+    return sizes.model_copy(update={"elements": min(sizes.elements, hardware.free_bytes // (4 * 3 * 4))})
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the benchmark: the parent's, devices counted as the driver does, its module path."""
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, "PYTHONPATH": path}
+
+
+def _peaks(hardware: Hardware) -> dict[Arithmetic, float]:
+    """Return the peaks of the data sheet; empty if there is none."""
+    try:
+        return rates_by_table(hardware).peak_flops
+    except MachineError:
+        return {}
+
+
+def _cores_per_thread() -> float:
+    """Return the physical cores of this host for each logical one: two threads of a core share its vector units."""
+    physical, logical = psutil.cpu_count(logical=False), psutil.cpu_count()
+    return min(physical / logical, 1.0) if physical and logical else 1.0
+
+
+@functools.cache
+def _frequency_hz(name: str) -> float:
+    """Return a processor's frequency: as in its name (`@ 2.20GHz`), otherwise as the host tells, read once."""
+    match = re.search(r"@\s*([\d.]+)\s*GHz", name)
+    if match:
+        return float(match[1]) * 1e9
+    told = psutil.cpu_freq()
+    return (told.max or told.current) * 1e6 if told and (told.max or told.current) else _UNKNOWN_FREQUENCY_HZ

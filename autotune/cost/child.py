@@ -1,0 +1,61 @@
+"""Traces the families of a search in a child process; entered by the launcher like a trial.
+
+It touches no device. Families are traced in the order they are asked for until the time for it is spent; one that
+can't be traced is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pydantic import Field
+
+from autotune.config import Workload
+from autotune.cost.family import Family, shape_of
+from autotune.cost.profile import Profile
+from autotune.errors import InputError
+from autotune.files import read_value, write_value
+from autotune.values import Value
+
+ENTRY = "autotune.cost.child:run_trace"
+
+
+class TraceRequest(Value):
+    """What is to be traced."""
+
+    workload: Workload
+    families: tuple[Family, ...]
+    parameters: int = Field(description="of the model, that a trace has to come to")
+    limit_s: float = Field(gt=0, description="no family is begun after this")
+
+
+class Traces(Value):
+    """What was traced, in the same order, and what couldn't be."""
+
+    profiles: tuple[Profile, ...]
+    failures: tuple[str, ...] = ()
+
+
+def run_trace(directory: Path) -> None:
+    """Answer the request in `directory`."""
+    write_value(traces_of(read_value(TraceRequest, directory / "request.json")), directory / "answer.json")
+
+
+def traces_of(request: TraceRequest) -> Traces:
+    """Return the profiles of the families, in this process, which comes to load torch."""
+    from autotune.cost.profiler import profile
+
+    shape = shape_of(request.workload)
+    profiles: list[Profile] = []
+    failures: dict[str, None] = {}
+    started = time.monotonic()
+    for done, family in enumerate(request.families):
+        if time.monotonic() - started > request.limit_s:
+            failures[f"{len(request.families) - done} kinds of configurations were not traced for time"] = None
+            break
+        try:
+            profiles.append(profile(request.workload.model, family, shape, parameters=request.parameters))
+        except InputError as error:
+            failures[str(error)] = None
+    return Traces(profiles=tuple(profiles), failures=tuple(failures))

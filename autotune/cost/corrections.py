@@ -1,0 +1,183 @@
+"""What measurements say about the predictions: regressions of measured over predicted, per device and model type.
+
+Memory: how much more or less than counted each component really takes, and what is taken beside them all. Time: by
+which factors the roofline is off, for all configurations and for those that share a knob. Both start from a prior, so
+the first measurement moves everything alike and the later ones tell knobs apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from autotune.config import TrainConfig
+from autotune.cost.gaussian import Regression
+from autotune.cost.memory import Components
+from autotune.files import read_value, write_value
+from autotune.hardware import Hardware
+from autotune.home import home, writable
+from autotune.values import Value
+
+logger = logging.getLogger(__name__)
+
+KEPT = 300  # the latest observations; a regression over them takes milliseconds
+
+# Unit of what is taken beside all components.
+_CONSTANT_BYTES = float(100 << 20)
+
+# Standard deviations of what is not known before anything was measured; the known errors are in docs/cost-model.md.
+_MEMORY_PRIORS = {
+    "fixed": (1.0, 0.01),
+    "activations": (1.0, 0.05),
+    "temporaries": (1.0, 0.08),
+    "unused": (1.0, 0.5),
+}
+_MEMORY_NOISE = 0.008
+_CONSTANT_NOISE = 0.04  # in units of _CONSTANT_BYTES: what a process takes beside its training differs from run to run
+_TIME_NOISE = 0.05
+_TIME_KNOB = 0.15
+
+
+class Observation(Value):
+    """One trial: features and, for each quantity that was measured, measured over predicted."""
+
+    key: str = Field(description="of configuration and workload")
+    memory_features: dict[str, float]
+    memory: dict[str, float] = Field(description="by 'allocated', 'reserved' and 'device'")
+    time_features: dict[str, float]
+    log_time: float | None = Field(description="logarithm of measured over predicted seconds; None: not measured")
+
+
+class Observations(Value):
+    """Of one device and one type of model."""
+
+    observations: tuple[Observation, ...] = ()
+
+
+def memory_features(parts: Components, unused: float) -> dict[str, float]:
+    """Return the share that each component has of the predicted memory."""
+    total = parts.allocated + unused
+    return {
+        "fixed": (parts.weights + parts.gradients + parts.optimizer_state) / total,
+        "activations": parts.activations / total,
+        "temporaries": parts.temporaries / total,
+        "unused": unused / total,
+        "constant": _CONSTANT_BYTES / total,
+    }
+
+
+def time_features(config: TrainConfig) -> dict[str, float]:
+    """Return what of a configuration may make the prediction of its time wrong."""
+    features = {
+        "all": 1.0,
+        f"precision={config.precision}": 1.0,
+        f"optim={config.optim}": 1.0,
+        f"attention={config.attn_implementation}": 1.0,
+        "samples": math.log2(config.per_device_train_batch_size) / 4,
+    }
+    if config.checkpointing != "none":
+        features[f"checkpointing={config.checkpointing}"] = 1.0
+    if config.torch_compile_backend is not None:
+        features[f"compile={config.torch_compile_backend}"] = 1.0
+    if config.adapter is not None:
+        features["adapter"] = 1.0
+    if config.tf32:
+        features["tf32"] = 1.0
+    if config.dataloader_num_workers:
+        features["workers"] = 1.0
+    return features
+
+
+class Corrections:
+    """The regressions over a set of observations.
+
+    Args:
+        observations: What was measured so far.
+        framework_bytes: What is taken on the device beside all components, if nothing was measured, and how unsure that
+            is.
+        time_deviation: Standard deviation of the logarithm of the factor that the device's rates are off by.
+    """
+
+    def __init__(
+        self, observations: Sequence[Observation], framework_bytes: tuple[float, float], time_deviation: float
+    ) -> None:
+        self.observations = tuple(observations)
+        self._framework = (framework_bytes[0] / _CONSTANT_BYTES, framework_bytes[1] / _CONSTANT_BYTES)
+        self._memory = {
+            name: Regression(priors, _MEMORY_NOISE)
+            for name, priors in (
+                ("allocated", {**_MEMORY_PRIORS, "unused": (0.0, 1e-6), "constant": (0.0, 0.1)}),
+                ("reserved", {**_MEMORY_PRIORS, "constant": (0.0, 0.2)}),
+                ("device", {**_MEMORY_PRIORS, "constant": self._framework}),
+            )
+        }
+        for observation in self.observations:
+            for name, ratio in observation.memory.items():
+                noise = math.hypot(_MEMORY_NOISE, _CONSTANT_NOISE * observation.memory_features["constant"])
+                self._memory[name].observe(observation.memory_features, ratio, noise=noise)
+        self._time_deviation = time_deviation
+        self._time = self._time_regression(())
+
+    def with_observation(self, observation: Observation) -> Corrections:
+        """Return corrections that know one observation more, in place of an earlier one of the same kind."""
+        others = tuple(o for o in self.observations if o.key != observation.key)
+        mean, deviation = self._framework
+        framework = (mean * _CONSTANT_BYTES, deviation * _CONSTANT_BYTES)
+        return Corrections((*others, observation), framework, self._time_deviation)
+
+    def memory(self, quantity: str, features: Mapping[str, float]) -> tuple[float, float]:
+        """Return the factor from predicted to measured memory, and its standard deviation."""
+        return self._memory[quantity].predict(features)
+
+    def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[Sequence[float], Sequence[float]]:
+        """Return logarithms of the factors from predicted to measured seconds, and their standard deviations."""
+        known = set(self._time.priors)
+        if any(f.keys() - known for f in features):
+            self._time = self._time_regression(features)
+        mean, deviation = self._time.predict_many(features)
+        return mean.tolist(), deviation.tolist()
+
+    def _time_regression(self, more: Iterable[Mapping[str, float]]) -> Regression:
+        rows = [o.time_features for o in self.observations]
+        names = dict.fromkeys(name for row in (*rows, *more) for name in row)
+        names.setdefault("all")
+        priors = {name: (0.0, self._time_deviation if name == "all" else _TIME_KNOB) for name in names}
+        regression = Regression(priors, _TIME_NOISE)
+        for observation in self.observations:
+            if observation.log_time is not None:
+                regression.observe(observation.time_features, observation.log_time)
+        return regression
+
+
+def _file(hardware: Hardware, model_type: str) -> Path:
+    return home() / "corrections" / hardware.fingerprint / f"{model_type}.json"
+
+
+def kept(hardware: Hardware, model_type: str) -> tuple[Observation, ...]:
+    """Return what earlier searches observed on this device with this type of model; nothing if it can't be read."""
+    path = _file(hardware, model_type)
+    try:
+        return read_value(Observations, path).observations
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValidationError, ValueError) as error:
+        logger.warning("%s: ignored, it can't be read (%s)", path, type(error).__name__)
+        return ()
+
+
+def keep(hardware: Hardware, model_type: str, observations: Sequence[Observation]) -> None:
+    """Add observations to those that are kept for the next search; where home can't be written, do without."""
+    known: dict[str, Observation] = {}
+    for observation in (*kept(hardware, model_type), *observations):
+        known.pop(observation.key, None)  # what was measured again is the latest
+        known[observation.key] = observation
+    path = _file(hardware, model_type)
+    try:
+        writable("corrections", hardware.fingerprint)
+        write_value(Observations(observations=tuple(known.values())[-KEPT:]), path)
+    except Exception as error:
+        logger.warning("%s: corrections are not kept (%s)", path, error)

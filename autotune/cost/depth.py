@@ -1,0 +1,87 @@
+"""Makes a model's config shallower: which stacks of layers it has, how deep they are, how they repeat.
+
+A config says its depth in a few known fields; whatever else it lists by layer is cut along. That the layers really
+repeat is for the caller to check, by the operators and the number of parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Fields that hold the depth of an encoder and its decoder.
+_PAIRS = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
+
+# Layers that come before the repeating ones: DeepSeek's dense ones.
+_LEADING = ("first_k_dense_replace",)
+
+# Every so manieth layer is of another kind.
+_PERIODS = (
+    "decoder_sparse_step", "encoder_sparse_step", "sliding_window_pattern", "attn_layer_period", "expert_layer_period",
+    "full_attention_interval", "global_attn_every_n_layers", "interleave_moe_layer_step",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Equal layers, or groups of layers that repeat."""
+
+    field: str
+    depth: int
+    base: int  # layers of the shallowest model that has every kind
+    period: int  # layers after which they repeat
+
+    @property
+    def more(self) -> float:
+        """How many periods the full depth has beyond the base."""
+        return (self.depth - self.base) / self.period
+
+
+def stacks(config: Any) -> tuple[Stack, ...]:
+    """Return the stacks of layers of a library config; none if it doesn't say."""
+    fields: tuple[str, ...] | None = next((pair for pair in _PAIRS if all(_depth(config, name) for name in pair)), None)
+    if fields is None and _depth(config, "num_hidden_layers"):
+        fields = ("num_hidden_layers",)
+    return tuple(_stack(config, name) for name in fields or ())
+
+
+def shallower(config: Any, depths: dict[str, int]) -> Any:
+    """Return a copy of `config` with other depths, by field."""
+    config = copy.deepcopy(config)
+    for name, depth in depths.items():
+        full = getattr(config, name)
+        for key, value in list(vars(config).items()):
+            if isinstance(value, list | tuple) and len(value) == full:
+                setattr(config, key, value[:depth])
+        setattr(config, name, depth)
+    return config
+
+
+def _stack(config: Any, name: str) -> Stack:
+    depth = int(getattr(config, name))
+    leading = max((int(getattr(config, field, 0) or 0) for field in _LEADING), default=0)
+    period = _period(getattr(config, "layer_types", None), depth, leading)
+    for field in _PERIODS:
+        step = getattr(config, field, None)
+        if isinstance(step, int) and step > 1:
+            period = max(period, step)
+    # With one period the first layer would be the last: T5's holds the position biases, under LoRA it has no input
+    # gradient.
+    base = leading + 2 * period
+    base += (depth - base) % period  # the layers that are left over come first
+    return Stack(field=name, depth=depth, base=base, period=period)
+
+
+def _depth(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _period(kinds: Sequence[Any] | None, depth: int, leading: int) -> int:
+    """Return after how many layers the kinds of layers repeat."""
+    if not kinds or len(kinds) != depth:
+        return 1
+    rest = list(kinds[leading:])
+    return next(p for p in range(1, len(rest) + 1) if all(a == b for a, b in zip(rest, rest[p:], strict=False)))

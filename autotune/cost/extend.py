@@ -1,0 +1,168 @@
+"""Extends traces of a shallow model to its full depth, and of small micro-batches to any.
+
+A model of equal layers runs the same operators once more for each layer. The tapes of a model with k and with k + 1
+layers therefore agree but for one stretch in the forward and one in the backward pass, and what is alive at any moment
+grows by the same bytes with each further layer: memory and work are lines in the depth. In the micro-batch every tensor
+is a line too. Where tapes don't agree so, :class:`NotLinear` is raised and the caller traces the model whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost.kinds import ACTIVATION, CONTRACTION, FRESH, GRADIENT, TEMPORARY, VIEW
+from autotune.cost.profile import Line, MemoryPoint, Work
+from autotune.cost.tape import Tape
+
+# Micro-batches that peaks are looked for at: all small ones, then ever wider apart.
+_SAMPLES = np.unique(np.round(np.concatenate([np.arange(1, 65), np.geomspace(64, 65536, 100)])))
+
+
+class NotLinear(Exception):
+    """Tapes of different depths or micro-batches don't agree."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tapes of the same model at two micro-batches."""
+
+    samples: tuple[int, int]
+    tapes: tuple[Tape, Tape]
+
+    def __post_init__(self) -> None:
+        if self.tapes[0].names != self.tapes[1].names:
+            raise NotLinear("the operators change with the micro-batch")
+
+    def lines(self, name: str) -> NDArray[np.float64]:
+        """Return an array of the tapes as lines: the last axis is (constant, per sample)."""
+        low, high = (np.asarray(getattr(tape, name), dtype=float) for tape in self.tapes)
+        slope = (high - low) / (self.samples[1] - self.samples[0])
+        return np.stack([low - slope * self.samples[0], slope], axis=-1)
+
+
+@dataclass(frozen=True)
+class Extended:
+    """One micro-step at full depth: operators with their counts, and moments with what is alive.
+
+    Between the first and the last layer what is alive changes evenly, so the peak is in one of the two: the moments are
+    those of the base, whose layers are the first and the last of the full model.
+    """
+
+    names: tuple[str, ...]
+    live: NDArray[np.float64]  # (moments, categories, 2)
+    work: tuple[Work, ...]
+    needed_flops: Line
+
+
+def extend(base: Pair, deeper: Sequence[Pair], more: Sequence[int]) -> Extended:
+    """Return what `base` would be with more layers.
+
+    Args:
+        base: The shallow model, with two layers (or two periods of layers) at the least.
+        deeper: For each stack of layers the same model with one layer (or one period of layers) more.
+        more: How many times that much the full model has beyond the base.
+
+    Raises:
+        NotLinear: The tapes don't agree.
+    """
+    shallow, works = base.lines("live"), Counter(_works(base))
+    live = dict.fromkeys((False, True), shallow)
+    total = works.copy()
+    needed = _needed_flops(base)
+    for pair, times in zip(deeper, more, strict=True):
+        deep, deep_works = pair.lines("live"), Counter(_works(pair))
+        for late in live:
+            live[late] = live[late] + times * (deep[_align(base.tapes[0], pair.tapes[0], late=late)] - shallow)
+        for work in deep_works.keys() | works.keys():
+            total[work] += times * (deep_works[work] - works[work])
+        needed = needed + times * (_needed_flops(pair) - _needed_flops(base))
+    return Extended(
+        names=base.tapes[0].names * 2,
+        live=np.concatenate(list(live.values())),
+        work=tuple(work.model_copy(update={"count": count}) for work, count in total.items() if count),
+        needed_flops=_line(needed),
+    )
+
+
+def peaks(step: Extended, *, accumulated: bool) -> tuple[MemoryPoint, ...]:
+    """Return the moments of a micro-step that are its peak at some micro-batch.
+
+    Args:
+        step: The micro-step.
+        accumulated: Whether gradients are there already; only fresh ones then come on top.
+    """
+    columns = [ACTIVATION, TEMPORARY, FRESH if accumulated else GRADIENT]
+    total = step.live[:, columns, :].sum(axis=1)
+    highest = np.unique(np.argmax(total[:, :1] + total[:, 1:] * _SAMPLES[None, :], axis=0))
+    return tuple(
+        MemoryPoint(
+            operator=step.names[i],
+            activations=_line(step.live[i, ACTIVATION]),
+            temporaries=_line(step.live[i, TEMPORARY]),
+            gradients=_line(step.live[i, GRADIENT]),
+            fresh_gradients=_line(step.live[i, FRESH]),
+        )
+        for i in highest
+    )
+
+
+def _works(pair: Pair) -> list[Work]:
+    """Return the operators that do anything, each with count 1."""
+    flops, moved = pair.lines("flops"), pair.lines("moved_bytes")
+    tape = pair.tapes[0]
+    return [
+        Work(
+            kind=int(tape.kinds[i]),
+            half=bool(tape.half[i]),
+            flops=_line(flops[i]),
+            moved_bytes=_line(moved[i]),
+            count=1,
+        )
+        for i in np.flatnonzero(tape.kinds != VIEW)
+    ]
+
+
+def _needed_flops(pair: Pair) -> NDArray[np.float64]:
+    """Return the work of all contractions but those that run again."""
+    tape = pair.tapes[0]
+    total: NDArray[np.float64] = pair.lines("flops")[(tape.kinds == CONTRACTION) & ~tape.recomputed].sum(axis=0)
+    return total
+
+
+def _align(short: Tape, long: Tape, *, late: bool) -> NDArray[np.int64]:
+    """Return for each operator of `short` its like in `long`."""
+    ends = short.forward_end, long.forward_end
+    first = _match(short.names[: ends[0]], long.names[: ends[1]], late=late)
+    second = _match(short.names[ends[0] :], long.names[ends[1] :], late=late)
+    return np.concatenate([first, ends[1] + second])
+
+
+def _match(short: Sequence[str], long: Sequence[str], *, late: bool) -> NDArray[np.int64]:
+    """Match a sequence with one that has a single stretch more, put between the layers of `short`.
+
+    Names alone leave open where the stretch begins: anywhere from before the first layer to behind the last one, and a
+    few operators further where what surrounds the layers is named like them. One length of it away from either end is
+    between two layers, so that each operator is matched with one of its own layer, the first or the last.
+    """
+    extra = len(long) - len(short)
+    last = _common(short, long)
+    first = len(short) - _common(short[::-1], long[::-1])
+    if extra < 0 or first > last:
+        raise NotLinear("a deeper model doesn't only repeat its layers")
+    start = max(first, last - extra) if late else min(last, first + extra)
+    positions = np.arange(len(short))
+    return np.where(positions < start, positions, positions + extra)
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return how long two sequences agree."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _line(values: NDArray[np.float64]) -> Line:
+    return Line(constant=float(values[0]), per_sample=float(values[1]))

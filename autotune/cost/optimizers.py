@@ -1,0 +1,169 @@
+"""What an optimizer keeps between steps and takes during one, by the shapes of the weights that are trained.
+
+A table: a row an optimizer of transformers' `OptimizerNames`. States are counted from the libraries' own code (torch
+2.13, transformers 5.23, bitsandbytes 0.50); a test holds those that run on a CPU against a real step. An optimizer that
+isn't listed is taken as AdamW, which no listed one exceeds by much, and said so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.cost.profile import ParameterGroup
+
+# bitsandbytes: states of smaller parameters stay in fp32; larger ones have a scale for each block of elements.
+_MIN_8BIT_ELEMENTS = 4096
+_BLOCK_ELEMENTS = 256
+_PAGED_MIN_ELEMENTS = 100_000
+
+Temporaries = Literal["none", "foreach", "loop", "adafactor"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What an optimizer costs.
+
+    Attributes:
+        states: Values kept for each element.
+        width: Bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 4 in fp32 whatever the weight.
+        temporaries: What a step takes: nothing (fused kernels), copies of all weights at once (foreach on a GPU), or
+            of a few of the largest weight (a loop over the weights).
+        copies: Of all weights, where foreach kernels run.
+        loop_copies: Of a weight, where a loop runs over them, beside what the one before still holds.
+        paged: States live in memory that moves between host and device, beyond torch's allocator.
+        passes: Bytes that a step moves on a GPU, over those of a fused kernel: each foreach operator goes over them.
+        kernels: Operators a step runs for each weight where it loops over them.
+        cpu_cost: Time of a step on a CPU over that of a fused kernel that moves as many bytes: 21 M parameters on one
+            thread took 29 ms fused, 146 ms in a loop, 251 ms in bitsandbytes' 32 bits and 539 ms in its 8 bits.
+    """
+
+    states: int
+    width: int = 0
+    temporaries: Temporaries = "none"
+    paged: bool = False
+    copies: int = 1
+    loop_copies: float = 2
+    passes: float = 1.0
+    kernels: int = 1
+    cpu_cost: float = 1.0
+
+
+_ADAMW = Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0)
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw_torch": _ADAMW,
+    "adamw_torch_fused": Optimizer(2),
+    "adamw_anyprecision": Optimizer(2, temporaries="loop", passes=2.5, kernels=12, cpu_cost=5.0),
+    "adafactor": Optimizer(0, width=4, temporaries="adafactor", passes=4.0, kernels=25, cpu_cost=6.0),
+    "sgd": Optimizer(0, passes=1.0, kernels=2, cpu_cost=2.0),
+    "rmsprop": Optimizer(1, temporaries="foreach", loop_copies=1, passes=2.5, kernels=12, cpu_cost=5.0),
+    "adagrad": Optimizer(1, temporaries="foreach", copies=2, loop_copies=1, passes=2.5, kernels=12, cpu_cost=5.0),
+    "lomo": Optimizer(0),
+    "adamw_8bit": Optimizer(2, width=1, cpu_cost=32.0),
+    "adamw_bnb_8bit": Optimizer(2, width=1, cpu_cost=32.0),
+    "paged_adamw_8bit": Optimizer(2, width=1, paged=True, cpu_cost=32.0),
+    "paged_adamw_32bit": Optimizer(2, width=4, paged=True, cpu_cost=8.7),
+    "lion_8bit": Optimizer(1, width=1, cpu_cost=32.0),
+    "lion_32bit": Optimizer(1, width=4, cpu_cost=8.7),
+    "paged_lion_8bit": Optimizer(1, width=1, paged=True, cpu_cost=32.0),
+    "paged_lion_32bit": Optimizer(1, width=4, paged=True, cpu_cost=8.7),
+    "ademamix": Optimizer(3, width=4, cpu_cost=8.7),
+    "ademamix_8bit": Optimizer(3, width=1, cpu_cost=32.0),
+    "paged_ademamix_32bit": Optimizer(3, width=4, paged=True, cpu_cost=8.7),
+    "paged_ademamix_8bit": Optimizer(3, width=1, paged=True, cpu_cost=32.0),
+    "rmsprop_bnb": Optimizer(1, width=4, cpu_cost=8.7),
+    "rmsprop_bnb_32bit": Optimizer(1, width=4, cpu_cost=8.7),
+    "rmsprop_bnb_8bit": Optimizer(1, width=1, cpu_cost=32.0),
+    "adamw_torch_8bit": Optimizer(2, width=1, temporaries="loop", passes=2.5, kernels=12, cpu_cost=5.0),
+    "schedule_free_adamw": Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
+    "schedule_free_radam": Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
+    "schedule_free_sgd": Optimizer(1, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
+    "stable_adamw": Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
+}
+
+
+def optimizer(name: str) -> Optimizer:
+    """Return the row of `name`, AdamW's where there is none."""
+    return OPTIMIZERS.get(name, _ADAMW)
+
+
+def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
+    """Return the bytes that an optimizer keeps: those of torch's allocator, and those that are paged."""
+    row = optimizer(name)
+    resident = paged = 0.0
+    for group in groups:
+        if not group.trained:
+            continue
+        size = group.count * _state_bytes(row, group)
+        if row.paged and group.elements >= _PAGED_MIN_ELEMENTS:
+            paged += size
+        else:
+            resident += size
+    return int(resident), int(paged)
+
+
+def _state_bytes(row: Optimizer, group: ParameterGroup) -> float:
+    """Return what is kept for one parameter."""
+    elements = group.elements
+    if row.temporaries == "adafactor":
+        if len(group.shape) < 2:
+            return 4.0 * elements
+        rows, columns = elements // group.shape[-1], elements // group.shape[-2]
+        return 4.0 * (rows + columns)
+    if row.width == 0:
+        return row.states * group.element_bytes * elements
+    in_8_bits = row.width == 1 and elements >= _MIN_8BIT_ELEMENTS and not group.embedding
+    if in_8_bits:
+        return row.states * (elements + 4.0 * math.ceil(elements / _BLOCK_ELEMENTS))
+    return row.states * 4.0 * elements
+
+
+def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool) -> int:
+    """Return the bytes that a step takes at its peak beside weights, gradients and states.
+
+    On the CPU torch loops over the weights where it would run foreach kernels on a GPU.
+    """
+    kind = optimizer(name).temporaries
+    trained = [g for g in groups if g.trained]
+    if kind == "foreach" and not on_cpu:
+        # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std
+        return int(optimizer(name).copies * sum(g.count * g.elements * g.element_bytes for g in trained))
+    if kind in ("foreach", "loop"):
+        return int(max((_loop_copies(name, g) * g.elements * g.element_bytes for g in trained), default=0.0))
+    if kind == "adafactor":
+        return int(max((_adafactor_copies(g) * 4.0 * g.elements for g in trained), default=0.0))
+    if on_cpu and optimizer(name).width:
+        return int(max((_bitsandbytes_copies(name, g) * 4.0 * g.elements for g in trained), default=0.0))
+    return 0
+
+
+def _loop_copies(name: str, group: ParameterGroup) -> float:
+    """Return how many times a parameter a loop like `_single_tensor_adamw` takes for it.
+
+    The square root of exp_avg_sq, that divided by the bias correction (RMSprop and Adagrad have none), and the quotient
+    of the parameter before, whose variable still holds it.
+    """
+    return optimizer(name).loop_copies + (group.count > 1)
+
+
+def _adafactor_copies(group: ParameterGroup) -> int:
+    """Return how many fp32 copies of a parameter `Adafactor.step` takes for it.
+
+    The squared gradient and that plus epsilon, beside the update of the parameter before, whose variable still holds
+    it; weights and gradients in 16 bits are copied too.
+    """
+    return 2 + (group.count > 1) + (2 if group.element_bytes < 4 else 0)
+
+
+def _bitsandbytes_copies(name: str, group: ParameterGroup) -> int:
+    """Return how many fp32 copies of a parameter bitsandbytes' CPU kernels take; those of a GPU take none.
+
+    The scaled gradient, a square root and a quotient, the states where they are in 8 bits, the weight where it is in
+    16: `bitsandbytes/backends/cpu/ops.py`.
+    """
+    row = optimizer(name)
+    in_8_bits = row.width == 1 and not group.embedding and group.elements >= _MIN_8BIT_ELEMENTS
+    return 3 + (row.states if in_8_bits else 0) + (group.element_bytes < 4)

@@ -1,0 +1,108 @@
+"""The closed form of a traced family: memory and work as lines in the micro-batch, at the model's full depth.
+
+Values only: a profile is traced in one process and used in another. See `extend` for how it comes about.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from autotune.cost.family import Family
+from autotune.cost_estimate import TracedBy
+from autotune.values import Value
+
+
+class ParameterGroup(Value):
+    """Parameters of one shape and kind."""
+
+    shape: tuple[int, ...]
+    element_bytes: float = Field(description="4 in fp32, 2 in 16 bits; less for quantized weights")
+    trained: bool
+    embedding: bool = Field(default=False, description="the table of an embedding, which 8-bit optimizers treat apart")
+    adapter: bool = False
+    count: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of one parameter."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class Line(Value):
+    """A quantity of a micro-batch: `constant + per_sample x samples`."""
+
+    constant: float
+    per_sample: float
+
+    def at(self, samples: float) -> float:
+        """Return the quantity for a micro-batch of `samples`."""
+        return self.constant + self.per_sample * samples
+
+
+class MemoryPoint(Value):
+    """What is alive at one moment of a micro-step beside weights and optimizer states, in bytes."""
+
+    operator: str
+    activations: Line
+    temporaries: Line
+    gradients: Line = Field(description="so far, when none was there before")
+    fresh_gradients: Line = Field(description="of them, those that an earlier micro-step's would still be added to")
+
+
+class Work(Value):
+    """Equal operators of a micro-step."""
+
+    kind: int = Field(description="CONTRACTION, NORMALISATION or ELEMENTWISE, of `kinds`")
+    half: bool = Field(description="computed in 16 bits")
+    flops: Line
+    moved_bytes: Line
+    count: int
+
+
+class Excerpt(Value):
+    """A micro-step of the model with few layers, storage by storage, for what the allocator makes of it.
+
+    Storages are rows of (position made, position freed, constant bytes, bytes per sample, whether a gradient); a
+    gradient's position freed is where it would be added to one that is there already.
+    """
+
+    storages: tuple[tuple[int, int, float, float, bool], ...]
+    parameters: tuple[ParameterGroup, ...] = Field(description="in the order they are made, each with count 1")
+
+
+class Profile(Value):
+    """All that the cost model knows of a family and an input shape."""
+
+    family: Family
+    parameters: tuple[ParameterGroup, ...]
+    buffers_bytes: int
+    peaks_first: tuple[MemoryPoint, ...] = Field(
+        description="moments that can be the peak of a step's first micro-step"
+    )
+    peaks_later: tuple[MemoryPoint, ...] = Field(description="the same where gradients are there already")
+    work: tuple[Work, ...]
+    excerpt: Excerpt
+    needed_flops: Line = Field(description="of the model's contractions, recomputation left out")
+    traced_by: TracedBy
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights and buffers."""
+        return int(sum(g.count * g.elements * g.element_bytes for g in self.parameters)) + self.buffers_bytes
+
+    @property
+    def gradients_bytes(self) -> int:
+        """Bytes of the gradients of all trained weights."""
+        return int(sum(g.count * g.elements * g.element_bytes for g in self.parameters if g.trained))
+
+    def work_arrays(self) -> dict[str, NDArray[np.float64]]:
+        """Return the columns of `work`, a row for each."""
+        return {
+            "kind": np.array([w.kind for w in self.work], dtype=float),
+            "half": np.array([w.half for w in self.work], dtype=float),
+            "flops": np.array([(w.flops.constant, w.flops.per_sample) for w in self.work]),
+            "moved": np.array([(w.moved_bytes.constant, w.moved_bytes.per_sample) for w in self.work]),
+            "count": np.array([w.count for w in self.work], dtype=float),
+        }

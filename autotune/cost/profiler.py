@@ -1,0 +1,238 @@
+"""Traces a family of configurations and returns its profile.
+
+The model is traced with few layers and extended, or whole where its layers don't repeat. Tensors are those of the meta
+device; of a model that can't run there fake tensors, and where operators depend on values real ones, on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from autotune.architecture import ModelSpec
+from autotune.cost.depth import Stack, shallower, stacks
+from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks
+from autotune.cost.family import Family, Shape
+from autotune.cost.profile import Excerpt, ParameterGroup, Profile
+from autotune.cost.trace import micro_step
+from autotune.cost_estimate import TracedBy
+from autotune.errors import InputError, one_line
+
+# Micro-batches that are traced. Not 1: tensors of one sample are contiguous where others aren't.
+SAMPLES = (2, 4)
+
+# Weights of a model that is really run.
+MOST_REAL_BYTES = 2 << 30
+
+WAYS: tuple[TracedBy, ...] = ("meta", "fake", "run")
+
+Change = Callable[[Any], Any]
+
+
+class Untraceable(Exception):
+    """The model doesn't run with this kind of tensors."""
+
+
+def profile(
+    spec: ModelSpec, family: Family, shape: Shape, *, parameters: int | None = None, change: Change | None = None
+) -> Profile:
+    """Return the profile of `family` for inputs of `shape`.
+
+    Args:
+        spec: The model.
+        family: What is run.
+        shape: What it is fed with.
+        parameters: The model's parameters, adapters left out, if known: what an extended trace has to come to.
+        change: Makes the built model the one that is trained, before the adapter is put on; as for libraries of
+            another time.
+
+    Raises:
+        InputError: The model can't be built or traced.
+    """
+    reasons = []
+    for way in WAYS:
+        try:
+            return _by(way, spec, family, shape, parameters, change)
+        except Exception as error:  # fake and real tensors may raise anything where meta tensors could not run
+            if way == "meta" and not isinstance(error, NotLinear | Untraceable):
+                raise
+            reasons.append(one_line(error))
+    raise InputError(f"{spec.name}: can't be traced, so there is no prediction: {reasons[0]}")
+
+
+def _by(
+    way: TracedBy, spec: ModelSpec, family: Family, shape: Shape, parameters: int | None, change: Change | None
+) -> Profile:
+    """Return the profile as traced with one kind of tensors."""
+    from autotune.models import build_config
+
+    config = build_config(spec, shape.task)
+    found = stacks(config)
+    if found and all(s.depth > s.base for s in found):
+        with contextlib.suppress(NotLinear):
+            extended = _extended(spec, config, found, family, shape, change, way)
+            if parameters is None or _base_parameters(extended[1]) == parameters:
+                return _profile(family, *extended, way)
+    return _profile(family, *_extended(spec, config, (), family, shape, change, way), way)
+
+
+def _extended(
+    spec: ModelSpec,
+    config: Any,
+    found: tuple[Stack, ...],
+    family: Family,
+    shape: Shape,
+    change: Change | None,
+    way: TracedBy,
+) -> tuple[Extended, Counter[ParameterGroup], int, Excerpt]:
+    """Return the micro-step, the parameters and the bytes of buffers at full depth, and an excerpt."""
+    base = {s.field: s.base for s in found}
+    depths = [base, *({**base, s.field: s.base + s.period} for s in found)]
+    pairs, parameters, buffers = [], [], []
+    for depth in depths:
+        with _quiet(), _tensors(way):
+            model = build(
+                spec, shallower(config, depth), family, shape, change, device="meta" if way == "meta" else "cpu"
+            )
+            pairs.append(_pair(model, family, shape))
+        parameters.append(_groups(model))
+        buffers.append(sum(b.numel() * b.element_size() for b in model.buffers()))
+    excerpt = _excerpt(pairs[-1], parameters[-1])
+    groups = [Counter(group) for group in parameters]
+    more = [round(s.more) for s in found]
+    total, buffer_bytes = groups[0].copy(), buffers[0]
+    for times, group, buffer in zip(more, groups[1:], buffers[1:], strict=False):
+        for key in group.keys() | groups[0].keys():
+            total[key] += times * (group[key] - groups[0][key])
+        buffer_bytes += times * (buffer - buffers[0])
+    return extend(pairs[0], pairs[1:], more), total, buffer_bytes, excerpt
+
+
+def _pair(model: Any, family: Family, shape: Shape) -> Pair:
+    try:
+        low, high = (micro_step(model, family, shape, samples) for samples in SAMPLES)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise Untraceable(one_line(error)) from error
+    return Pair(samples=SAMPLES, tapes=(low, high))
+
+
+@contextlib.contextmanager
+def _tensors(way: TracedBy) -> Iterator[None]:
+    """Have models made of fake tensors, if that is the way."""
+    if way != "fake":
+        yield
+        return
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def build(
+    spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Change | None, *, device: str = "meta"
+) -> Any:
+    """Return the model on a device, its adapter put on.
+
+    Raises:
+        Untraceable: It is too large to be made of real tensors.
+    """
+    from autotune.models import build_model
+
+    flash = (family.attn_implementation or "").startswith("flash_attention")
+    if device != "meta" and not is_fake():
+        _check_size(build(spec, config, family, shape, change))
+    model = build_model(
+        spec,
+        shape.task,
+        dtype=family.dtype,
+        attn_implementation="sdpa" if flash else family.attn_implementation,
+        device=device,
+        config=config,
+    )
+    model.config.use_cache = False
+    if flash:  # not asked of the library, which refuses what isn't installed
+        model.config._attn_implementation = "flash_attention_2"
+    if change is not None:
+        model = change(model)
+    if family.adapter is not None:
+        from autotune.adapters import put_on
+        from autotune.training_args import adapter_arguments
+
+        try:
+            model = put_on(model, adapter_arguments(family.adapter))
+        except ValueError as error:
+            raise InputError(f"{spec.name}: the adapter can't be put on: {one_line(error)}") from error
+    return model
+
+
+def is_fake() -> bool:
+    """Return whether tensors that are made now are fake."""
+    return torch._guards.detect_fake_mode() is not None
+
+
+def _check_size(model: Any) -> None:
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    if nbytes > MOST_REAL_BYTES:
+        raise Untraceable(f"its operators depend on values, and {nbytes / 2**30:.1f} GiB are too much for a real run")
+
+
+def _excerpt(pair: Pair, parameters: list[ParameterGroup]) -> Excerpt:
+    made, freed, _, gradient = pair.tapes[0].storages.T
+    if pair.tapes[1].storages.shape != pair.tapes[0].storages.shape:
+        raise NotLinear("the tensors change with the micro-batch")
+    sizes = pair.lines("storages")[:, 2]
+    rows = zip(made.astype(int), freed.astype(int), sizes[:, 0], sizes[:, 1], gradient > 0, strict=True)
+    return Excerpt(storages=tuple(rows), parameters=tuple(parameters))
+
+
+def _groups(model: Any) -> list[ParameterGroup]:
+    """Return the parameters in the order they were made."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    return [
+        ParameterGroup(
+            shape=tuple(p.shape),
+            element_bytes=p.element_size(),
+            trained=p.requires_grad,
+            embedding=id(p) in tables,
+            adapter="lora_" in name,
+            count=1,
+        )
+        for name, p in model.named_parameters()
+    ]
+
+
+def _base_parameters(groups: Counter[ParameterGroup]) -> int:
+    return sum(g.elements * count for g, count in groups.items() if not g.adapter)
+
+
+def _profile(
+    family: Family,
+    step: Extended,
+    groups: Counter[ParameterGroup],
+    buffers_bytes: int,
+    excerpt: Excerpt,
+    way: TracedBy,
+) -> Profile:
+    return Profile(
+        family=family,
+        parameters=tuple(g.model_copy(update={"count": count}) for g, count in groups.items() if count),
+        buffers_bytes=buffers_bytes,
+        peaks_first=peaks(step, accumulated=False),
+        peaks_later=peaks(step, accumulated=True),
+        work=step.work,
+        excerpt=excerpt,
+        needed_flops=step.needed_flops,
+        traced_by=way,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

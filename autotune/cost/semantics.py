@@ -1,0 +1,254 @@
+"""Makes a trace run the operators that the real device would run.
+
+The meta device, on which most traces run, has no autocast, no fused attention and no fused dropout, and can't answer
+questions about data. A :class:`Semantics` is a function mode that puts these in: autocast by the lists in torch's
+`autocast_mode.h`, with its cache of cast weights; fused attention as an operator that saves query, key, value, output
+and log-sum-exp and never a matrix of scores; dropout that saves a mask of bytes. What it is asked about data is
+answered as for a batch without padding whose tokens are shared out evenly between the experts.
+
+Not covered: operators that a library writes itself in CUDA and that aren't installed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, fused_attention
+from autotune.cost.tape import Recorder
+
+Device = Literal["cpu", "cuda"]
+
+_CONTRACTIONS = frozenset(
+    {
+        "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "einsum", "conv1d",
+        "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc", "chain_matmul",
+        "scaled_dot_product_attention",
+    }
+)  # fmt: skip
+
+# Computed in fp32 under autocast: torch/aten/src/ATen/autocast_mode.h, AT_FORALL_FP32 and its kin.
+_FP32: dict[Device, frozenset[str]] = {
+    "cuda": frozenset(
+        {
+            "acos", "asin", "cosh", "cumprod", "cumsum", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2",
+            "reciprocal", "rsqrt", "sinh", "tan", "pow", "__pow__", "prod", "softplus", "layer_norm", "group_norm",
+            "norm", "nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "kl_div", "logsumexp",
+            "binary_cross_entropy_with_logits", "cosine_similarity", "interpolate", "rms_norm",
+        }
+    ),
+    "cpu": frozenset(
+        {
+            "prod", "cdist", "mse_loss", "nll_loss", "smooth_l1_loss", "l1_loss", "huber_loss", "kl_div", "ctc_loss",
+            "binary_cross_entropy_with_logits", "cross_entropy",
+        }
+    ),
+}  # fmt: skip
+
+
+class Semantics(TorchFunctionMode):
+    """The device's own way of running what a model asks for.
+
+    Args:
+        device: Whose way.
+        autocast: Type of mixed precision's arithmetic, None for none.
+        recorder: Told of the kernels that only exist there.
+        padded: Whether batches hold padding.
+        experts: Between how many experts tokens are routed.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        recorder: Recorder,
+        *,
+        autocast: torch.dtype | None = None,
+        padded: bool = False,
+        experts: int = 1,
+    ) -> None:
+        super().__init__()
+        self._device: Device = device
+        self._recorder = recorder
+        self._autocast = autocast
+        self._casting = False
+        self._padded = padded
+        self._experts = experts
+        self._cache: dict[int, torch.Tensor] = {}
+
+    @contextlib.contextmanager
+    def casting(self) -> Iterator[None]:
+        """Cast inside as autocast does; weights that were cast are kept until the outermost end."""
+        outermost = not self._casting
+        self._casting = self._autocast is not None
+        try:
+            yield
+        finally:
+            if outermost:
+                self._casting = False
+                self._cache.clear()
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Hold for a part of the forward pass that is run again during the backward pass."""
+        self._recorder.recomputing = True
+        try:
+            with self, self.casting():
+                yield
+        finally:
+            self._recorder.recomputing = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function as the device would."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        answer = self._about_data(name, args, kwargs)
+        if answer is not None:
+            return answer
+        if self._casting:
+            args, kwargs = self._cast(name, args, kwargs)
+        special = _SPECIAL.get(name)
+        if special is not None:
+            result = special(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+    def _about_data(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Return the answer to whether all, any or the only one of a meta tensor's values are true."""
+        if name not in ("all", "any", "__bool__") or len(args) != 1 or kwargs or not _is_valueless(args[0]):
+            return None
+        answer = name != "any" and not self._padded
+        return answer if name == "__bool__" else torch.tensor(answer)
+
+    def _cast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if name in _CONTRACTIONS:
+            to = self._autocast
+        elif name in _FP32[self._device]:
+            to = torch.float32
+        else:
+            return args, kwargs
+        return _map(args, lambda t: self._to(t, to)), {k: _map(v, lambda t: self._to(t, to)) for k, v in kwargs.items()}
+
+    def _to(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64) or not _is_traced(tensor):
+            return tensor
+        if not (tensor.is_leaf and tensor.requires_grad and tensor.dtype is torch.float32):
+            return tensor.to(dtype)
+        if id(tensor) not in self._cache:
+            self._cache[id(tensor)] = tensor.to(dtype)
+        return self._cache[id(tensor)]
+
+    def _grouped_mm(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("offs") is None or args[1].dim() != 3:
+            return NotImplemented
+        return GroupedMatmul.apply(args[0], args[1], self._recorder)  # type: ignore[no-untyped-call]
+
+    def _nonzero(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return which experts are chosen: all; which tokens choose one: its share; else every position."""
+        asked = args[0]
+        as_tuple = func.__name__ == "where"
+        if len(args) != 1 or not _is_valueless(asked) or kwargs:
+            return NotImplemented
+        if self._experts > 1 and asked.shape == (self._experts,):
+            found = torch.arange(self._experts)[:, None]  # looped over, so their numbers must be real
+        else:
+            share = asked.numel() // (self._experts if asked.dim() > 1 else 1)
+            found = torch.empty((max(1, share), asked.dim()), dtype=torch.long, device=asked.device)
+        return found.unbind(1) if as_tuple else found
+
+    def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
+        query, key, value, mask, dropout, causal = _attention_arguments(args, kwargs)
+        if self._device == "cpu" and (dropout > 0 or (mask is not None and mask.requires_grad)):
+            return NotImplemented  # torch's CPU kernel has neither: use_flash_attention_cpp in sdp_utils_cpp.cpp
+        return fused_attention(self._recorder, self._device, query, key, value, mask, causal=causal)
+
+    def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, p, training = _dropout_arguments(args, kwargs)
+        if self._device == "cpu" or not training or p == 0.0 or not _is_traced(tensor):
+            return NotImplemented
+        return torch.native_dropout(tensor, p, True)[0]
+
+    def _softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return softmax in fp32 of 16 bits: of fp16 CUDA does it in one operator, bf16 is converted first."""
+        tensor = args[0]
+        dtype = kwargs.get("dtype") or (torch.float32 if self._casting else None)
+        half = tensor.dtype in (torch.float16, torch.bfloat16)
+        if self._device == "cpu" or not half or dtype is not torch.float32:
+            return NotImplemented
+        if tensor.dtype is torch.bfloat16:  # aten/src/ATen/native/SoftMax.cpp: only Half is fused
+            return func(tensor.float(), *args[1:], **{k: v for k, v in kwargs.items() if k != "dtype"})
+        return UpcastSoftmax.apply(tensor, self._recorder)  # type: ignore[no-untyped-call]
+
+    def _sum(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a sum in fp32 of 16 bits: autocast on CUDA asks the operator for it, nothing is converted first."""
+        half = args[0].dtype in (torch.float16, torch.bfloat16)
+        if self._device == "cpu" or not self._casting or not half or kwargs.get("dtype") is not None:
+            return NotImplemented
+        return func(*args, **{**kwargs, "dtype": torch.float32})
+
+    def _cross_entropy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        logits = args[0]
+        if self._device == "cpu" or not self._casting or logits.dtype not in (torch.float16, torch.bfloat16):
+            return NotImplemented
+        if logits.dtype is torch.bfloat16:
+            return func(logits.float(), *args[1:], **kwargs)
+        log_probabilities = UpcastSoftmax.apply(logits, self._recorder)  # type: ignore[no-untyped-call]
+        target = args[1] if len(args) > 1 else kwargs["target"]
+        options = {k: v for k, v in kwargs.items() if k in ("weight", "ignore_index", "reduction")}
+        return torch.nn.functional.nll_loss(log_probabilities, target, **options)
+
+
+_SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
+    "scaled_dot_product_attention": Semantics._attention,
+    "dropout": Semantics._dropout,
+    "softmax": Semantics._softmax,
+    "log_softmax": Semantics._softmax,
+    "cross_entropy": Semantics._cross_entropy,
+    "sum": Semantics._sum,
+    "grouped_mm": Semantics._grouped_mm,
+    "_grouped_mm": Semantics._grouped_mm,
+    "nonzero": Semantics._nonzero,
+    "where": Semantics._nonzero,
+}
+
+
+def _is_valueless(value: Any) -> bool:
+    """Return whether `value` is a tensor that can't be asked for its values."""
+    return isinstance(value, torch.Tensor) and (value.is_meta or isinstance(value, FakeTensor))
+
+
+def _is_traced(value: torch.Tensor) -> bool:
+    """Return whether `value` stands for one on the device: on the meta device numbers of the host do not."""
+    return value.is_meta or value.dim() > 0
+
+
+def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return `value` with each tensor in it changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_map(item, change) for item in value)
+    return value
+
+
+def _attention_arguments(args: Any, kwargs: Any) -> tuple[Any, Any, Any, Any, float, bool]:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return (
+        given["query"],
+        given["key"],
+        given["value"],
+        given.get("attn_mask"),
+        float(given.get("dropout_p", 0.0)),
+        bool(given.get("is_causal", False)),
+    )
+
+
+def _dropout_arguments(args: Any, kwargs: Any) -> tuple[Any, float, bool]:
+    given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+    return given["input"], float(given.get("p", 0.5)), bool(given.get("training", True))

@@ -1,0 +1,218 @@
+"""Records what a piece of training does to memory and how much work it is, operator by operator.
+
+A :class:`Recorder` is a dispatch mode: every operator that torch runs inside it, on whatever device, is written down
+with its floating-point operations, the bytes it moves, and the storages it makes. On the meta device nothing is
+computed and nothing is allocated, yet sizes and lifetimes are the real ones. What comes out is a :class:`Tape` of
+numbers; it knows nothing of models.
+
+Not covered: memory that a kernel takes and gives back inside one operator.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from autotune.cost.kinds import ACTIVATION, CONTRACTION, ELEMENTWISE, FRESH, GRADIENT, NORMALISATION, TEMPORARY, VIEW
+
+_NORMALISATIONS = ("softmax", "layer_norm", "batch_norm", "group_norm", "rms_norm", "nll_loss", "logsumexp")
+
+# Operators that make or alias a tensor and move no data.
+_NO_WORK = frozenset(
+    {
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "detach", "alias",
+        "is_same_size",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class _Storage:
+    nbytes: int
+    made: int  # position of the operator that made it
+    freed: int = -1  # position of the first operator after its end; -1: still there
+    accumulated: int = -1  # a gradient: position of the operator after which it was added or kept
+    sum_of: _Storage | None = None  # the first summand, where autograd may have added in place
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Operators in order, and the memory alive while each ran.
+
+    Arrays have one row an operator. `live` has a column for each of ACTIVATION, TEMPORARY, GRADIENT and FRESH, in
+    bytes; fresh gradients are gradients too.
+    """
+
+    names: tuple[str, ...]
+    kinds: NDArray[np.int8]
+    flops: NDArray[np.float64]
+    moved_bytes: NDArray[np.float64]
+    half: NDArray[np.bool_]  # computed in 16 bits
+    live: NDArray[np.float64]
+    recomputed: NDArray[np.bool_]  # a part of the forward pass that runs again
+    forward_end: int  # operators of the forward pass, the loss included
+    storages: NDArray[np.float64]  # (made, freed or added to another gradient, bytes, whether a gradient), a row each
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down the operators that run inside it.
+
+    Args:
+        known: Their storages are not counted: weights, buffers and inputs.
+    """
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names: list[str] = []
+        self._kinds: list[int] = []
+        self._flops: list[float] = []
+        self._moved: list[float] = []
+        self._half: list[bool] = []
+        self._recomputed: list[bool] = []
+        self._storages: list[_Storage] = []
+        self._by_id: dict[int, _Storage | None] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._forward_end = -1
+        self.recomputing = False  # a part of the forward pass runs again during the backward pass
+        for tensor in known:
+            self._watch(tensor, known=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and write it down."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self._record(func, args, kwargs, out)
+        return out
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        name = func._schema.name.partition("::")[2]
+        outputs = _tensors(out)
+        fresh = [tensor for tensor in outputs if self._is_new(tensor)]
+        inplace = name.endswith("_") or "out" in kwargs
+        works = (bool(fresh) or inplace) and name not in _NO_WORK
+        flops, moved, kind = 0.0, 0.0, VIEW
+        if works:
+            counter = flop_registry.get(func._overloadpacket)
+            if counter is not None:
+                flops, kind = float(counter(*args, **kwargs, out_val=out)), CONTRACTION
+            else:
+                kind = NORMALISATION if any(word in name for word in _NORMALISATIONS) else ELEMENTWISE
+            inputs = _tensors(args) + _tensors(tuple(kwargs.values()))
+            moved = float(sum(_nbytes(t) for t in inputs) + sum(_nbytes(t) for t in outputs))
+            if kind == ELEMENTWISE:
+                flops = float(max((t.numel() for t in outputs), default=0))
+        self.note(name, kind, flops, moved, half=any(t.element_size() == 2 for t in outputs))
+        for tensor in fresh:
+            self._watch(tensor)
+        if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing:
+            self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
+
+    def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool) -> None:
+        """Write down an operator that isn't run through torch, as a fused kernel that isn't installed."""
+        self._names.append(name)
+        self._kinds.append(kind)
+        self._flops.append(flops)
+        self._moved.append(moved)
+        self._half.append(half)
+        self._recomputed.append(self.recomputing)
+
+    def end_of_forward(self) -> None:
+        """Say that what comes now is the backward pass."""
+        self._forward_end = len(self._names)
+
+    def is_gradient(self, tensor: torch.Tensor) -> None:
+        """Say that `tensor` is the gradient of a parameter."""
+        storage = self._by_id.get(_key(tensor))
+        if storage is not None:
+            storage.accumulated = len(self._names)
+
+    def tape(self) -> Tape:
+        """Return what was written down."""
+        count = len(self._names)
+        for storage in self._storages:
+            _add_in_place(storage)
+        live = np.zeros((count + 1, 4))
+        storages = []
+        for storage in self._storages:
+            end = storage.freed if storage.freed >= 0 else count
+            live[storage.made, self._category(storage)] += storage.nbytes
+            live[end, self._category(storage)] -= storage.nbytes
+            if storage.accumulated >= 0:
+                live[storage.made, FRESH] += storage.nbytes
+                live[storage.accumulated, FRESH] -= storage.nbytes
+            gradient = storage.accumulated >= 0
+            storages.append((storage.made, storage.accumulated if gradient else end, storage.nbytes, gradient))
+        return Tape(
+            names=tuple(self._names),
+            kinds=np.array(self._kinds, dtype=np.int8),
+            flops=np.array(self._flops),
+            moved_bytes=np.array(self._moved),
+            half=np.array(self._half, dtype=bool),
+            recomputed=np.array(self._recomputed, dtype=bool),
+            live=np.cumsum(live, axis=0)[:count],
+            forward_end=self._forward_end,
+            storages=np.array(storages, dtype=float).reshape(-1, 4),
+        )
+
+    def _category(self, storage: _Storage) -> int:
+        if storage.accumulated >= 0:
+            return GRADIENT
+        saved = storage.made < self._forward_end and not 0 <= storage.freed <= self._forward_end
+        return ACTIVATION if saved else TEMPORARY
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        return _key(tensor) not in self._by_id
+
+    def _watch(self, tensor: torch.Tensor, *, known: bool = False) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._by_id:
+            return
+        entry = None
+        if not known:
+            entry = _Storage(nbytes=storage.nbytes(), made=len(self._names) - 1)
+            self._storages.append(entry)
+        self._by_id[key] = entry
+        self._references[key] = weakref.ref(storage, functools.partial(self._forget, key))
+
+    def _forget(self, key: int, _: object = None) -> None:
+        entry = self._by_id.pop(key, None)
+        self._references.pop(key, None)
+        if entry is not None:
+            entry.freed = len(self._names)
+
+
+def _add_in_place(storage: _Storage) -> None:
+    """Let a sum begin where its first summand ends, if autograd held the last reference to that.
+
+    Autograd adds gradients in place then (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp), but never
+    while a dispatch mode looks on.
+    """
+    first = storage.sum_of
+    if first is not None and first.freed == storage.made + 1 and first.nbytes == storage.nbytes:
+        storage.made += 1
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Return the tensors in the arguments or results of an operator."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [t for value in values for t in _tensors(value)]
+    return []

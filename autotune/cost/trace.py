@@ -1,0 +1,123 @@
+"""Runs one micro-step of a model on the meta device and returns what was recorded.
+
+Building the model and the inputs is the foundations' business; recording is `tape`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from autotune.architecture import Task
+from autotune.cost.family import Family, Shape
+from autotune.cost.kernels import flash_attention_2
+from autotune.cost.semantics import Semantics
+from autotune.cost.tape import Recorder, Tape
+
+
+def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
+    """Return the tape of one forward and backward pass.
+
+    Args:
+        model: In training mode, with its adapter; on the meta device, or of fake or real tensors.
+        family: How it is run.
+        shape: What it is fed with.
+        batch: Samples.
+    """
+    for parameter in model.parameters():
+        parameter.grad = None
+    known = [*model.parameters(), *model.buffers()]
+    inputs = make_inputs(model.config, shape, batch, device=known[0].device)
+    recorder = Recorder(known + list(inputs.values()))
+    autocast = getattr(torch, family.autocast) if family.autocast else None
+    semantics = Semantics(
+        family.device, recorder, autocast=autocast, padded=shape.padded, experts=_experts(model.config)
+    )
+    _set_checkpointing(model, family, semantics)
+    handles = [
+        p.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
+        for p in model.parameters()
+        if p.requires_grad
+    ]
+    try:
+        with recorder, flash_attention_2(recorder, autocast or model.dtype):
+            with semantics:
+                loss = _loss(model, inputs, semantics, autocast is not None)
+            recorder.end_of_forward()
+            loss.backward()  # type: ignore[no-untyped-call]
+            del loss
+    finally:
+        for handle in handles:
+            handle.remove()
+    return recorder.tape()
+
+
+def _experts(config: Any) -> int:
+    """Return how many experts tokens are routed between, 1 where there are none."""
+    text = config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return max((int(getattr(text, name, None) or 1) for name in names), default=1)
+
+
+def _loss(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool) -> torch.Tensor:
+    """Return the loss as the Trainer gets it; all else that a forward pass returns ends here."""
+    with semantics.casting():
+        output = model(**inputs)
+    if mixed:
+        # accelerate converts every output of a mixed-precision forward pass to fp32: ConvertOutputsToFp32.
+        for name, value in list(output.items()):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                output[name] = value.float()
+    loss: torch.Tensor = output["loss"]
+    return loss * 1.0
+
+
+def _set_checkpointing(model: Any, family: Family, semantics: Semantics) -> None:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if family.checkpointing == "none":
+        if base.supports_gradient_checkpointing:
+            base._set_gradient_checkpointing(enable=False)
+        return
+    run: Callable[..., Any] = functools.partial(
+        checkpoint,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        determinism_check="none",
+        context_fn=lambda: (nullcontext(), semantics.again()),
+    )
+    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=run)
+
+
+def make_inputs(
+    config: Any, shape: Shape, batch: int, *, device: torch.device | str = "meta"
+) -> dict[str, torch.Tensor]:
+    """Return the inputs of a batch, with the names that a trial's data have; values at random where there are any."""
+    vocabulary: int = getattr(config.get_text_config(), "vocab_size", None) or 2
+    classes: int = getattr(config, "num_labels", 2)
+
+    def ids(*size: int, below: int | None = None) -> torch.Tensor:
+        return torch.randint(below or vocabulary, size, device=device)
+
+    if not shape.task.takes_text:
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", None) or 224
+        height, width = (size, size) if isinstance(size, int) else size
+        channels = getattr(vision, "num_channels", 3)
+        pixels = torch.zeros((batch, channels, height, width), device=device)
+        return {"pixel_values": pixels, "labels": ids(batch, below=classes)}
+    inputs = {
+        "input_ids": ids(batch, shape.length),
+        "attention_mask": torch.ones((batch, shape.length), dtype=torch.long, device=device),
+    }
+    if shape.task is Task.SEQ2SEQ_LM:
+        inputs["labels"] = ids(batch, shape.target_length or shape.length)
+    elif shape.task is Task.SEQUENCE_CLASSIFICATION:
+        inputs["labels"] = ids(batch, below=classes)
+    else:
+        inputs["labels"] = ids(batch, shape.length)
+    return inputs

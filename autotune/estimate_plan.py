@@ -1,0 +1,245 @@
+"""From the user's words to what is estimated: the device, the workload, the configurations, and what was assumed.
+
+What can be refused is refused here, before anything is traced. Called by `autotune.estimating`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, PositiveInt, ValidationError
+
+from autotune import planning
+from autotune.architecture import ModelFacts, Task
+from autotune.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
+from autotune.config import Allowance, Effort, TrainConfig, Workload
+from autotune.cost.calibrate import rates_of
+from autotune.errors import InputError
+from autotune.estimate_report import Device
+from autotune.hardware import Hardware, default_budget_bytes, detect
+from autotune.knobs import Scalar, knobs, refused, shown
+from autotune.planning import SearchPlan
+from autotune.rates import Rates
+from autotune.search.rules import refusals
+from autotune.search.space_file import SpaceFile, load_space, make_config, make_point
+from autotune.units import show_memory
+from autotune.values import Value
+
+# Whose rates put configurations in order where only the memory of a device is known.
+REFERENCE_GPU = "a100-80gb"
+
+_LOADING = "dataloader"  # what the knobs of data loading begin with
+
+
+class EstimateOptions(Value):
+    """What the user asked for; None means the default, which depends on the device."""
+
+    model: str
+    task: str | None = None
+    seq_len: PositiveInt | None = None
+    target_len: PositiveInt | None = None
+    global_batch: PositiveInt | Literal["any"] | None = None
+    gpu: str | None = Field(default=None, description="a name of the table, or 'all'")
+    memory_bytes: PositiveInt | None = None
+    device: str = "auto"
+    knobs: dict[str, str | bool] = Field(default_factory=dict, description="as written, by option")
+    allow: Allowance | None = None
+    tokens: float | None = None
+    prices: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+class Target(Value):
+    """The device of an estimate, its rates, and what was assumed of it."""
+
+    device: Device
+    rates: Rates
+    notes: tuple[str, ...]
+
+
+def check(options: EstimateOptions) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        InputError: Two do.
+    """
+    if options.gpu is not None and options.device != "auto":
+        raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
+    if options.gpu == "all" and options.memory_bytes is not None:
+        raise InputError("--memory: with --gpu all each device has its own")
+    if options.knobs and options.allow is not None:
+        raise InputError(f"--allow {options.allow}: is for a ranking; a given configuration is estimated as it is")
+    if options.prices is not None and options.tokens is None:
+        raise InputError(f"--prices {options.prices}: needs --tokens, the length of the run")
+
+
+def target_of(options: EstimateOptions) -> Target:
+    """Return the device that is asked for: of the table, of a size, or of this machine.
+
+    Raises:
+        InputError: The table has no such device, or it has less memory.
+        MachineError: It isn't there, or its rates aren't known.
+    """
+    if options.gpu is not None:
+        return table_target(gpu_named(options.gpu), options.memory_bytes)
+    if options.memory_bytes is not None and options.device == "auto":
+        return _target_of_memory(options.memory_bytes)
+    hardware = detect(options.device)
+    memory_bytes = options.memory_bytes or default_budget_bytes(hardware)
+    if memory_bytes > hardware.memory_bytes:
+        there = show_memory(hardware.memory_bytes)
+        raise InputError(f"--memory {show_memory(memory_bytes)}: {hardware.name} has {there}")
+    rates = rates_of(hardware)
+    notes = [f"this machine's {hardware.name} (--gpu NAME for another)"]
+    if options.memory_bytes is None:
+        notes.append(f"memory {show_memory(memory_bytes)}: what is free now less a margin (--memory)")
+    if rates.source == "measured":
+        notes.append("rates as measured on this device")
+    else:
+        notes.append("rates as data sheets let expect; autotune doctor --calibrate measures them")
+    gpu = gpu_of(hardware.name)
+    name = hardware.name if gpu is None else gpu.name
+    device = Device(name=name, hardware=hardware, memory_bytes=memory_bytes, rates=rates.source)
+    return Target(device=device, rates=rates, notes=tuple(notes))
+
+
+def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
+    """Return a device of the table as if it were here, with all of its memory or `memory_bytes`.
+
+    Raises:
+        InputError: It has less than that.
+    """
+    if memory_bytes is not None and memory_bytes > gpu.memory_bytes:
+        raise InputError(f"--memory {show_memory(memory_bytes)}: {gpu.name} has {show_memory(gpu.memory_bytes)}")
+    hardware = hypothetical(gpu, memory_bytes=memory_bytes)
+    rates = rates_of(hardware)
+    device = Device(name=gpu.name, hardware=hardware, memory_bytes=hardware.memory_bytes, rates=rates.source)
+    note = f"{gpu.name} as its data sheet has it, nothing else on it, with the software of this machine"
+    return Target(device=device, rates=rates, notes=(note,))
+
+
+def _target_of_memory(memory_bytes: int) -> Target:
+    hardware = device_of_memory(memory_bytes)
+    rates = rates_of(hypothetical(gpu_named(REFERENCE_GPU)))
+    device = Device(name="a GPU", hardware=hardware, memory_bytes=memory_bytes, rates=None)
+    note = f"only the memory of the device is known, so no speed; the order is that on {REFERENCE_GPU} (--gpu NAME)"
+    return Target(device=device, rates=rates, notes=(note,))
+
+
+def with_flash(target: Target, point: Mapping[str, Scalar]) -> Target:
+    """Return a device of the table with flash-attn installed, if `point` asks for its kernel; others as they are."""
+    kernel = str(point.get("attn_implementation") or "")
+    hardware = target.device.hardware
+    if not kernel.startswith("flash_attention") or hardware.driver is not None or hardware.is_cpu:
+        return target
+    installed = hardware.model_copy(update={"versions": {"flash-attn": "assumed", **hardware.versions}})
+    device = target.device.model_copy(update={"hardware": installed})
+    return target.model_copy(update={"device": device, "notes": (*target.notes, "flash-attn taken as installed")})
+
+
+def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
+    """Return the workload on a kind of device, and a line for each default.
+
+    Raises:
+        InputError: The model, its task or a length can't be used.
+    """
+    length = options.seq_len or planning.DEFAULT_SEQUENCE_LENGTH[kind]
+    batch = options.global_batch or planning.DEFAULT_GLOBAL_BATCH[kind]
+    asked = planning.Options(
+        model=options.model,
+        task=options.task,
+        seq_len=length,
+        target_len=options.target_len,
+        global_batch=batch,
+        device="cpu",  # with its lengths given, a workload doesn't depend on the device
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+    )
+    workload = planning.outline(asked).workload
+    notes = []
+    if options.seq_len is None and workload.task.takes_text:
+        notes.append(f"sequence length {length} (--seq-len)")
+    if options.target_len is None and workload.task is Task.SEQ2SEQ_LM:
+        notes.append(f"target length {workload.target_length} (--target-len)")
+    if options.global_batch is None:
+        notes.append(f"global batch {batch} samples (--global-batch)")
+    return workload, tuple(notes)
+
+
+def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
+    """Return the plan whose space is ranked, with what the cost model tells apart.
+
+    Raises:
+        InputError: The model hasn't so many positions.
+    """
+    outline = planning.Outline(
+        options=planning.Options(model=workload.model.reference, allow=allowance),
+        hardware=device.hardware,
+        workload=workload,
+        memory_bytes=device.memory_bytes,
+        budget=planning.budget_of(Effort.QUICK),
+        space=_told_apart(load_space(planning.DEFAULT_SPACE[device.hardware.kind]), device.hardware),
+        searched_arguments=None,
+        notes=(),
+    )
+    return planning.complete(outline, facts, workload, ())
+
+
+def _told_apart(space: SpaceFile, hardware: Hardware) -> SpaceFile:
+    """Return `space` without choices whose predictions hardly differ, as each takes time to trace.
+
+    The attention kernel stays the library's default, which is the fused one where there is one; bf16 stands for fp16
+    where both are there; LoRA has its first rank and targets.
+    """
+    parameters = {name: p for name, p in space.parameters.items() if name != "attn_implementation"}
+    for name, parameter in parameters.items():
+        kept = list(parameter.choices)
+        if name.startswith("adapter."):
+            kept = kept[:1]
+        elif name == "precision" and hardware.has_bf16:
+            kept = [choice for choice in kept if choice != "fp16"]
+        if parameter.choices != "lattice":
+            parameters[name] = parameter.model_copy(update={"choices": tuple(kept)})
+    return space.model_copy(update={"parameters": parameters})
+
+
+def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
+    """Return the configuration at `point`, the rest as the Trainer has it.
+
+    Raises:
+        InputError: A knob has an impossible value, or one that nothing is known of.
+    """
+    try:
+        config = make_config({**make_point(plan.baseline), **point})
+    except ValidationError as error:
+        raise refused(error) from None
+    if config.torch_compile_backend not in (None, "inductor"):
+        raise InputError(f"--compile {config.torch_compile_backend}: nothing is predicted for it; only for inductor")
+    return config
+
+
+def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
+    """Return why a configuration can't run on the device of `plan`, or None."""
+    return next(iter(refusals(config, plan.workload, plan.facts, plan.hardware)), None)
+
+
+def as_options(config: TrainConfig, without: Mapping[str, Scalar]) -> str:
+    """Return the knobs of a configuration as options, less those that are in `without` and those of data loading."""
+    values = make_point(config)
+    written = []
+    for knob in knobs():
+        if knob.parameter in values and knob.parameter not in without and not knob.parameter.startswith(_LOADING):
+            written.append(shown(knob.option, values[knob.parameter]))
+    return " ".join(written)
+
+
+def knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return lines about the knobs that weren't given, and about those that don't count."""
+    notes = []
+    if rest := as_options(config, point):
+        notes.append(f"not given, so as by default: {rest}")
+    if loading := [f"--{k.option}" for k in knobs() if k.parameter in point and k.parameter.startswith(_LOADING)]:
+        notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
+    return tuple(notes)

@@ -1,0 +1,76 @@
+"""Runs trials out of a recorded table: a whole search in seconds, on any machine, without a model.
+
+Time doesn't pass: the recorded duration of a trial is added to a clock that the search reads. The limits of a request
+hold as they do in earnest: a recorded peak above its memory is out of memory, a recorded duration above its time limit
+is timed out. How long and how finely to measure is not replayed: a trial gives what was recorded, a final one too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from autotune.config import TrainConfig
+from autotune.recording import RecordedTrial, Table
+from autotune.trial import Failure, Limits, Outcome, TrialRequest, TrialResult, TrialStatus
+from autotune.units import show_memory
+
+
+class ReplayClock:
+    """Time that passes only when a replayed trial takes it."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now(self) -> float:
+        """Return the seconds that have passed."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        self._now_s += seconds
+
+
+class ReplayRunner:
+    """Answers requests from a table: of a configuration's trials the first, then the next, then from the start again.
+
+    Args:
+        table: What was recorded.
+        clock: Advanced by the time each trial took.
+    """
+
+    def __init__(self, table: Table, clock: ReplayClock) -> None:
+        self._trials = {point.config: point.trials for point in table.points}
+        self._clock = clock
+        self._asked: Counter[TrainConfig] = Counter()
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Return what was recorded for the request's configuration; one that wasn't recorded is invalid."""
+        config = request.config
+        recorded = self._trials.get(config)
+        if recorded is None:
+            outcome: Outcome = Failure(status=TrialStatus.INVALID, cause=f"the table has no trial of {_named(config)}")
+            return TrialResult(request=request, outcome=outcome, duration_s=0.0)
+        trial = recorded[self._asked[config] % len(recorded)]
+        self._asked[config] += 1
+        outcome, duration_s = _within(request.limits, trial)
+        self._clock.advance(duration_s)
+        return TrialResult(request=request, outcome=outcome, duration_s=duration_s)
+
+
+def _within(limits: Limits, trial: RecordedTrial) -> tuple[Outcome, float]:
+    """Return the outcome and duration of a recorded trial under other limits, whichever of them is met first."""
+    outcome, duration_s = trial.outcome, trial.duration_s
+    if trial.measurement is not None and trial.measurement.memory.peak_bytes > limits.memory_bytes:
+        needed = show_memory(trial.measurement.memory.peak_bytes)
+        outcome = Failure(status=TrialStatus.OUT_OF_MEMORY, cause=f"needed {needed} when it was recorded")
+        # The first step is the last whose memory isn't known yet.
+        duration_s = min(duration_s, trial.measurement.startup_s + trial.measurement.first_step_s)
+    if duration_s > limits.timeout_s:
+        return Failure(
+            status=TrialStatus.TIMED_OUT, cause=f"no result within {limits.timeout_s:.0f} s"
+        ), limits.timeout_s
+    return outcome, duration_s
+
+
+def _named(config: TrainConfig) -> str:
+    return f"{config.config_id}: {config.model_dump_json(exclude_defaults=True)}"

@@ -1,0 +1,112 @@
+"""Leads a search by the cost model: what to refuse without a trial, what to try next, when to stop.
+
+The next trial is the untried configuration with the highest predicted throughput times its chance to fit, a little in
+favour of those that the model is unsure of. Each measurement corrects the model before the next choice. The search is
+over when no untried configuration has a fair chance of a gain that would show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from autotune.config import TrainConfig
+from autotune.cost.model import CostModel
+from autotune.planning import SearchPlan
+from autotune.search.history import History
+from autotune.search.space import SearchSpace
+from autotune.trial import Prediction, TrialResult
+from autotune.units import show_memory
+
+# Configurations that are ranked; of a larger space, those that come first.
+_MOST_CONFIGS = 20_000
+
+# Standard deviations by which a prediction counts for more than it says: what is unknown is worth a trial.
+_CURIOSITY = 0.5
+
+# A gain below this doesn't show over the noise; a chance below that isn't worth a trial.
+WORTHWHILE_GAIN = 1.01
+WORTHWHILE_CHANCE = 0.1
+
+# So many trials beside the baseline are run whatever the chances: a prediction alone never ends a search.
+LEAST_TRIALS = 2
+
+
+class Guide:
+    """The cost model of one search, with all configurations of its space.
+
+    Args:
+        model: What is known before the first trial.
+        plan: The search.
+        space: Its space.
+    """
+
+    def __init__(self, model: CostModel, plan: SearchPlan, space: SearchSpace) -> None:
+        self._model = model
+        self._budget_bytes = plan.memory_bytes
+        points = (point for _, point in zip(range(_MOST_CONFIGS), space.points(), strict=False))
+        self._configs = list(dict.fromkeys(map(space.config, points)))
+        self._predict()
+
+    def _predict(self) -> None:
+        predicted = self._model.predict(self._configs)
+        self._rates, self._deviations = predicted.samples_per_second, predicted.log_deviation
+        self._fits = predicted.chance_to_fit(self._budget_bytes)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether there is a prediction for every configuration."""
+        return not bool(np.isnan(self._rates).any())
+
+    def observe(self, result: TrialResult) -> None:
+        """Learn from a finished trial."""
+        learned = self._model.observe(result)
+        if learned is not self._model:
+            self._model = learned
+            self._predict()
+
+    def prediction(self, config: TrainConfig) -> Prediction | None:
+        """Return what is expected of a configuration now, None if nothing is known."""
+        estimate = self._model.estimate(config)
+        if estimate is None:
+            return None
+        return Prediction(
+            samples_per_second=estimate.samples_per_second, peak_bytes=max(0, estimate.memory.device_peak_bytes)
+        )
+
+    def refusal(self, config: TrainConfig) -> str | None:
+        """Return why a configuration surely doesn't fit, or None."""
+        least = float(self._model.predict([config]).least_bytes[0])
+        if least <= self._budget_bytes or math.isnan(least):
+            return None
+        return f"predicted to need at least {show_memory(int(least))}; the budget is {show_memory(self._budget_bytes)}"
+
+    def next(self, history: History, is_open: Callable[[TrainConfig], bool]) -> TrainConfig | None:
+        """Return the configuration that is worth the next trial, None if none is.
+
+        Args:
+            history: The trials so far.
+            is_open: Whether a configuration may still be tried.
+        """
+        best = history.best()
+        bar = best.measurement.samples_per_second * WORTHWHILE_GAIN if best and best.measurement else 0.0
+        least_chance = WORTHWHILE_CHANCE if len(history) > LEAST_TRIALS else 0.0
+        scores = self._fits * self._rates * np.exp(_CURIOSITY * self._deviations)
+        for index in np.argsort(-np.nan_to_num(scores, nan=-1.0)).tolist():
+            if math.isnan(self._rates[index]):
+                return None
+            if self._fits[index] < WORTHWHILE_CHANCE or self._fits[index] * self._chance(index, bar) < least_chance:
+                continue
+            config: TrainConfig = self._configs[index]
+            if is_open(config):
+                return config
+        return None
+
+    def _chance(self, index: int, bar: float) -> float:
+        """Return how probable it is that a configuration is faster than `bar`."""
+        if bar <= 0.0:
+            return 1.0
+        z = (math.log(self._rates[index]) - math.log(bar)) / float(self._deviations[index])
+        return 0.5 * math.erfc(-z / math.sqrt(2))

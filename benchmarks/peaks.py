@@ -1,0 +1,221 @@
+"""Predicted against measured: peak memory and time of real trials, on a GPU or on the CPU, as data.
+
+    python benchmarks/peaks.py [--device cpu] [--models a b ...] [--seconds 900] [--out FILE]
+
+For each model it runs a handful of configurations as trials, exactly as a search would, and writes for each what was
+predicted before (uncorrected), what was predicted after learning from the model's first three trials, and what was
+measured. The last line is one JSON object of figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from provenance import provenance, results_path
+
+from autotune.config import Budget, Effort, LoraAdapter, TrainConfig, Workload
+from autotune.cost.calibrate import rates_of
+from autotune.cost.family import family_of, shape_of
+from autotune.cost.model import CostModel
+from autotune.cost.profiler import profile
+from autotune.errors import AutotuneError
+from autotune.execution.runner import LocalRunner
+from autotune.hardware import Hardware, default_budget_bytes, detect
+from autotune.models import default_task, describe, resolve
+from autotune.search.rules import refusals
+from autotune.trial import Limits, Purpose, TrialRequest, TrialResult
+
+# Small enough for two cores; on a GPU the larger ones of the same kinds.
+MODELS = {
+    "cpu": [
+        "bert-small", "distilbert-base-uncased", "google/electra-small-discriminator", "EleutherAI/pythia-70m",
+        "facebook/opt-125m", "t5-small", "deit-tiny-patch16-224", "resnet-18", "facebook/bart-base", "distilgpt2",
+        "google/vit-tiny-patch16-224",
+    ],
+    "cuda": ["bert-large-uncased", "gpt2-medium", "t5-base", "vit-base-patch16-224", "Qwen/Qwen3-0.6B"],
+}  # fmt: skip
+
+LEARNED_FROM = 3
+
+
+def configurations(hardware: Hardware) -> Iterator[TrainConfig]:
+    """Yield what is tried with each model, what teaches most first."""
+    fused = "adamw_torch_fused"
+    small, large = (4, 8) if hardware.is_cpu else (8, 32)
+    yield TrainConfig(per_device_train_batch_size=large, optim=fused, attn_implementation="sdpa")
+    yield TrainConfig(per_device_train_batch_size=small, precision="bf16", optim=fused, attn_implementation="sdpa")
+    yield TrainConfig(
+        per_device_train_batch_size=large,
+        precision="bf16",
+        optim=fused,
+        checkpointing="full",
+        attn_implementation="sdpa",
+    )
+    yield TrainConfig(per_device_train_batch_size=small, optim="adamw_torch", attn_implementation="eager")
+    yield TrainConfig(per_device_train_batch_size=small, optim="adafactor", attn_implementation="sdpa")
+    yield TrainConfig(
+        per_device_train_batch_size=large, precision="pure_bf16", optim="adamw_bnb_8bit", attn_implementation="sdpa"
+    )
+    yield TrainConfig(per_device_train_batch_size=large, precision="bf16", optim=fused, attn_implementation="eager")
+    yield TrainConfig(per_device_train_batch_size=small, optim=fused, adapter=LoraAdapter(), attn_implementation="sdpa")
+    if not hardware.is_cpu:
+        yield TrainConfig(per_device_train_batch_size=small, precision="fp16", optim=fused, attn_implementation="sdpa")
+        yield TrainConfig(
+            per_device_train_batch_size=large, optim="adamw_torch", checkpointing="full", attn_implementation="sdpa"
+        )
+
+
+def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadline: float, sequence: int) -> None:
+    """Run the configurations of one model and add a row for each."""
+    spec = resolve(name)
+    task = default_task(spec)
+    facts = describe(spec, task)
+    length = min(sequence, facts.max_sequence_length or sequence)
+    workload = Workload(
+        model=spec,
+        task=task,
+        sequence_length=length,
+        target_length=length,
+        global_batch_size=8 if hardware.is_cpu else 32,
+    )
+    configs = []
+    for config in configurations(hardware):
+        kernel = config.attn_implementation if facts.attn_implementations else None
+        config = config.model_copy(update={"attn_implementation": kernel})  # noqa: PLW2901
+        if not refusals(config, workload, facts, hardware) and config not in configs:
+            configs.append(config)
+    started = time.monotonic()
+    families = {family_of(c, hardware): None for c in configs}
+    profiles = [profile(spec, f, shape_of(workload), parameters=facts.parameters) for f in families]
+    print(f"{name}: {len(families)} families traced in {time.monotonic() - started:.1f} s", flush=True)
+    model = learned = CostModel.of(workload, hardware, rates_of(hardware), profiles)
+    with tempfile.TemporaryDirectory() as scratch, LocalRunner(Path(scratch), hardware) as runner:
+        for number, config in enumerate(configs):
+            if time.monotonic() > deadline:
+                return
+            result = runner.run(_request(number, config, workload, hardware))
+            rows.append(_row(name, config, result, model, learned))
+            print(_line(rows[-1]), flush=True)
+            if number < LEARNED_FROM:
+                learned = learned.observe(result)
+
+
+def _request(number: int, config: TrainConfig, workload: Workload, hardware: Hardware) -> TrialRequest:
+    budget = Budget.of(Effort.QUICK)
+    return TrialRequest(
+        number=number,
+        purpose=Purpose.SEARCH,
+        config=config,
+        workload=workload,
+        device=hardware.device,
+        accumulation_steps=min(2, workload.accumulation_steps(config)),
+        limits=Limits(
+            memory_bytes=default_budget_bytes(hardware),
+            timeout_s=budget.trial_timeout_s,
+            discarded_steps=budget.discarded_steps,
+            discarded_s=budget.discarded_s,
+            measure_steps=6,
+            measure_time_s=5,
+            relative_interval=budget.relative_interval,
+        ),
+    )
+
+
+def _row(name: str, config: TrainConfig, result: TrialResult, model: CostModel, learned: CostModel) -> dict[str, Any]:
+    before, after = model.estimate(config), learned.estimate(config)
+    row: dict[str, Any] = {
+        "model": name,
+        "config": config.model_dump(mode="json", exclude_defaults=True),
+        "status": str(result.status),
+        "learned_from": min(LEARNED_FROM, result.request.number),
+    }
+    if before and after:
+        row |= {"predicted": before.model_dump(mode="json"), "corrected": after.model_dump(mode="json")}
+    if result.measurement:
+        row |= {
+            "memory": result.measurement.memory.model_dump(mode="json"),
+            "peak_bytes": result.measurement.memory.peak_bytes,
+            "samples_per_second": result.measurement.samples_per_second,
+        }
+    else:
+        row["cause"] = result.outcome.cause  # type: ignore[union-attr]
+    return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "peak_bytes" not in row:
+        return f"  {row['config']}: {row['status']}: {row.get('cause')}"
+    errors = ", ".join(f"{k} {v:+.1%}" for k, v in _errors(row).items())
+    return f"  {row['config']}: measured {row['peak_bytes'] / 2**20:.0f} MiB, {errors}"
+
+
+def _errors(row: dict[str, Any]) -> dict[str, float]:
+    """Return predicted over measured less one, by quantity."""
+    predicted, corrected, memory = row["predicted"], row["corrected"], row["memory"]
+    found = {
+        "peak": predicted["memory"]["device_peak_bytes"] / row["peak_bytes"] - 1,
+        "rate": predicted["samples_per_second"] / row["samples_per_second"] - 1,
+    }
+    for name in ("allocated", "reserved"):
+        if memory.get(f"{name}_bytes"):
+            found[name] = predicted["memory"][f"{name}_peak_bytes"] / memory[f"{name}_bytes"] - 1
+    if row["learned_from"] >= LEARNED_FROM:
+        found["corrected peak"] = corrected["memory"]["device_peak_bytes"] / row["peak_bytes"] - 1
+        found["corrected rate"] = corrected["samples_per_second"] / row["samples_per_second"] - 1
+    return found
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the errors over all rows: signed median, median and 90th percentile of the absolute error."""
+    collected: dict[str, list[float]] = {}
+    for row in rows:
+        if "peak_bytes" in row and "predicted" in row:
+            for name, error in _errors(row).items():
+                collected.setdefault(name, []).append(error)
+    summary: dict[str, Any] = {"trials": len(rows), "measured": sum("peak_bytes" in r for r in rows)}
+    for name, errors in collected.items():
+        ranked = sorted(abs(e) for e in errors)
+        summary[name] = {
+            "signed_median": round(statistics.median(errors), 4),
+            "median": round(statistics.median(ranked), 4),
+            "p90": round(ranked[max(0, -(-9 * len(ranked) // 10) - 1)], 4),
+            "n": len(errors),
+        }
+    return summary
+
+
+def main() -> int:
+    """Run; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--models", nargs="+")
+    parser.add_argument("--sequence", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    hardware = detect(options.device)
+    deadline = time.monotonic() + options.seconds
+    rows: list[dict[str, Any]] = []
+    for name in options.models or MODELS[hardware.kind]:
+        try:
+            run_model(name, hardware, rows, deadline, options.sequence or (64 if hardware.is_cpu else 512))
+        except AutotuneError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+    summary = figures(rows)
+    out = options.out or results_path("peaks", hardware)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**provenance(hardware), "figures": summary, "rows": rows}, indent=1) + "\n")
+    print(json.dumps(summary))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

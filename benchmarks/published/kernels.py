@@ -1,0 +1,187 @@
+"""Kernels that projects patch into a model, as autograd functions on the meta device: what they keep and take.
+
+Read from the public sources: unsloth's Triton kernels as in foundation-model-stack/fms-acceleration
+(`cross_entropy_loss.py`, `rms_layernorm.py`, `rope_embedding.py`, `fused_ops/unsloth_lora`), Liger's fused linear cross
+entropy (`fused_linear_cross_entropy.py`). Called by `software`.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+
+class FastCrossEntropy(torch.autograd.Function):
+    """Cross entropy that keeps the logits and writes their gradient over them; no log-softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each row."""
+        rows = logits.shape[0]
+        losses = torch.empty(rows, dtype=torch.float32, device="meta")
+        normaliser = torch.empty(rows, dtype=torch.float32, device="meta")
+        ctx.save_for_backward(logits, normaliser)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Return the gradient, in the place of the logits."""
+        logits, _ = ctx.saved_tensors
+        return logits
+
+    @classmethod
+    def loss(cls, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss."""
+        return cls.apply(logits).sum() / torch.count_nonzero(labels != -100)
+
+
+class FastNorm(torch.autograd.Function):
+    """RMSNorm that keeps its input and one number a row, and works on the gradient in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the normalised input."""
+        ctx.save_for_backward(x, torch.empty(x.shape[:-1], dtype=torch.float32, device="meta"))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Return the gradient, in its place."""
+        return gradient
+
+    @staticmethod
+    def forward_of(module: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return what a patched module returns."""
+        return FastNorm.apply(x)
+
+
+class FastRope(torch.autograd.Function):
+    """Rotary embedding in place, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the rotated input, in its place."""
+        batch, length, heads, width = x.shape
+        return x.view(batch * length, heads * width).view(batch, length, heads, width)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Return the gradient, in its place."""
+        batch, length, heads, width = gradient.shape
+        return gradient.reshape(batch * length, heads * width).view(batch, length, heads, width)
+
+    @classmethod
+    def both(cls, query: Any, key: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Return rotated queries and keys, of (batch, heads, length, width)."""
+        return (
+            cls.apply(query.transpose(1, 2)).transpose(1, 2),
+            cls.apply(key.transpose(1, 2)).transpose(1, 2),
+        )
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Output head and cross entropy in chunks of tokens; the gradient of the input is all that is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        tokens, width = x.shape
+        share = -(-weight.shape[0] // width)
+        rows = 1 << (-(-tokens // share) - 1).bit_length()
+        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        of_x = torch.zeros_like(x)
+        losses = torch.zeros(tokens, dtype=torch.float32, device="meta")
+        # Three chunks stand for all: from the second on, the last chunk's tensors are there when the next begins.
+        for _ in range(3):
+            part = torch.empty((rows, width), dtype=x.dtype, device="meta")[:rows]
+            logits = part @ weight.t()
+            logits = logits.float()
+            logits = logits.to(x.dtype)
+            of_logits = logits * 1.0
+            of_x[: of_logits.shape[0]] = (of_logits @ weight)[: of_x.shape[0]]
+            if of_weight is not None:
+                torch.addmm(of_weight, logits.t(), part, out=of_weight)
+        ctx.save_for_backward(of_x, of_weight)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return ctx.saved_tensors
+
+
+def linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the loss of hidden states under an output head."""
+    loss: torch.Tensor = _LinearCrossEntropy.apply(x, weight)
+    return loss
+
+
+class FusedLora(torch.autograd.Function):
+    """Several packed layers with LoRA on one input, as one function: the input and its dropped copies are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layers: Any, *factors: torch.Tensor) -> Any:
+        """Return a product for each layer."""
+        ctx.layers, ctx.shape = layers, x.shape
+        x = x.view(-1, x.shape[-1])
+        outputs, dropped = [], []
+        for layer, a, b in zip(layers, factors[::2], factors[1::2], strict=True):
+            weight = layer.base_layer.unpack()
+            output = x @ weight.t()
+            del weight
+            name = layer.active_adapters[0]
+            kept = layer.lora_dropout[name](x)
+            output += (kept @ a.to(x.dtype).t()) @ (layer.scaling[name] * b.to(x.dtype).t())
+            outputs.append(output.view(*ctx.shape[:-1], -1))
+            dropped.append(kept)
+        ctx.save_for_backward(x, *factors, *dropped)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Return the gradients of the input and the adapters."""
+        count = len(ctx.layers)
+        x, *rest = ctx.saved_tensors
+        factors, dropped = rest[: 2 * count], rest[2 * count :]
+        of_factors: list[Any] = []
+        flat = [g.reshape(-1, g.shape[-1]) for g in gradients]
+        for g, a, b, kept in zip(flat, factors[::2], factors[1::2], dropped, strict=True):
+            of_a = kept.t() @ (g @ b.to(x.dtype))
+            of_b = (a.to(x.dtype) @ kept.t()) @ g
+            of_factors += [of_a.t().to(torch.float32), of_b.t().to(torch.float32)]
+        of_x = None
+        for layer, g, a, b, kept in zip(ctx.layers, flat, factors[::2], factors[1::2], dropped, strict=True):
+            weight = layer.base_layer.unpack()
+            if of_x is None:
+                of_x = torch.matmul(g, weight, out=x) if count > 1 else torch.matmul(g, weight)
+            else:
+                of_x += g @ weight
+            del weight
+            of_x += (kept != 0) * (g @ b.to(x.dtype) @ a.to(x.dtype))
+        return of_x.view(ctx.shape), None, *of_factors
+
+    @classmethod
+    def put_on(cls, attention: Any) -> None:
+        """Patch the projections of an attention module."""
+        waiting: list[Any] = []
+        layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+
+        def first(module: Any, x: torch.Tensor) -> Any:
+            waiting.extend(cls.apply(x, layers, *_factors(layers)))
+            return waiting.pop(0)
+
+        def following(module: Any, x: torch.Tensor) -> Any:
+            return waiting.pop(0)
+
+        def alone(module: Any, x: torch.Tensor) -> Any:
+            return cls.apply(x, [module], *_factors([module]))[0]
+
+        for layer, forward in zip(layers, (first, following, following), strict=True):
+            layer.forward = types.MethodType(forward, layer)
+        attention.o_proj.forward = types.MethodType(alone, attention.o_proj)
+
+
+def _factors(layers: Any) -> list[torch.Tensor]:
+    names = [layer.active_adapters[0] for layer in layers]
+    pairs = [(layer.lora_A[n].weight, layer.lora_B[n].weight) for layer, n in zip(layers, names, strict=True)]
+    return [factor for pair in pairs for factor in pair]

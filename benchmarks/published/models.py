@@ -1,0 +1,153 @@
+"""Models of published measurements: by their names in the catalogue, and a few beyond it.
+
+Figures are those of the public `config.json` that is named beside each.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from autotune.architecture import Kind, ModelSpec
+from autotune.catalogue import catalogue
+from autotune.models import resolve
+
+_HUB = "https://huggingface.co/{}/blob/main/config.json"
+
+# Names of rows that mean a model of the catalogue: other checkpoints and mirrors of the same figures.
+_SAME_AS = {
+    "phi1.51.3b": "phi-1.5",
+    "llama7bhf": "llama-2-7b",  # LLaMA 1, of the same shape
+    "llama13bhf": "llama-2-13b",
+}
+
+# Id, type, kind, figures.
+_BEYOND: tuple[tuple[str, str, Kind, dict[str, Any]], ...] = (
+    (
+        "bigcode/gpt_bigcode-santacoder",
+        "gpt_bigcode",
+        "decoder",
+        {
+            "n_embd": 2048,
+            "n_layer": 24,
+            "n_head": 16,
+            "n_inner": 8192,
+            "n_positions": 2048,
+            "vocab_size": 49280,
+            "multi_query": True,
+            "bos_token_id": 49152,
+            "eos_token_id": 49152,
+        },
+    ),
+    (
+        "ibm/PowerLM-3b",
+        "granite",
+        "decoder",
+        {
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 36,
+            "num_key_value_heads": 36,
+            "vocab_size": 49152,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    ),
+    (
+        "ibm-granite/granite-3.0-8b-base",
+        "granite",
+        "decoder",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 12800,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 49155,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    ),
+    (
+        "ibm-granite/granite-8b-code-base",
+        "llama",
+        "decoder",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 49152,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    ),
+    (
+        "stabilityai/stablelm-base-alpha-3b",
+        "gpt_neox",
+        "decoder",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "vocab_size": 50688,
+            "max_position_embeddings": 4096,
+            "rotary_pct": 0.25,
+            "use_parallel_residual": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    (
+        "timm/vit_giant_patch14_dinov2.lvd142m",
+        "dinov2",
+        "vision",
+        {
+            "hidden_size": 1536,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 24,
+            "mlp_ratio": 4,
+            "use_swiglu_ffn": True,
+            "image_size": 224,
+            "patch_size": 14,
+        },
+    ),
+)
+
+# Elements of a row that share a scale in GPTQ checkpoints without groups; all others of the rows have groups of 128:
+# `quantize_config.json` of each.
+_UNGROUPED = ("mixtral-8x7b-instruct-v0.1-gptq", "llama-2-70b-gptq")
+
+
+def model_named(name: str) -> ModelSpec | None:
+    """Return the model that a row calls `name`, None if its figures aren't known."""
+    keys = [_key(name), _key(re.sub(r"(?i)[-_](gptq|instruct(-v[\d.]+)?)", "", name))]
+    known = {_key(word): entry.id for entry in catalogue() for word in (entry.id, *entry.names)}
+    beyond = {_key(id_): (id_, kind_of, kind, figures) for id_, kind_of, kind, figures in _BEYOND}
+    for key in keys:
+        if key in _SAME_AS or key in known:
+            return resolve(_SAME_AS.get(key) or known[key])
+        if key in beyond or key + "b" in beyond:
+            id_, model_type, kind, figures = beyond.get(key) or beyond[key + "b"]
+            return ModelSpec(
+                reference=_HUB.format(id_),
+                name=id_,
+                source="catalogue",
+                model_type=model_type,
+                kind=kind,
+                config=figures,
+            )
+    return None
+
+
+def gptq_group(name: str) -> int | None:
+    """Return how many weights of a row share a scale in a GPTQ checkpoint, None for all."""
+    return None if name.lower().rpartition("/")[2] in _UNGROUPED else 128
+
+
+def _key(name: str) -> str:
+    """Return a name without owner, case and separators."""
+    key = re.sub(r"[^a-z0-9.]", "", name.rpartition("/")[2].lower())
+    return {"stablelmalpha3b": "stablelmbasealpha3b"}.get(key, key)

@@ -1,0 +1,19 @@
+"""Why a prediction is off, as far as is known: by what was run, never by the row. See docs/cost-model.md."""
+
+from __future__ import annotations
+
+from published.scores import Prediction
+
+
+def reason(p: Prediction) -> str:
+    """Return the known reason for an error of this kind of run."""
+    if p.setup.origin == "other":
+        return "other model code: the library's model of the same figures stands for it"
+    if not p.right:
+        near = p.least > 0.9 * p.setup.gpu.memory_bytes
+        return "free memory lies in blocks too small to be used" if near else "software and settings only partly stated"
+    if p.reserved > 0.97 * p.setup.gpu.memory_bytes:
+        return "near the device's capacity: when the allocator gives blocks back decides"
+    if p.setup.software.fast_loss:
+        return "the allocator keeps one block of the logits' size more than its rules give; not explained"
+    return "not explained"

@@ -1,0 +1,137 @@
+"""How well predicted throughput orders configurations: rank correlation with recorded and published tables.
+
+    python benchmarks/ranking.py [TABLE ...] [--rows FILE]
+
+Spearman's correlation over the configurations of each table that completed, and the share of pairs in the right order;
+pairs whose measured rates are within 5 % of each other are left out of the latter and, by giving both the same rank, of
+the former. Rates are those of a data sheet, nothing is learned. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from predictor import _UNTRACED, ROWS, _Key, _traced
+from published.rows import load_rows
+from published.setups import NotPredicted, Setup, setup_of
+from replay import TABLES, model_of
+
+from autotune.cost.attainable import table_rates
+from autotune.cost.profile import Profile
+from autotune.cost.time import step_seconds
+from autotune.exhaustive import plan_of
+from autotune.recording import load_table
+
+NEAR = 0.05
+
+# A published table of fewer rows says little.
+LEAST_ROWS = 6
+
+
+def concordance(predicted: list[float], measured: list[float]) -> dict[str, Any]:
+    """Return Goodman and Kruskal's gamma and the share of pairs in the right order, near pairs left out."""
+    right = total = 0
+    for (p, m), (q, n) in itertools.combinations(zip(predicted, measured, strict=True), 2):
+        if abs(m - n) <= NEAR * max(m, n):
+            continue
+        total += 1
+        right += (p > q) == (m > n)
+    share = right / total if total else float("nan")
+    return {"pairs": total, "right": round(share, 4), "gamma": round(2 * share - 1, 4)}
+
+
+def spearman(predicted: list[float], measured: list[float]) -> float:
+    """Return Spearman's rank correlation; measured rates within 5 % of their neighbour share a rank."""
+    order = np.argsort(measured)
+    levels = np.zeros(len(measured))
+    level, start = 0.0, measured[order[0]]
+    for index in order:
+        if measured[index] > start * (1 + NEAR):
+            level, start = level + 1, measured[index]
+        levels[index] = level
+    return float(np.corrcoef(_ranks(np.array(predicted)), _ranks(levels))[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return ranks, ties sharing their mean."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]
+
+
+def published(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each published table: rows of one source, model and single device, at least six of them."""
+    traced = functools.cache(functools.partial(_traced, whole=False))
+    tables: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in load_rows(path):
+        if row.n_gpus != 1 or not row.throughput:
+            continue
+        try:
+            setup = setup_of(row)
+            rate = _published_rate(setup, traced(_Key(setup)))
+        except (NotPredicted, *_UNTRACED):
+            continue
+        tokens = (row.seq_len or 1) if row.throughput_unit.startswith("token") else 1
+        tables[row.group, row.model, setup.gpu.name].append((rate * tokens, row.throughput))
+    for (group, model, gpu), rates in tables.items():
+        if len(rates) >= LEAST_ROWS and max(m for _, m in rates) > (1 + NEAR) * min(m for _, m in rates):
+            predicted, measured = map(list, zip(*rates, strict=True))
+            yield _figures(f"{group}: {model} on {gpu}", predicted, measured)
+
+
+def _published_rate(setup: Setup, profile: Profile) -> float:
+    """Return samples per second by the data sheet of the row's device."""
+    gpu, size = setup.gpu, np.array([float(setup.micro_batch)])
+    rates = table_rates(gpu.peak_flops, gpu.bandwidth, gpu.capability, name=gpu.name)
+    steps = np.array([float(setup.accumulation)])
+    return float(steps[0] * size[0] / step_seconds(profile, rates, setup.optim, size, steps)[0])
+
+
+def _figures(name: str, predicted: list[float], measured: list[float]) -> dict[str, Any]:
+    return {
+        "table": name,
+        "configurations": len(predicted),
+        "spearman": round(spearman(predicted, measured), 4),
+        **concordance(predicted, measured),
+    }
+
+
+def main() -> None:
+    """Print the figures of each table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tables", type=Path, nargs="*", default=sorted(TABLES.glob("*.jsonl")))
+    parser.add_argument("--rows", type=Path, default=ROWS, help="published measurements, one JSON object a line")
+    options = parser.parse_args()
+    figures = [*recorded(options.tables), *published(options.rows)]
+    for row in figures:
+        print(
+            f"{row['table']}: {row['configurations']} configurations, Spearman {row['spearman']:.3f}, "
+            f"{row['right']:.1%} of {row['pairs']} pairs in order"
+        )
+    print(json.dumps(figures))
+
+
+def recorded(paths: list[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each recorded table."""
+    for path in paths:
+        table = load_table(path)
+        plan = plan_of(table, effort=table.header.budget.effort)
+        model = model_of(table, plan)
+        points = [p for p in table.points if p.samples_per_second]
+        predictions = model.predict([p.config for p in points])
+        known = [i for i, rate in enumerate(predictions.samples_per_second) if not np.isnan(rate)]
+        predicted = [float(predictions.samples_per_second[i]) for i in known]
+        measured = [float(points[i].samples_per_second or 0.0) for i in known]
+        yield _figures(path.name, predicted, measured)
+
+
+if __name__ == "__main__":
+    main()

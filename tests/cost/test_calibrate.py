@@ -1,0 +1,113 @@
+"""The rates of a device: measured in a process of their own, kept by the hardware's fingerprint."""
+
+import logging
+import sys
+
+import pytest
+from factories import make_gpu, make_hardware
+
+from autotune.catalogue.gpus import gpu_named, hypothetical
+from autotune.cost.calibrate import TINY_SIZES, calibrate, keep_rates, kept_rates, rates_by_table, rates_of, rates_path
+from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.hardware import cuda_count
+from autotune.rates import Rates
+
+MEASURED = Rates(
+    matmul_flops={"fp32": 1.5e11, "bf16": 4e11}, bandwidth=3e10, launch_s=4e-6, host_bandwidth=1e10, source="measured"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_cpu_is_measured_in_another_process():
+    rates = calibrate(make_hardware(), TINY_SIZES)
+    assert rates.source == "measured"
+    assert set(rates.matmul_flops) == {"fp32", "bf16"}
+    assert min(*rates.matmul_flops.values(), rates.bandwidth, rates.launch_s, rates.host_bandwidth) > 0
+
+
+@pytest.mark.skipif(cuda_count() > 0, reason="about a machine without a GPU")
+def test_a_device_that_torch_can_not_use_is_the_machines_lack():
+    with pytest.raises(MachineError, match="torch can't use cuda:0"):
+        calibrate(make_gpu(), TINY_SIZES)
+
+
+@pytest.mark.parametrize("interpreter", ["/bin/false", "/no/such/python"])
+def test_a_process_that_fails_is_infrastructure(monkeypatch, interpreter):
+    monkeypatch.setattr(sys, "executable", interpreter)
+    with pytest.raises(InfrastructureError, match="measuring cpu"):
+        calibrate(make_hardware(), TINY_SIZES)
+
+
+def test_what_is_kept_is_found_again_and_preferred():
+    hardware = make_hardware()
+    assert kept_rates(hardware) is None
+    assert rates_of(hardware).source == "table"
+    path = keep_rates(MEASURED, hardware)
+    assert path == rates_path(hardware)
+    assert hardware.fingerprint in path.name
+    assert kept_rates(hardware) == rates_of(hardware) == MEASURED
+
+
+def test_what_is_free_now_does_not_matter():
+    keep_rates(MEASURED, make_hardware())
+    assert kept_rates(make_hardware(free_bytes=1)) == MEASURED
+
+
+@pytest.mark.parametrize("other", [{"cores": 64}, {"name": "another CPU"}, {"versions": {"torch": "9"}}])
+def test_rates_of_another_device_or_installation_are_not_used(other):
+    keep_rates(MEASURED, make_hardware())
+    assert kept_rates(make_hardware(**other)) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"bandwidth": 0}', MEASURED.model_dump_json().replace("3", "x")])
+def test_a_broken_file_is_ignored_and_said(content, caplog):
+    hardware = make_hardware()
+    keep_rates(MEASURED, hardware).write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert rates_of(hardware).source == "table"
+    (record,) = caplog.records
+    assert str(rates_path(hardware)) in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_a_file_that_is_not_one_is_ignored_and_said(caplog):
+    hardware = make_hardware()
+    rates_path(hardware).mkdir(parents=True)
+    assert kept_rates(hardware) is None
+    assert "is ignored" in caplog.text
+    with pytest.raises(InputError, match="can't be written"):
+        keep_rates(MEASURED, hardware)
+
+
+def test_a_home_that_is_none_holds_nothing(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
+    assert kept_rates(make_hardware()) is None
+    with pytest.raises(InputError, match="AUTOTUNE_HOME"):
+        keep_rates(MEASURED, make_hardware())
+
+
+def test_a_processors_name_may_tell_its_frequency():
+    slow = rates_by_table(make_hardware(name="Xeon @ 2.00GHz", features=("avx2",)))
+    fast = rates_by_table(make_hardware(name="Xeon @ 3.00GHz", features=("avx2",)))
+    assert fast.matmul_flops["fp32"] == pytest.approx(1.5 * slow.matmul_flops["fp32"])
+
+
+def test_a_known_gpu_has_the_rates_of_its_data_sheet():
+    gpu = gpu_named("a100-80gb")
+    rates = rates_of(hypothetical(gpu))
+    assert rates.source == "table"
+    assert rates.peak_flops["bf16"] == gpu.peak_flops["bf16"]
+
+
+def test_an_unknown_gpu_has_none_until_it_is_measured():
+    hardware = make_gpu(name="NVIDIA of next year")
+    with pytest.raises(MachineError, match=r"next year.*autotune doctor --calibrate"):
+        rates_of(hardware)
+    keep_rates(MEASURED, hardware)
+    assert rates_of(hardware) == MEASURED

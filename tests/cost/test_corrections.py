@@ -1,0 +1,251 @@
+"""What was measured corrects what is predicted: for all, for those that share a knob, and for the next search."""
+
+import logging
+import math
+import os
+
+import pytest
+from factories import make_config, make_gpu, make_hardware
+
+from autotune.config import LoraAdapter
+from autotune.cost.corrections import (
+    KEPT,
+    Corrections,
+    Observation,
+    keep,
+    kept,
+    memory_features,
+    time_features,
+)
+from autotune.cost.memory import Components
+from autotune.units import GIB
+
+MIB = 1 << 20
+FRAMEWORK = (500.0 * MIB, 200.0 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def parts(activations: float = 4.0, *, fixed: float = 6.0, temporaries: float = 0.5) -> Components:
+    """Components in GiB."""
+    return Components(fixed * GIB, 0.0, 0.0, activations * GIB, temporaries * GIB, 0.0, "mm")
+
+
+def observation(predicted: Components = parts(), ratio: float = 1.0, **fields) -> Observation:  # noqa: B008
+    defaults = {
+        "key": "a",
+        "memory_features": memory_features(predicted, 0.0),
+        "memory": {"device": ratio},
+        "time_features": time_features(make_config()),
+        "log_time": 0.0,
+    }
+    return Observation(**{**defaults, **fields})
+
+
+def corrections(*observations: Observation) -> Corrections:
+    return Corrections(observations, FRAMEWORK, 0.35)
+
+
+def seconds(learned: Corrections, **config) -> float:
+    """The factor on the predicted seconds of a configuration."""
+    mean, _ = learned.log_time([time_features(make_config(**config))])
+    return math.exp(mean[0])
+
+
+# Memory
+
+
+def test_features_are_shares_of_the_predicted_memory():
+    features = memory_features(parts(activations=3.0, fixed=6.0, temporaries=0.5), 0.5 * GIB)
+    assert features["fixed"] == pytest.approx(0.6)
+    assert features["activations"] == pytest.approx(0.3)
+    assert features["temporaries"] == features["unused"] == pytest.approx(0.05)
+
+
+def test_before_anything_is_measured_the_device_needs_what_is_counted_and_the_framework():
+    predicted = parts()
+    factor, deviation = corrections().memory("device", memory_features(predicted, 0.0))
+    assert factor * predicted.allocated == pytest.approx(predicted.allocated + 500 * MIB)
+    assert 0.01 < deviation < 0.1
+
+
+def test_before_anything_is_measured_what_is_allocated_is_what_is_counted():
+    factor, _ = corrections().memory("allocated", memory_features(parts(), 0.0))
+    assert factor == pytest.approx(1.0)
+
+
+def hidden(predicted: Components, constant: float = 900 * MIB, factor: float = 1.07) -> float:
+    """What a device really takes: more of activations, and a constant."""
+    return predicted.weights + factor * predicted.activations + predicted.temporaries + constant
+
+
+def test_three_measurements_bring_the_error_of_a_fourth_under_1_percent():
+    sizes = [parts(activations) for activations in (1.0, 4.0, 8.0, 16.0)]
+    *three, fourth = [observation(p, hidden(p) / p.allocated) for p in sizes]
+    before, _ = corrections().memory("device", fourth.memory_features)
+    after, deviation = corrections(*three).memory("device", fourth.memory_features)
+    assert abs(before / fourth.memory["device"] - 1) > 0.04
+    assert abs(after / fourth.memory["device"] - 1) < 0.01
+    assert abs(after - fourth.memory["device"]) < 1.96 * deviation
+
+
+def test_quantities_are_corrected_apart():
+    learned = corrections(observation(ratio=1.5))
+    assert learned.memory("allocated", memory_features(parts(), 0.0))[0] == pytest.approx(1.0)
+
+
+def test_a_measurement_makes_surer():
+    features = memory_features(parts(), 0.0)
+    before, after = corrections(), corrections(observation(ratio=1.05))
+    assert after.memory("device", features)[1] < before.memory("device", features)[1]
+
+
+def test_a_small_run_says_less_than_a_large_one():
+    """What a process takes beside its training differs from run to run."""
+    features = memory_features(parts(), 0.0)
+    small, large = (parts(4.0 * s, fixed=6.0 * s, temporaries=0.5 * s) for s in (0.001, 1.0))
+    untouched, _ = corrections().memory("device", features)
+    moved = []
+    for size in (small, large):
+        counted, _ = corrections().memory("device", memory_features(size, 0.0))
+        learned = corrections(observation(size, counted + 0.05))
+        moved.append(abs(learned.memory("device", features)[0] - untouched))
+    assert moved[0] < moved[1]
+
+
+# Time
+
+
+def test_before_anything_is_measured_time_is_as_predicted_and_unsure():
+    mean, deviation = corrections().log_time([time_features(make_config())])
+    assert mean == [0.0]
+    assert deviation[0] > 0.35
+
+
+def test_the_first_measurement_moves_everything():
+    learned = corrections(observation(log_time=math.log(2)))
+    assert seconds(learned) == pytest.approx(2.0, rel=0.02)
+    assert seconds(learned, precision="bf16", checkpointing="full") > 1.4
+
+
+def test_later_ones_tell_knobs_apart():
+    fast, slow = make_config(), make_config(checkpointing="full")
+    seen = [observation(key=str(i), time_features=time_features(c), log_time=math.log(f)) for i, (c, f) in
+            enumerate([(fast, 1.0), (slow, 1.5)] * 3)]  # fmt: skip
+    learned = corrections(*seen)
+    assert seconds(learned) == pytest.approx(1.0, rel=0.03)
+    assert seconds(learned, checkpointing="full") == pytest.approx(1.5, rel=0.03)
+    assert seconds(learned, checkpointing="full", micro_batch=16) > 1.3 * seconds(learned, micro_batch=16)
+
+
+def test_a_knob_that_was_never_seen_is_as_unsure_as_before():
+    learned = corrections(*[observation(log_time=0.1)] * 20)
+    _, (known, unknown) = learned.log_time(
+        [time_features(make_config()), time_features(make_config(optim="adafactor"))]
+    )
+    assert unknown > known
+
+
+def test_a_run_without_a_time_says_nothing_of_it():
+    learned = corrections(observation(log_time=None, ratio=1.2))
+    assert seconds(learned) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("config", "feature"),
+    [
+        ({"precision": "bf16"}, "precision=bf16"),
+        ({"checkpointing": "full"}, "checkpointing=full"),
+        ({"torch_compile_backend": "inductor"}, "compile=inductor"),
+        ({"adapter": LoraAdapter()}, "adapter"),
+        ({"tf32": True}, "tf32"),
+        ({"dataloader_num_workers": 2}, "workers"),
+    ],
+)
+def test_a_knob_is_a_feature(config, feature):
+    assert feature in time_features(make_config(**config))
+    assert feature not in time_features(make_config())
+
+
+def test_nothing_that_was_known_is_changed_by_one_observation_more():
+    first = corrections()
+    second = first.with_observation(observation(ratio=1.3, log_time=1.0))
+    assert first.observations == ()
+    assert len(second.observations) == 1
+    assert seconds(first) == 1.0
+
+
+def test_a_trial_that_is_observed_again_counts_once():
+    again = corrections(observation(ratio=1.3)).with_observation(observation(ratio=1.1))
+    assert [o.memory["device"] for o in again.observations] == [1.1]
+    features = memory_features(parts(), 0.0)
+    assert again.memory("device", features) == corrections(observation(ratio=1.1)).memory("device", features)
+
+
+def test_one_by_one_is_all_at_once():
+    seen = [observation(key=str(i), ratio=1.0 + i / 100, log_time=i / 10) for i in range(4)]
+    grown = corrections()
+    for one in seen:
+        grown = grown.with_observation(one)
+    features = memory_features(parts(), 0.0)
+    assert grown.memory("device", features) == pytest.approx(corrections(*seen).memory("device", features))
+    assert seconds(grown) == pytest.approx(seconds(corrections(*seen)))
+
+
+# Kept for the next search
+
+
+def test_what_is_kept_is_found_again():
+    keep(make_hardware(), "llama", [observation(key="a"), observation(key="b")])
+    assert kept(make_hardware(), "llama") == (observation(key="a"), observation(key="b"))
+
+
+@pytest.mark.parametrize(("hardware", "model_type"), [(make_gpu(), "llama"), (make_hardware(), "bert")])
+def test_another_device_or_type_of_model_does_not_see_it(hardware, model_type):
+    keep(make_hardware(), "llama", [observation()])
+    assert kept(hardware, model_type) == ()
+
+
+def test_a_configuration_that_was_measured_again_is_kept_once_and_the_latest():
+    keep(make_hardware(), "llama", [observation(ratio=1.0), observation(key="b")])
+    keep(make_hardware(), "llama", [observation(ratio=2.0)])
+    found = {o.key: o.memory["device"] for o in kept(make_hardware(), "llama")}
+    assert found == {"a": 2.0, "b": 1.0}
+
+
+def test_only_the_latest_are_kept():
+    keep(make_hardware(), "llama", [observation(key=str(i)) for i in range(KEPT + 10)])
+    found = kept(make_hardware(), "llama")
+    assert len(found) == KEPT
+    assert found[-1].key == str(KEPT + 9)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}'])
+def test_a_broken_file_is_ignored_with_a_warning(own_home, caplog, content):
+    keep(make_hardware(), "llama", [observation()])
+    (path,) = own_home.glob("corrections/*/llama.json")
+    path.write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert kept(make_hardware(), "llama") == ()
+    assert str(path) in caplog.text
+    assert "ignored" in caplog.text
+
+
+def test_a_broken_file_is_replaced(own_home):
+    keep(make_hardware(), "llama", [observation()])
+    (path,) = own_home.glob("corrections/*/llama.json")
+    path.write_text("{")
+    keep(make_hardware(), "llama", [observation(key="new")])
+    assert [o.key for o in kept(make_hardware(), "llama")] == ["new"]
+
+
+def test_a_home_that_can_not_be_written_is_done_without(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOTUNE_HOME", os.fspath(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        keep(make_hardware(), "llama", [observation()])
+    assert "not kept" in caplog.text

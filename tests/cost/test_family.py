@@ -1,0 +1,64 @@
+"""What decides which operators run: configurations of one family differ in nothing but sizes and the optimizer."""
+
+import pytest
+from factories import make_config, make_gpu, make_hardware, make_workload
+
+from autotune.architecture import Task
+from autotune.config import LengthProfile, LoraAdapter
+from autotune.cost.family import family_of, shape_of
+
+LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "autocast"),
+    [
+        ("fp32", "float32", None),
+        ("bf16", "float32", "bfloat16"),
+        ("fp16", "float32", "float16"),
+        ("pure_bf16", "bfloat16", None),
+    ],
+)
+def test_precision_decides_the_types(precision, dtype, autocast):
+    family = family_of(make_config(precision=precision), make_gpu())
+    assert (family.dtype, family.autocast) == (dtype, autocast)
+
+
+def test_the_device_is_part_of_it():
+    assert family_of(make_config(), make_hardware()).device == "cpu"
+    assert family_of(make_config(), make_gpu()).device == "cuda"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"micro_batch": 1}, {"optim": "adafactor"}, {"tf32": True}, {"dataloader_num_workers": 2}],
+)
+def test_what_runs_the_same_operators_is_one_family(fields):
+    assert family_of(make_config(**fields), make_gpu()) == family_of(make_config(), make_gpu())
+
+
+@pytest.mark.parametrize(
+    "fields", [{"checkpointing": "full"}, {"attn_implementation": "eager"}, {"adapter": LoraAdapter()}]
+)
+def test_what_runs_other_operators_is_another_family(fields):
+    assert family_of(make_config(**fields), make_gpu()) != family_of(make_config(), make_gpu())
+
+
+def test_adapters_of_other_ranks_are_other_families():
+    small, large = (family_of(make_config(adapter=LoraAdapter(rank=r)), make_gpu()) for r in (4, 8))
+    assert small != large
+
+
+def test_inputs_are_those_of_the_workload():
+    shape = shape_of(make_workload(task=Task.SEQ2SEQ_LM, sequence_length=128, target_length=32))
+    assert (shape.task, shape.length, shape.target_length, shape.padded) == (Task.SEQ2SEQ_LM, 128, 32, False)
+
+
+def test_real_data_are_as_long_as_their_longest_sample_and_padded_to_it():
+    shape = shape_of(make_workload(sequence_length=128, lengths=LENGTHS))
+    assert (shape.length, shape.padded) == (60, True)
+
+
+def test_samples_of_one_length_need_no_padding():
+    equal = LengthProfile(samples=100, mean=60.0, minimum=60, median=60, p95=60, maximum=60)
+    assert not shape_of(make_workload(lengths=equal)).padded

@@ -1,0 +1,112 @@
+"""Kernels of a GPU: what they keep, what their backward pass takes, and what work they are."""
+
+import pytest
+import torch
+
+from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, flash_attention_2, fused_attention
+from autotune.cost.kinds import ACTIVATION, CONTRACTION
+from autotune.cost.tape import Recorder, Tape
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 4, 64, 16
+ELEMENTS = BATCH * HEADS * LENGTH * WIDTH
+
+
+def part(heads: int = HEADS, dtype=torch.bfloat16, length: int = LENGTH) -> torch.Tensor:
+    return torch.ones(BATCH, heads, length, WIDTH, device="meta", dtype=dtype, requires_grad=True)
+
+
+def tape_of(compute, *known: torch.Tensor) -> Tape:
+    recorder = Recorder(list(known))
+    with recorder:
+        result = compute(recorder)
+        recorder.end_of_forward()
+        result.backward(torch.empty_like(result))
+        del result
+    return recorder.tape()
+
+
+def attention(device="cuda", *, key_heads: int = HEADS, causal: bool = False) -> Tape:
+    query, key, value = part(), part(key_heads), part(key_heads)
+    return tape_of(
+        lambda recorder: fused_attention(recorder, device, query, key, value, None, causal=causal), query, key, value
+    )
+
+
+def products(tape: Tape) -> list[float]:
+    return tape.flops[tape.kinds == CONTRACTION].tolist()
+
+
+def during_backward(tape: Tape) -> float:
+    return float(tape.live[tape.names.index("fused_attention_backward")].sum())
+
+
+def test_attention_keeps_its_output_and_a_number_for_each_row():
+    tape = attention()
+    assert tape.live[tape.forward_end, ACTIVATION] == 2 * ELEMENTS + 4 * BATCH * HEADS * LENGTH
+
+
+def test_attentions_work_is_two_products_forward_and_five_backward():
+    tape = attention()
+    product = 2 * BATCH * HEADS * LENGTH * LENGTH * WIDTH
+    assert products(tape) == [2 * product, 5 * product]
+
+
+def test_a_causal_mask_halves_it():
+    assert products(attention(causal=True)) == [flops / 2 for flops in products(attention())]
+
+
+def test_the_backward_pass_on_cuda_takes_the_querys_gradient_in_fp32_too():
+    assert during_backward(attention("cuda")) - during_backward(attention("cpu")) == 4 * ELEMENTS
+
+
+def test_grouped_keys_are_expanded_to_all_heads_in_the_backward_pass_on_cuda():
+    there, here = attention("cuda", key_heads=1), attention("cpu", key_heads=1)
+    assert there.names.count("sum") == 2
+    assert here.names.count("sum") == 0
+    more = 2 * 2 * ELEMENTS * (HEADS - 1) / HEADS  # keys' and values', 2 bytes each
+    assert during_backward(there) - during_backward(here) == 4 * ELEMENTS + more
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, HEADS])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gradients_have_the_shapes_of_what_they_are_of(device, key_heads):
+    query, key, value = part(), part(key_heads), part(key_heads)
+    output = fused_attention(Recorder([]), device, query, key, value, None, causal=False)
+    output.backward(torch.empty_like(output))
+    assert [t.grad.shape for t in (query, key, value)] == [t.shape for t in (query, key, value)]
+
+
+def test_the_output_is_laid_out_for_the_heads_to_be_merged():
+    output = fused_attention(Recorder([]), "cuda", part(), part(), part(), None, causal=False)
+    assert output.transpose(1, 2).is_contiguous()
+
+
+def test_flash_attention_can_be_asked_for_while_it_is_let():
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    asked = {"attention_mask": None, "is_causal": True}
+    query = part(dtype=torch.float32)
+    with flash_attention_2(Recorder([]), torch.bfloat16):
+        run = ALL_ATTENTION_FUNCTIONS["flash_attention_2"]
+        output, weights = run(torch.nn.Module(), query, query, query, **asked)
+    assert output.dtype is torch.bfloat16
+    assert output.shape == (BATCH, LENGTH, HEADS, WIDTH)
+    assert weights is None
+    assert ALL_ATTENTION_FUNCTIONS["flash_attention_2"] is not run
+
+
+def test_softmax_that_reads_16_bits_and_writes_32_keeps_its_output():
+    scores = torch.ones(100, device="meta", dtype=torch.float16, requires_grad=True)
+    tape = tape_of(lambda recorder: UpcastSoftmax.apply(scores, recorder), scores)
+    assert tape.live[tape.forward_end - 1].sum() == 400
+    assert scores.grad.dtype is torch.float16
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_grouped_product_makes_only_the_gradients_that_are_needed(frozen):
+    rows = torch.ones(64, 16, device="meta", requires_grad=True)
+    matrices = torch.ones(4, 16, 8, device="meta", requires_grad=not frozen)
+    tape = tape_of(lambda recorder: GroupedMatmul.apply(rows, matrices, recorder), rows, matrices)
+    assert tape.flops.sum() == (2 if frozen else 3) * 2 * 64 * 16 * 8
+    assert rows.grad.shape == rows.shape
+    assert (matrices.grad is None) == frozen

@@ -1,0 +1,117 @@
+"""Memory by component: what it sums to, and how it moves with micro-batch, accumulation and optimizer."""
+
+import numpy as np
+import pytest
+from profiles import MB, line, make_family, make_group, make_point, make_profile
+
+from autotune.cost.memory import WORKSPACES_BYTES, allocated_peaks, always_bytes, components
+from autotune.units import GIB
+
+SIZES = (1, 2, 3, 8, 64, 1000)
+
+
+def test_components_sum_to_the_peak():
+    parts = components(make_profile(), "adamw_torch", 8, 1)
+    assert parts.allocated == (
+        parts.weights + parts.gradients + parts.optimizer_state + parts.activations + parts.temporaries
+    )
+
+
+def test_activations_are_those_of_the_micro_batch():
+    parts = components(make_profile(), "adamw_torch", 30, 1)
+    assert (parts.moment, parts.activations, parts.gradients) == ("mm", 30 * MB, 0)
+    assert parts.weights == 4 * MB
+    assert parts.optimizer_state == 8 * MB
+
+
+def test_a_small_micro_batch_peaks_in_the_optimizers_step():
+    parts = components(make_profile(), "adamw_torch", 1, 1)
+    assert parts.moment == "optimizer step"
+    assert (parts.activations, parts.gradients) == (0, 4 * MB)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("optim", ["sgd", "adamw_torch"])
+def test_the_peak_never_falls_with_the_micro_batch(optim, accumulation):
+    peaks = [components(make_profile(), optim, size, accumulation).allocated for size in SIZES]
+    assert peaks == sorted(peaks)
+
+
+def test_accumulation_keeps_gradients_beside_the_activations():
+    once, often = (components(make_profile(), "sgd", 30, accumulation) for accumulation in (1, 2))
+    assert often.gradients == once.gradients + 4 * MB
+    assert often.activations == once.activations
+    assert often.allocated == once.allocated + 4 * MB
+
+
+def test_more_micro_batches_need_no_more_than_two():
+    assert components(make_profile(), "sgd", 30, 2) == components(make_profile(), "sgd", 30, 16)
+
+
+def test_while_gradients_are_added_only_the_fresh_ones_come_on_top():
+    end = make_point(gradients=(4 * MB, 0), fresh_gradients=(1 * MB, 0), activations=(100 * MB, 0))
+    parts = components(make_profile(peaks_first=(end,), peaks_later=(end,)), "sgd", 1, 2)
+    assert parts.gradients == 4 * MB + 1 * MB
+
+
+def test_accumulation_never_needs_less():
+    for size in SIZES:
+        assert (
+            components(make_profile(), "sgd", size, 2).allocated >= components(make_profile(), "sgd", size, 1).allocated
+        )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("optim", ["sgd", "adamw_torch", "adamw_torch_fused", "adafactor", "paged_adamw_8bit"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_many_at_once_are_the_components_of_each(device, optim, accumulation):
+    profile = make_profile(make_family(device=device), parameters=(make_group(1000, 999), make_group(7, count=3)))
+    peaks = allocated_peaks(profile, optim, np.array(SIZES, dtype=float), accumulation > 1)
+    assert peaks.tolist() == [components(profile, optim, size, accumulation).allocated for size in SIZES]
+
+
+def test_on_a_gpu_each_weight_is_rounded_up_and_workspaces_are_taken():
+    weights = (make_group(1, count=3), make_group(128), make_group(129, element_bytes=2))
+    on_gpu = make_profile(make_family(device="cuda"), parameters=weights)
+    assert always_bytes(on_gpu) == WORKSPACES_BYTES + 3 * (512 - 4) + 0 + (512 - 258)
+    assert components(on_gpu, "sgd", 1, 1).weights == on_gpu.weights_bytes + always_bytes(on_gpu)
+
+
+def test_the_cpu_adds_nothing_to_the_weights():
+    assert always_bytes(make_profile(parameters=(make_group(1, count=3),))) == 0
+
+
+def test_buffers_are_weights():
+    assert components(make_profile(buffers_bytes=100), "sgd", 1, 1).weights == 4 * MB + 100
+
+
+def test_frozen_weights_have_neither_gradients_nor_states():
+    frozen = make_profile(parameters=(make_group(1000, 1000, trained=False), make_group(10)))
+    parts = components(frozen, "adamw_torch", 1, 1)
+    assert (frozen.gradients_bytes, parts.optimizer_state) == (40, 80)
+    assert parts.weights == 4 * MB + 40
+
+
+def test_paged_states_are_not_the_allocators():
+    parts, resident = (components(make_profile(), optim, 1, 1) for optim in ("paged_adamw_32bit", "adamw_torch_fused"))
+    assert (parts.paged, parts.optimizer_state) == (8 * MB, 0)
+    assert (resident.paged, resident.optimizer_state) == (0, 8 * MB)
+
+
+def test_full_fine_tuning_in_pure_bf16_peaks_in_the_optimizers_step_at_10_bytes_a_parameter():
+    """Weights 2, gradients 2, two states of 2 each, and the list of square roots that foreach makes: 2."""
+    parameters = 400 * 4096**2
+    large = make_profile(
+        make_family(device="cuda", dtype="bfloat16"),
+        parameters=(make_group(4096, 4096, element_bytes=2, count=400),),
+        peaks_first=(make_point(activations=(GIB, GIB / 4)),),
+    )
+    parts = components(large, "adamw_torch", 4, 1)
+    assert parts.moment == "optimizer step"
+    assert parts.allocated == 10 * parameters + WORKSPACES_BYTES
+    fused = components(large, "adamw_torch_fused", 4, 1)
+    assert fused.allocated == 8 * parameters + WORKSPACES_BYTES
+
+
+def test_a_line_is_constant_plus_per_sample():
+    assert line(3.0, 2.0).at(10) == 23.0

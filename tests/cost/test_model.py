@@ -1,0 +1,296 @@
+"""Predictions of one configuration and of many agree; measurements correct them; what is unknown stays unknown."""
+
+import math
+
+import numpy as np
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_config,
+    make_gpu,
+    make_limits,
+    make_measurement,
+    make_result,
+    make_workload,
+)
+from profiles import MB, line, make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
+
+from autotune.config import LengthProfile
+from autotune.cost.family import family_of
+from autotune.cost.framework import framework_bytes
+from autotune.cost.memory import components
+from autotune.cost.model import expected_longest
+from autotune.cost.reserve import unused_bytes
+from autotune.cost.time import step_seconds
+from autotune.trial import Memory
+from autotune.units import GIB
+
+LENGTHS = LengthProfile(samples=1000, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
+
+
+def large_profile(family=None, **fields):
+    """Gigabytes, beside which what a process takes is little: 4 GB of weights, 1 GB a sample."""
+    gb = 1000 * MB
+    defaults = {
+        "parameters": (make_group(1000, 1000, count=1000),),
+        "peaks_first": (
+            make_point(activations=(0, gb)),
+            make_point(gradients=(4 * gb, 0), fresh_gradients=(4 * gb, 0)),
+        ),
+        "peaks_later": (make_point(activations=(0, gb)),),
+    }
+    return make_profile(family, **{**defaults, **fields})
+
+
+@pytest.fixture
+def model():
+    """Of fp32 and bf16 on a CPU, at a global batch of 16."""
+    half = make_profile(make_family(autocast="bfloat16"), work=(make_work(half=True),))
+    return make_model([make_profile(), half])
+
+
+@pytest.fixture
+def on_gpu():
+    return make_model(
+        [large_profile(make_family(device="cuda"))], hardware=make_gpu(), rates=make_rates(source="table")
+    )
+
+
+CONFIGS = [
+    make_config(size, precision=precision, optim=optim)
+    for size in (1, 4, 16)
+    for precision in ("fp32", "bf16")
+    for optim in ("adamw_torch", "adamw_torch_fused")
+]
+
+
+# Predicting
+
+
+def test_many_at_once_are_predicted_as_each_alone(model):
+    together = model.predict(CONFIGS)
+    alone = [model.predict([config]) for config in CONFIGS]
+    for name in ("samples_per_second", "log_deviation", "needed_bytes", "needed_deviation"):
+        assert getattr(together, name).tolist() == pytest.approx([getattr(one, name)[0] for one in alone])
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_an_estimate_is_the_prediction_in_detail(model, config):
+    estimate, predicted = model.estimate(config), model.predict([config])
+    assert estimate.samples_per_second == predicted.samples_per_second[0]
+    assert estimate.step_time_s == pytest.approx(16 / estimate.samples_per_second)
+    assert estimate.memory.device_peak_bytes == pytest.approx(predicted.needed_bytes[0], abs=1)
+    assert estimate.tokens_per_second == pytest.approx(128 * estimate.samples_per_second)
+
+
+def test_before_anything_is_measured_the_time_is_that_of_the_rates(model):
+    config = make_config(4, optim="sgd")
+    expected = step_seconds(make_profile(), make_rates(), "sgd", np.array([4.0]), np.array([4.0]))
+    assert model.estimate(config).step_time_s == pytest.approx(expected[0])
+
+
+def test_the_components_are_those_of_the_profile(model):
+    parts = components(make_profile(), "adamw_torch", 4, 4)
+    memory = model.estimate(make_config(4, optim="adamw_torch")).memory
+    assert memory.weights_bytes == pytest.approx(parts.weights, abs=1)
+    assert memory.optimizer_state_bytes == pytest.approx(parts.optimizer_state, abs=1)
+    assert memory.allocated_peak_bytes == pytest.approx(parts.allocated, abs=1)
+
+
+def test_on_a_gpu_the_allocators_leftovers_and_the_context_come_on_top(on_gpu):
+    config = make_config(8)
+    memory = on_gpu.estimate(config).memory
+    profile = on_gpu.profile(config)
+    unused = unused_bytes(profile.excerpt, config.optim, 8, accumulated=True)
+    assert memory.reserved_peak_bytes == pytest.approx(memory.allocated_peak_bytes + unused, abs=2)
+    assert memory.framework_bytes == round(framework_bytes(make_gpu())[0])
+    assert memory.device_peak_bytes == pytest.approx(memory.reserved_peak_bytes + memory.framework_bytes, rel=1e-3)
+
+
+def test_intervals_hold_what_is_expected(model, on_gpu):
+    for estimate in (model.estimate(make_config()), on_gpu.estimate(make_config())):
+        memory = estimate.memory
+        assert estimate.samples_per_second_interval.low < estimate.samples_per_second
+        assert estimate.samples_per_second < estimate.samples_per_second_interval.high
+        assert memory.device_interval.low < memory.device_peak_bytes < memory.device_interval.high
+        assert memory.allocated_interval.low < memory.allocated_peak_bytes < memory.allocated_interval.high
+
+
+def test_without_a_global_batch_a_step_is_one_micro_batch():
+    free = make_model(workload=make_workload(global_batch_size=None))
+    small, large = (free.estimate(make_config(size)) for size in (2, 4))
+    assert small.flops_per_step == 2 * 10 * MB
+    assert large.flops_per_step == 4 * 10 * MB
+
+
+def test_utilisation_is_needed_work_over_the_peak():
+    rates = make_rates(peak_flops={"fp32": 2e8})
+    estimate = make_model(rates=rates).estimate(make_config(16, optim="sgd"))
+    assert estimate.flops_per_step == 16 * 10 * MB
+    assert estimate.mfu == pytest.approx(16 * 10 * MB / estimate.step_time_s / 2e8)
+    assert make_model().estimate(make_config()).mfu is None
+
+
+def test_a_compiled_model_is_noted_and_its_memory_is_unsure(on_gpu):
+    compiled = make_config(torch_compile_backend="inductor")
+    assert on_gpu.estimate(compiled).notes
+    least, plain = (on_gpu.predict([c]).least_bytes[0] for c in (compiled, make_config()))
+    assert least < plain
+
+
+def test_an_unknown_family_has_no_prediction(model):
+    unknown = make_config(attn_implementation="eager")
+    assert model.profile(unknown) is None
+    assert model.estimate(unknown) is None
+    predicted = model.predict([make_config(), unknown])
+    for array in (predicted.samples_per_second, predicted.needed_bytes, predicted.chance_to_fit(GIB)):
+        assert np.isnan(array).tolist() == [False, True]
+
+
+def test_nothing_is_predicted_of_nothing(model):
+    assert len(model.predict([]).samples_per_second) == 0
+
+
+# Fitting
+
+
+def test_what_surely_fits_and_what_surely_does_not(on_gpu):
+    config = make_config(8)
+    needed = on_gpu.estimate(config).memory.allocated_peak_bytes
+    chance = on_gpu.predict([config]).chance_to_fit
+    assert chance(2 * needed)[0] > 0.999
+    assert chance(0.5 * needed)[0] < 0.001
+    assert chance(on_gpu.predict([config]).needed_bytes[0])[0] == pytest.approx(0.5)
+
+
+def test_the_least_is_below_what_is_needed(on_gpu):
+    predicted = on_gpu.predict([make_config(8)])
+    assert predicted.least_bytes[0] < predicted.needed_bytes[0]
+
+
+def test_a_larger_micro_batch_never_needs_less(model, on_gpu):
+    for one in (model, on_gpu):
+        needed = one.predict([make_config(size) for size in (1, 2, 4, 8, 16)]).needed_bytes
+        assert needed.tolist() == sorted(needed.tolist())
+
+
+# Real data
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 8, 100, 10_000])
+def test_the_longest_of_a_micro_batch_is_between_mean_and_maximum(samples):
+    (longest,) = expected_longest(LENGTHS, np.array([float(samples)]))
+    assert LENGTHS.mean <= longest <= LENGTHS.maximum
+
+
+def test_the_longest_grows_with_the_micro_batch():
+    longest = expected_longest(LENGTHS, np.array([1.0, 2, 4, 8, 64]))
+    assert longest.tolist() == sorted(longest.tolist())
+    assert longest[0] == LENGTHS.mean
+
+
+def test_short_samples_are_faster_than_the_longest_but_need_as_much_memory(model):
+    padded = make_model(workload=make_workload(lengths=LENGTHS))
+    config = make_config(1)
+    assert padded.predict([config]).samples_per_second[0] > model.predict([config]).samples_per_second[0]
+    assert padded.predict([config]).needed_bytes[0] == model.predict([config]).needed_bytes[0]
+
+
+# Learning
+
+
+def measured(model, config, *, slower: float = 1.0, more: float = 1.0, **fields):
+    """The result of a trial that takes so many times the predicted seconds and memory."""
+    estimate = model.estimate(config)
+    memory = Memory(resident_bytes=int(estimate.memory.device_peak_bytes * more))
+    return make_result(config, make_measurement(estimate.samples_per_second / slower, memory=memory), **fields)
+
+
+def test_a_measurement_moves_the_prediction_towards_it(model):
+    config = make_config(8)
+    learned = model.observe(measured(model, config, slower=2.0))
+    before, after = (one.estimate(config) for one in (model, learned))
+    assert after.step_time_s == pytest.approx(2 * before.step_time_s, rel=0.1)
+    interval = after.samples_per_second_interval, before.samples_per_second_interval
+    assert interval[0].high / interval[0].low < interval[1].high / interval[1].low
+
+
+def test_what_is_learned_holds_for_others_too(model):
+    learned = model.observe(measured(model, make_config(8), slower=2.0))
+    other = make_config(4, precision="bf16")
+    assert learned.estimate(other).step_time_s > 1.4 * model.estimate(other).step_time_s
+
+
+def test_memory_is_learned():
+    model = make_model([large_profile()])
+    config, other = make_config(8), make_config(4)
+    learned = model.observe(measured(model, config, more=1.1))
+    before, after = (one.predict([config, other]).needed_bytes for one in (model, learned))
+    assert after[0] / before[0] == pytest.approx(1.1, abs=0.03)
+    assert after[1] > before[1]
+
+
+def test_all_figures_of_a_gpu_are_learned(on_gpu):
+    config = make_config(8)
+    memory = on_gpu.estimate(config).memory
+    seen = Memory(
+        allocated_bytes=int(1.05 * memory.allocated_peak_bytes),
+        reserved_bytes=int(1.06 * memory.reserved_peak_bytes),
+        device_bytes=int(1.07 * memory.device_peak_bytes),
+    )
+    observation = on_gpu.observation(make_result(config, make_measurement(1.0, memory=seen)))
+    assert observation.memory["allocated"] == pytest.approx(1.05, rel=1e-3)
+    assert observation.memory["reserved"] == pytest.approx(1.06, rel=1e-3)
+    assert observation.memory.keys() == {"allocated", "reserved", "device"}
+
+
+def test_the_model_itself_does_not_change(model):
+    before = model.estimate(make_config())
+    model.observe(measured(model, make_config(), slower=3.0))
+    assert model.estimate(make_config()) == before
+
+
+def test_observations_are_of_the_uncorrected_prediction(model):
+    """Otherwise what is kept for the next search would depend on the order of trials."""
+    result = measured(model, make_config(8), slower=2.0)
+    assert model.observe(result).observation(result) == model.observation(result)
+
+
+def test_what_was_observed_before_is_known_from_the_start(model):
+    observation = model.observation(measured(model, make_config(8), slower=2.0))
+    knowing = make_model(list(model.profiles.values()), observations=[observation])
+    assert knowing.estimate(make_config(8)).step_time_s == pytest.approx(
+        model.observe(measured(model, make_config(8), slower=2.0)).estimate(make_config(8)).step_time_s
+    )
+
+
+def test_a_crash_teaches_nothing(model):
+    assert model.observe(make_result(make_config(), CRASHED)) is model
+
+
+def test_a_trial_of_an_unknown_family_teaches_nothing(model):
+    assert model.observe(make_result(make_config(attn_implementation="eager"), 5.0)) is model
+
+
+def test_running_out_of_memory_where_it_was_expected_teaches_nothing():
+    model = make_model([large_profile()])
+    short = make_result(make_config(8), OUT_OF_MEMORY, limits=make_limits(memory_bytes=GIB))
+    assert model.observe(short) is model
+
+
+def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed():
+    model = make_model([large_profile()])
+    config, other = make_config(4), make_config(4, optim="adamw_torch")
+    budget = int(1.02 * model.predict([config]).needed_bytes[0])
+    learned = model.observe(make_result(config, OUT_OF_MEMORY, limits=make_limits(memory_bytes=budget)))
+    assert model.predict([config]).chance_to_fit(budget)[0] > 0.8
+    assert learned.predict([config]).chance_to_fit(budget)[0] < 0.6
+    assert learned.predict([other]).needed_bytes[0] > model.predict([other]).needed_bytes[0]
+    assert math.isclose(learned.estimate(config).samples_per_second, model.estimate(config).samples_per_second)
+
+
+def test_a_family_is_looked_up_by_its_configuration(model):
+    config = make_config(precision="bf16")
+    assert model.profile(config).family == family_of(config, model.hardware)
+    assert model.profile(config).needed_flops == line(0, 10 * MB)

@@ -1,0 +1,178 @@
+"""The table of optimizers, held against real steps: what they keep, and what a step takes beside it."""
+
+import itertools
+from collections.abc import Callable
+
+import bitsandbytes
+import pytest
+import torch
+from profiles import make_group
+from torch.profiler import ProfilerActivity
+from transformers.optimization import Adafactor
+
+from autotune.config import OPTIMIZERS
+from autotune.cost.optimizers import OPTIMIZERS as ROWS
+from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
+
+SHAPES = ((300, 200), (300, 200), (200, 100), (70,))
+
+# As the Trainer makes them.
+ON_A_CPU = {
+    "adamw_torch": lambda p: torch.optim.AdamW(p, foreach=False),
+    "adamw_torch_fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, foreach=False),
+    "adagrad": lambda p: torch.optim.Adagrad(p, foreach=False),
+    "adafactor": lambda p: Adafactor(p, lr=1e-3, scale_parameter=False, relative_step=False),
+    "adamw_bnb_8bit": lambda p: bitsandbytes.optim.AdamW(p, optim_bits=8),
+    "lion_32bit": lambda p: bitsandbytes.optim.Lion(p, optim_bits=32),
+    "lion_8bit": lambda p: bitsandbytes.optim.Lion(p, optim_bits=8),
+    "rmsprop_bnb": lambda p: bitsandbytes.optim.RMSprop(p, optim_bits=32),
+    "rmsprop_bnb_8bit": lambda p: bitsandbytes.optim.RMSprop(p, optim_bits=8),
+    "ademamix": lambda p: bitsandbytes.optim.AdEMAMix(p, optim_bits=32),
+    "ademamix_8bit": lambda p: bitsandbytes.optim.AdEMAMix(p, optim_bits=8),
+}
+
+# Made for a GPU: foreach takes the same lists of tensors on a CPU, if it is asked to.
+AS_ON_A_GPU = {
+    "adamw_torch": lambda p: torch.optim.AdamW(p, foreach=True),
+    "sgd": lambda p: torch.optim.SGD(p, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, foreach=True),
+}
+
+
+def stepped(make: Callable, shapes=SHAPES, dtype=torch.float32) -> torch.optim.Optimizer:
+    """An optimizer after its first step."""
+    weights = [torch.nn.Parameter(torch.randn(*shape).to(dtype)) for shape in shapes]
+    made = make(weights)
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    made.step()
+    return made
+
+
+def kept_bytes(made: torch.optim.Optimizer) -> int:
+    """Bytes of the states; numbers of steps and the tables that all weights share are left out."""
+    states = itertools.chain.from_iterable(state.items() for state in made.state.values())
+    tensors = [t for name, t in states if isinstance(t, torch.Tensor) and t.dim() and not name.startswith("qmap")]
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def taken_bytes(made: torch.optim.Optimizer) -> int:
+    """The most that torch's allocator has given out at any time of a step, beyond what there was before."""
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        made.step()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda e: e.start_ns())
+    return max(itertools.accumulate((e.nbytes() for e in events), initial=0))
+
+
+def groups_of(shapes=SHAPES, element_bytes: int = 4, **fields) -> list:
+    return [make_group(*s, count=shapes.count(s), element_bytes=element_bytes, **fields) for s in dict.fromkeys(shapes)]
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS - ROWS.keys()))
+def test_an_optimizer_without_a_row_is_taken_as_adamw(name):
+    assert optimizer(name) is ROWS["adamw_torch"]
+
+
+def test_every_row_is_an_optimizer():
+    assert ROWS.keys() <= OPTIMIZERS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_states_are_those_after_a_real_step(name, dtype):
+    made = stepped(ON_A_CPU[name], dtype=dtype)
+    assert state_bytes(name, groups_of(element_bytes=dtype.itemsize)) == (kept_bytes(made), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["adamw_torch", "adamw_torch_fused", "sgd", "adafactor", "adamw_bnb_8bit", "lion_32bit"]
+)
+def test_a_step_on_a_cpu_takes_what_a_real_one_does(name, dtype):
+    expected = temporary_bytes(name, groups_of(element_bytes=dtype.itemsize), on_cpu=True)
+    assert taken_bytes(stepped(ON_A_CPU[name], dtype=dtype)) == pytest.approx(expected, abs=100)
+
+
+@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad", "lion_32bit"])
+def test_the_step_of_a_single_weight_takes_no_more_than_is_said(name):
+    """A loop over several still holds what the one before made."""
+    single = SHAPES[:1]
+    expected = temporary_bytes(name, groups_of(single), on_cpu=True)
+    assert taken_bytes(stepped(ON_A_CPU[name], single)) <= expected + 100
+
+
+@pytest.mark.parametrize("name", AS_ON_A_GPU)
+def test_a_step_on_a_gpu_takes_as_many_copies_as_foreach_makes(name):
+    expected = temporary_bytes(name, groups_of(), on_cpu=False)
+    assert taken_bytes(stepped(AS_ON_A_GPU[name])) == pytest.approx(expected, abs=100)
+
+
+@pytest.mark.parametrize("name", ["adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd", "lion_32bit"])
+def test_fused_kernels_of_a_gpu_take_nothing(name):
+    assert temporary_bytes(name, groups_of(), on_cpu=False) == 0
+
+
+def test_small_weights_keep_states_in_fp32():
+    assert state_bytes("adamw_8bit", [make_group(4095)]) == (2 * 4 * 4095, 0)
+    assert state_bytes("adamw_8bit", [make_group(4096)]) == (2 * (4096 + 4 * 16), 0)
+
+
+def test_embeddings_keep_states_in_fp32_under_8_bit_optimizers():
+    """The Trainer tells bitsandbytes so."""
+    table = torch.nn.Embedding(300, 200)
+    bitsandbytes.optim.GlobalOptimManager.get_instance().register_module_override(table, "weight", {"optim_bits": 32})
+    made = bitsandbytes.optim.AdamW(table.parameters(), optim_bits=8)
+    table.weight.grad = torch.zeros_like(table.weight)
+    made.step()
+    assert state_bytes("adamw_bnb_8bit", [make_group(300, 200, embedding=True)]) == (kept_bytes(made), 0)
+
+
+def test_only_large_states_are_paged():
+    """bitsandbytes: `get_state_buffer` pages from 100,000 elements on."""
+    assert state_bytes("paged_adamw_32bit", [make_group(99_999)]) == (8 * 99_999, 0)
+    assert state_bytes("paged_adamw_32bit", [make_group(100_000)]) == (0, 800_000)
+
+
+def test_frozen_weights_cost_an_optimizer_nothing():
+    frozen = groups_of(trained=False)
+    assert state_bytes("adamw_torch", frozen) == (0, 0)
+    assert temporary_bytes("adamw_torch", frozen, on_cpu=False) == 0
+    assert temporary_bytes("adamw_torch", frozen, on_cpu=True) == 0
+
+
+# Known arithmetic
+
+
+@pytest.fixture(scope="module")
+def t5_3b() -> list:
+    """The weights of t5-3b."""
+    from autotune.architecture import Task
+    from autotune.models import build_model, resolve
+
+    model = build_model(resolve("t5-3b"), Task.SEQ2SEQ_LM, dtype="float32", attn_implementation=None, device="meta")
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    return [make_group(*p.shape, embedding=id(p) in tables) for p in model.parameters()]
+
+
+def test_states_of_t5_3b(t5_3b):
+    """AdamW 8 bytes a parameter; in 8 bits 2, but for its embeddings; Adafactor's rows and columns next to nothing."""
+    parameters = sum(g.elements for g in t5_3b)
+    assert parameters == 2_851_598_336
+    assert state_bytes("adamw_torch", t5_3b) == (22_812_786_688, 0)
+    in_8_bits, _ = state_bytes("adamw_bnb_8bit", t5_3b)
+    assert in_8_bits / parameters == pytest.approx(2.1, abs=0.1)
+    factored, _ = state_bytes("adafactor", t5_3b)
+    assert factored / parameters < 0.02
+
+
+def test_states_of_an_adapter_are_those_of_what_it_trains():
+    """200 M of 7,000 M parameters: 8 bytes of states each, and 4 of the fp32 weight itself."""
+    base = make_group(1_000_000, 1, trained=False, count=6800)
+    adapter = make_group(1_000_000, 1, adapter=True, count=200)
+    states, _ = state_bytes("adamw_torch", [base, adapter])
+    weights = adapter.count * adapter.elements * adapter.element_bytes
+    assert states == 1.6e9
+    assert states + weights == 2.4e9

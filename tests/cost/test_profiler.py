@@ -1,0 +1,158 @@
+"""Every kind of model is traced, and what comes out is that model's."""
+
+import pytest
+
+from autotune.architecture import Task
+from autotune.config import LoraAdapter
+from autotune.cost import profiler
+from autotune.cost.family import Family, Shape
+from autotune.cost.memory import components
+from autotune.cost.profiler import profile
+from autotune.errors import InputError
+
+MIXED = {"device": "cuda", "autocast": "bfloat16"}
+HEADS = [
+    ("llama", Task.CAUSAL_LM),
+    ("llama", Task.SEQUENCE_CLASSIFICATION),
+    ("bert", Task.MASKED_LM),
+    ("bert", Task.SEQUENCE_CLASSIFICATION),
+    ("bert", Task.CAUSAL_LM),
+    ("t5", Task.SEQ2SEQ_LM),
+    ("vit", Task.IMAGE_CLASSIFICATION),
+    ("mixtral", Task.CAUSAL_LM),
+    ("switch", Task.SEQ2SEQ_LM),
+    ("a leading dense layer", Task.CAUSAL_LM),
+    ("layers of two kinds", Task.CAUSAL_LM),
+    ("an odd layer", Task.CAUSAL_LM),
+]
+
+
+def peak(traced, samples: int = 8) -> float:
+    return components(traced, "sgd", samples, 1).allocated
+
+
+def trained(traced) -> int:
+    return sum(g.count * g.elements for g in traced.parameters if g.trained)
+
+
+@pytest.mark.parametrize(("model", "task"), HEADS)
+def test_every_head_is_traced_with_all_its_parameters(profile_of, facts_of, model, task):
+    traced = profile_of(model, task)
+    assert sum(g.count * g.elements for g in traced.parameters) == facts_of(model, task).parameters
+    assert trained(traced) == facts_of(model, task).parameters
+    assert peak(traced) > traced.weights_bytes
+    assert traced.needed_flops.per_sample > 0
+
+
+def test_a_model_whose_layers_do_not_repeat_is_traced_whole(profile_of):
+    traced = profile_of("an odd layer")
+    assert len(traced.excerpt.parameters) == sum(g.count for g in traced.parameters)
+
+
+@pytest.mark.parametrize("model", ["bert", "t5"])
+def test_checkpointing_needs_less_and_computes_more(profile_of, model):
+    plain, checkpointed = profile_of(model, **MIXED), profile_of(model, **MIXED, checkpointing="full")
+    assert peak(checkpointed, 64) < peak(plain, 64)
+    assert work(checkpointed) > work(plain)
+    assert checkpointed.needed_flops == plain.needed_flops
+
+
+def work(traced) -> float:
+    return sum(w.count * w.flops.at(8) for w in traced.work)
+
+
+def test_needed_work_is_6_operations_a_parameter_and_token_and_that_of_attention(profile_of):
+    """Fused attention: two products forward and five backward of 2 x length x width each, halved by the mask."""
+    traced = profile_of("llama")
+    used = sum(g.count * g.elements for g in traced.parameters if len(g.shape) > 1 and not g.embedding)
+    layers, width, length = 4, 64, 64
+    assert traced.needed_flops.per_sample == (6 * used + layers * 7 * width * length) * length
+
+
+def test_attention_as_written_needs_more_than_fused_attention(profile_of):
+    fused = profile_of("llama", **MIXED)
+    assert peak(profile_of("llama", **MIXED, attn_implementation="eager"), 64) > peak(fused, 64)
+
+
+def test_pure_16_bits_halve_weights_and_gradients(profile_of):
+    full, half = profile_of("llama"), profile_of("llama", dtype="bfloat16")
+    assert half.gradients_bytes == full.gradients_bytes / 2
+    assert half.weights_bytes == pytest.approx(full.weights_bytes / 2, rel=0.01)  # buffers stay in fp32
+
+
+def test_under_autocast_weights_stay_in_fp32_and_products_run_in_16_bits(profile_of):
+    mixed = profile_of("llama", **MIXED)
+    assert {g.element_bytes for g in mixed.parameters} == {4.0}
+    assert {w.half for w in mixed.work if w.flops.per_sample > 1e6} == {True}
+
+
+def test_an_adapter_alone_is_trained(profile_of, facts_of):
+    adapted = profile_of("llama", **MIXED, adapter=LoraAdapter(rank=4))
+    groups = adapted.parameters
+    assert all(g.trained for g in groups if g.adapter)
+    frozen = sum(g.count * g.elements for g in groups if not g.adapter)
+    assert frozen == facts_of("llama").parameters
+    assert not [g for g in groups if g.trained and not g.adapter]
+    assert 0 < trained(adapted) < 0.2 * facts_of("llama").parameters
+
+
+def test_a_larger_rank_trains_more(profile_of):
+    small, large = (profile_of("llama", **MIXED, adapter=LoraAdapter(rank=r)) for r in (4, 8))
+    assert trained(large) == 2 * trained(small)
+
+
+def test_an_adapter_needs_less_than_all_weights(profile_of):
+    adapted, full = profile_of("llama", **MIXED, adapter=LoraAdapter(rank=4)), profile_of("llama", **MIXED)
+    assert adapted.gradients_bytes < 0.2 * full.gradients_bytes
+    assert components(adapted, "adamw_torch", 1, 1).allocated < components(full, "adamw_torch", 1, 1).allocated
+
+
+def test_tables_of_embeddings_are_told(profile_of, spec_of):
+    assert [g.shape for g in profile_of("llama").parameters if g.embedding] == [(512, 64)]
+
+
+def test_longer_samples_need_more(spec_of, facts_of, profile_of):
+    family = profile_of("llama").family
+    longer = profile(spec_of("llama"), family, Shape(task=Task.CAUSAL_LM, length=128))
+    assert peak(longer, 64) > peak(profile_of("llama"), 64)
+    assert longer.parameters == profile_of("llama").parameters
+
+
+def test_on_the_meta_device_if_it_can_be(profile_of):
+    assert profile_of("llama").traced_by == "meta"
+
+
+def test_a_model_that_can_not_be_traced_is_one_error(monkeypatch, spec_of):
+    def fail(*arguments):
+        raise RuntimeError("no kernel\nfor this")
+
+    monkeypatch.setattr(profiler, "micro_step", fail)
+    shape, family = Shape(task=Task.CAUSAL_LM, length=8), Family(device="cpu", dtype="float32")
+    with pytest.raises(InputError, match=r"^llama: can't be traced.*no kernel") as caught:
+        profile(spec_of("llama"), family, shape)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_head_that_the_model_does_not_have_is_an_input_error(spec_of):
+    shape, family = Shape(task=Task.IMAGE_CLASSIFICATION, length=8), Family(device="cpu", dtype="float32")
+    with pytest.raises(InputError, match="no head"):
+        profile(spec_of("llama"), family, shape)
+
+
+def test_a_change_is_made_before_the_trace(spec_of, facts_of):
+    def freeze(model):
+        model.requires_grad_(False)
+        model.get_output_embeddings().requires_grad_(True)
+        return model
+
+    shape = Shape(task=Task.CAUSAL_LM, length=8)
+    family = Family(device="cpu", dtype="float32", attn_implementation="sdpa")
+    assert trained(profile(spec_of("llama"), family, shape, change=freeze)) == 512 * 64
+
+
+def test_the_excerpt_has_every_storage_of_a_shallow_model(profile_of):
+    excerpt = profile_of("llama", **MIXED).excerpt
+    assert all(g.count == 1 for g in excerpt.parameters)
+    gradients = [row for row in excerpt.storages if row[4]]
+    assert len(gradients) == sum(g.trained for g in excerpt.parameters)
+    assert sum(row[2] for row in gradients) == sum(4 * g.elements for g in excerpt.parameters)

@@ -1,0 +1,70 @@
+"""What is predicted of a configuration is what a real trial of it takes, on the CPU: `pytest -m slow`."""
+
+import json
+
+import pytest
+from factories import make_limits, make_request, make_workload
+
+from autotune.config import TrainConfig
+from autotune.cost.calibrate import rates_of
+from autotune.cost.family import family_of, shape_of
+from autotune.cost.model import CostModel
+from autotune.cost.profiler import profile
+from autotune.execution.runner import LocalRunner
+from autotune.hardware import detect
+from autotune.models import resolve
+from autotune.units import GIB
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# Large enough for what a process takes beside its training to be little.
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 16000,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return make_workload(model=resolve(str(folder)), global_batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    with LocalRunner(tmp_path_factory.mktemp("run"), detect("cpu")) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"per_device_train_batch_size": 8}, id="usual"),
+        pytest.param({"per_device_train_batch_size": 16, "checkpointing": "full"}, id="checkpointing"),
+        pytest.param({"per_device_train_batch_size": 8, "precision": "bf16"}, id="bf16"),
+        pytest.param({"per_device_train_batch_size": 32, "optim": "adafactor"}, id="adafactor"),
+    ],
+)
+def test_the_measured_peak_is_within_10_percent_of_the_predicted_one(runner, workload, fields, request):
+    hardware = detect("cpu")
+    config = TrainConfig(attn_implementation="sdpa", dataloader_pin_memory=False, **fields)
+    traced = profile(workload.model, family_of(config, hardware), shape_of(workload))
+    predicted = CostModel.of(workload, hardware, rates_of(hardware), [traced]).estimate(config).memory.device_peak_bytes
+    result = runner.run(
+        make_request(
+            config,
+            number=request.node.callspec.indices["fields"],
+            workload=workload,
+            accumulation_steps=min(2, workload.accumulation_steps(config)),
+            limits=make_limits(memory_bytes=2 * GIB, timeout_s=300.0, measure_steps=2),
+        )
+    )
+    assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.1)

@@ -1,0 +1,256 @@
+"""A trace runs what the real device would: autocast, fused attention, dropout; and answers questions about data."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from autotune.cost.kinds import ACTIVATION, CONTRACTION
+from autotune.cost.semantics import Semantics
+from autotune.cost.tape import Recorder, Tape
+
+BF16, FP32, FP16 = torch.bfloat16, torch.float32, torch.float16
+
+
+def meta(*shape: int, dtype=FP32, trained: bool = False) -> torch.Tensor:
+    return torch.ones(shape, device="meta", dtype=dtype, requires_grad=trained)
+
+
+def run(compute, device="cuda", *, autocast=BF16, known=(), **options):
+    """What `compute` returns when the device runs it, with the tape of its forward pass."""
+    recorder = Recorder(list(known))
+    semantics = Semantics(device, recorder, autocast=autocast, **options)
+    with recorder, semantics:
+        with semantics.casting():
+            result = compute()
+        recorder.note("after the forward pass", CONTRACTION, 0.0, 0.0, half=False)
+        recorder.end_of_forward()
+    return result, recorder.tape()
+
+
+def tape_of(*arguments, **options) -> Tape:
+    return run(*arguments, **options)[1]
+
+
+# Autocast
+
+ON_BOTH = {
+    "linear": (lambda x, h: functional.linear(x, x), BF16),
+    "matmul": (lambda x, h: x @ x, BF16),
+    "matmul of mixed types": (lambda x, h: x @ h, BF16),
+    "einsum": (lambda x, h: torch.einsum("ij,jk->ik", x, x), BF16),
+    "conv": (lambda x, h: functional.conv1d(x[None], x[:, :, None]), BF16),
+    "gelu": (lambda x, h: functional.gelu(h), BF16),
+    "mean": (lambda x, h: h.mean(), BF16),
+    "sum of mixed types": (lambda x, h: x + h, FP32),
+    "mse loss": (lambda x, h: functional.mse_loss(h, h), FP32),
+    "cross entropy": (
+        lambda x, h: functional.cross_entropy(h, torch.zeros(8, dtype=torch.long, device=h.device)),
+        FP32,
+    ),
+}
+ONLY_CUDA_IN_FP32 = {
+    "softmax": lambda x, h: h.softmax(-1),
+    "log softmax": lambda x, h: functional.log_softmax(h, -1),
+    "layer norm": lambda x, h: functional.layer_norm(h, (8,)),
+    "group norm": lambda x, h: functional.group_norm(h, 2),
+    "exp": lambda x, h: h.exp(),
+    "power": lambda x, h: h**2,
+    "rsqrt": lambda x, h: h.rsqrt(),
+    "norm": lambda x, h: h.norm(),
+    "logsumexp": lambda x, h: h.logsumexp(-1),
+    "softplus": lambda x, h: functional.softplus(h),
+    "cumsum": lambda x, h: h.cumsum(-1),
+}  # fmt: skip
+EXPECTED = {
+    **{(device, name): case for name, case in ON_BOTH.items() for device in ("cpu", "cuda")},
+    **{("cuda", name): (compute, FP32) for name, compute in ONLY_CUDA_IN_FP32.items()},
+    **{("cpu", name): (compute, BF16) for name, compute in ONLY_CUDA_IN_FP32.items()},
+}
+
+
+@pytest.mark.parametrize(("device", "name"), EXPECTED)
+def test_autocast_computes_in_the_type_of_its_lists(device, name):
+    """torch/include/ATen/autocast_mode.h for CUDA."""
+    compute, expected = EXPECTED[device, name]
+    assert run(lambda: compute(meta(8, 8), meta(8, 8, dtype=BF16)), device)[0].dtype is expected
+
+
+@pytest.mark.parametrize("name", [*ON_BOTH, *ONLY_CUDA_IN_FP32])
+def test_the_cpus_types_are_those_of_a_real_autocast(name):
+    compute, expected = EXPECTED["cpu", name]
+    with torch.autocast("cpu", dtype=BF16):
+        assert compute(torch.ones(8, 8), torch.ones(8, 8, dtype=BF16)).dtype is expected
+
+
+def test_without_autocast_nothing_is_cast():
+    result, tape = run(lambda: meta(8, 8, dtype=BF16) @ meta(8, 8, dtype=BF16), autocast=None)
+    assert result.dtype is BF16
+    assert "_to_copy" not in tape.names
+
+
+def test_a_weight_is_cast_once():
+    weight = meta(8, 8, trained=True)
+    hidden = meta(4, 8, dtype=BF16)
+    tape = tape_of(lambda: functional.linear(functional.linear(hidden, weight), weight), known=[weight, hidden])
+    assert tape.names.count("_to_copy") == 1
+
+
+def test_a_cast_weight_is_kept_until_the_end_of_the_forward_pass():
+    weight, hidden = meta(100, 100, trained=True), meta(1, 100, dtype=BF16)
+
+    def compute():
+        functional.linear(hidden, weight)  # nobody holds the result, nor anything for a backward pass
+        return hidden + 1
+
+    tape = tape_of(compute, known=[weight, hidden])
+    last, after = tape.names.index("add"), tape.names.index("after the forward pass")
+    assert tape.live[last].sum() >= 2 * 100 * 100
+    assert tape.live[after].sum() < 2 * 100 * 100
+
+
+def test_what_is_no_weight_is_cast_each_time():
+    hidden = meta(8, 8)
+    tape = tape_of(lambda: (hidden @ hidden, hidden @ hidden), known=[hidden])
+    assert tape.names.count("_to_copy") == 4
+
+
+def test_what_runs_again_is_cast_again():
+    """The cache is empty by then."""
+    weight, hidden = meta(8, 8, trained=True), meta(4, 8, dtype=BF16)
+    recorder = Recorder([weight, hidden])
+    semantics = Semantics("cuda", recorder, autocast=BF16)
+    with recorder, semantics:
+        with semantics.casting():
+            functional.linear(hidden, weight)
+        with semantics.again():
+            functional.linear(hidden, weight)
+    tape = recorder.tape()
+    assert tape.names.count("_to_copy") == 2
+    assert tape.recomputed.tolist() == [False] * (len(tape.names) // 2) + [True] * (len(tape.names) // 2)
+
+
+@pytest.mark.parametrize("autocast", [FP16, BF16])
+def test_softmax_in_fp32_converts_bf16_first_and_reads_fp16_as_it_is(autocast):
+    """aten/src/ATen/native/SoftMax.cpp: only Half is fused."""
+    scores = meta(100, 100, dtype=autocast)
+    tape = tape_of(lambda: scores.softmax(-1), autocast=autocast, known=[scores])
+    copies = 2 if autocast is BF16 else 1  # the converted one and the result
+    assert tape.live.sum(axis=1).max() == copies * 4 * 100 * 100
+
+
+# Dropout
+
+
+def test_dropout_on_cuda_keeps_a_mask_of_bytes():
+    hidden = meta(1000, trained=True)
+    tape = tape_of(lambda: functional.dropout(hidden * 2, 0.1, True), autocast=None, known=[hidden])
+    assert tape.live[-1].sum() == 4 * 1000 + 1000
+
+
+def test_dropout_on_the_cpu_keeps_a_mask_as_wide_as_the_values():
+    hidden = meta(1000, trained=True)
+    tape = tape_of(lambda: functional.dropout(hidden * 2, 0.1, True), "cpu", autocast=None, known=[hidden])
+    assert tape.live[-1].sum() == 4 * 1000 + 4 * 1000
+
+
+@pytest.mark.parametrize(("rate", "training"), [(0.0, True), (0.1, False)])
+def test_dropout_that_drops_nothing_keeps_no_mask(rate, training):
+    hidden = meta(1000, trained=True)
+    tape = tape_of(lambda: functional.dropout(hidden * 2, rate, training), autocast=None, known=[hidden])
+    assert tape.live[-1].sum() == 4 * 1000
+
+
+# Attention
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 4, 256, 16
+SCORES = BATCH * HEADS * LENGTH * LENGTH
+
+
+def attention(device="cuda", **options) -> Tape:
+    parts = [meta(BATCH, HEADS, LENGTH, WIDTH, trained=True) for _ in range(3)]
+    compute = lambda: functional.scaled_dot_product_attention(*parts, **options)  # noqa: E731
+    return tape_of(compute, device, autocast=None, known=parts)
+
+
+def eager() -> Tape:
+    query, key, value = (meta(BATCH, HEADS, LENGTH, WIDTH, trained=True) for _ in range(3))
+    return tape_of(lambda: (query @ key.transpose(2, 3)).softmax(-1) @ value, autocast=None, known=[query, key, value])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_fused_attention_on_cuda_keeps_no_scores(dropout):
+    assert attention(dropout_p=dropout).live.sum(axis=1).max() < SCORES
+
+
+def test_attention_as_written_keeps_scores():
+    assert eager().live[:, ACTIVATION].max() >= 4 * SCORES
+
+
+def test_the_cpus_kernel_has_no_dropout_and_keeps_scores_then():
+    assert attention("cpu").live.sum(axis=1).max() < SCORES
+    assert attention("cpu", dropout_p=0.1).live.sum(axis=1).max() >= 4 * SCORES
+
+
+def test_a_bias_that_is_trained_keeps_scores_on_the_cpu():
+    bias = meta(1, HEADS, LENGTH, LENGTH, trained=True)
+    assert attention("cpu", attn_mask=bias).live[:, ACTIVATION].max() >= 4 * SCORES
+    assert attention("cpu", attn_mask=bias.detach()).live.sum(axis=1).max() < 4 * SCORES
+
+
+def test_a_mask_of_booleans_becomes_numbers_on_cuda():
+    mask = torch.ones(BATCH, 1, LENGTH, LENGTH, device="meta", dtype=torch.bool)
+    assert attention(attn_mask=mask).live.sum(axis=1).max() >= 4 * BATCH * LENGTH * LENGTH
+
+
+def test_a_causal_mask_halves_the_work():
+    assert attention(is_causal=True).flops.sum() == attention().flops.sum() / 2
+
+
+# Answers about data
+
+
+def test_without_padding_every_mask_is_true():
+    mask = meta(2, 8)
+    assert bool(run(lambda: (mask == 1).all())[0])
+    assert not bool(run(lambda: (mask == 0).any())[0])
+    assert run(lambda: bool(mask[0, 0] == 1))[0]
+
+
+def test_with_padding_not_all_of_a_mask_is_true():
+    assert not bool(run(lambda: (meta(2, 8) == 1).all(), padded=True)[0])
+
+
+def test_tokens_are_shared_out_evenly_between_experts():
+    chosen = meta(4, 32, 2)  # of 4 experts, by two choices of 32 tokens
+    tokens, _ = run(lambda: (chosen[0] == 1).nonzero(), experts=4)
+    assert tuple(tokens.shape) == (32 * 2 // 4, 2)
+
+
+def test_every_expert_is_chosen():
+    hits, _ = run(lambda: (meta(4) > 0).nonzero(), experts=4)
+    assert hits.tolist() == [[0], [1], [2], [3]]
+
+
+def test_positions_that_are_looked_for_are_all_found():
+    rows, columns = run(lambda: torch.where(meta(3, 5) > 0))[0]
+    assert len(rows) == len(columns) == 15
+
+
+def test_a_choice_between_two_tensors_is_no_question():
+    assert run(lambda: torch.where(meta(3, 5) > 0, meta(3, 5), meta(3, 5)))[0].shape == (3, 5)
+
+
+def test_what_is_no_meta_tensor_is_computed():
+    assert run(lambda: bool((torch.zeros(3) == 1).any()))[0] is False
+    assert run(lambda: torch.tensor([0, 1]).nonzero(), experts=4)[0].tolist() == [[1]]
+
+
+# Products of experts
+
+
+def test_a_grouped_product_costs_each_row_one_expert():
+    rows, matrices = meta(64, 16, dtype=BF16), meta(4, 16, 8, dtype=BF16)
+    offsets = torch.ones(4, device="meta", dtype=torch.int32)
+    result, tape = run(lambda: torch.nn.functional.grouped_mm(rows, matrices, offs=offsets), known=[rows, matrices])
+    assert tuple(result.shape) == (64, 8)
+    assert tape.flops.sum() == 2 * 64 * 16 * 8

@@ -1,0 +1,245 @@
+"""Sizes and lifetimes of storages, and the work of operators, as they are written down."""
+
+import numpy as np
+import pytest
+import torch
+
+from autotune.cost.kinds import ACTIVATION, CONTRACTION, ELEMENTWISE, FRESH, GRADIENT, NORMALISATION, TEMPORARY, VIEW
+from autotune.cost.tape import Recorder, Tape
+
+BYTES = 400  # of a vector of 100
+
+
+def weight(*shape: int, dtype=torch.float32) -> torch.Tensor:
+    return torch.ones(shape or (100,), device="meta", dtype=dtype, requires_grad=True)
+
+
+def tape_of(loss, *known: torch.Tensor) -> Tape:
+    """The tape of a loss, a function of the known tensors, forward and backward."""
+    recorder = Recorder(list(known))
+    for tensor in known:
+        if tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
+    with recorder:
+        value = loss(*known)
+        recorder.end_of_forward()
+        value.backward()
+        del value
+    return recorder.tape()
+
+
+def forward_tape_of(compute) -> Tape:
+    """The tape of something without a backward pass; what it returns is alive to the end."""
+    recorder = Recorder([])
+    with recorder, torch.no_grad():
+        kept = compute()
+        recorder.end_of_forward()
+    tape = recorder.tape()
+    del kept
+    return tape
+
+
+def at(tape: Tape, name: str, occurrence: int = 0) -> int:
+    return [i for i, n in enumerate(tape.names) if n == name][occurrence]
+
+
+# Memory
+
+
+def test_a_result_is_alive_from_its_operator_on():
+    tape = forward_tape_of(lambda: torch.empty(100, device="meta") + 1)
+    assert tape.names == ("empty", "add")
+    assert tape.live.sum(axis=1).tolist() == [BYTES, 2 * BYTES]
+
+
+def test_what_nobody_holds_any_more_is_gone_at_the_next_operator():
+    def compute():
+        first = torch.empty(100, device="meta")
+        second = first + 1
+        del first
+        return second * 2
+
+    assert forward_tape_of(compute).live.sum(axis=1).tolist() == [BYTES, 2 * BYTES, 2 * BYTES]
+
+
+def test_weights_and_inputs_are_not_counted():
+    tape = tape_of(lambda w: w.sum(), weight())
+    assert tape.live.max() <= BYTES  # the gradient
+    assert tape.live[: tape.forward_end].sum(axis=1).max() == 4  # the loss
+
+
+def test_a_view_takes_nothing():
+    tape = forward_tape_of(lambda: torch.empty(100, device="meta").view(10, 10).transpose(0, 1))
+    assert tape.live.sum(axis=1).tolist() == [BYTES] * 3
+    assert tape.kinds.tolist() == [VIEW] * 3
+    assert not tape.moved_bytes.any()
+
+
+def test_an_in_place_operator_takes_nothing_but_moves_bytes():
+    tape = forward_tape_of(lambda: torch.empty(100, device="meta").mul_(2))
+    assert tape.live.sum(axis=1).tolist() == [BYTES, BYTES]
+    assert tape.moved_bytes.tolist() == [0, 2 * BYTES]
+
+
+def test_what_the_backward_pass_needs_is_an_activation():
+    """The exponential keeps its result, the factor of a product with a number doesn't."""
+    tape = tape_of(lambda w: (w.exp() * 2).sum(), weight())
+    saved = at(tape, "exp")
+    assert tape.live[saved, ACTIVATION] == BYTES
+    product = at(tape, "mul")
+    assert tape.live[product, TEMPORARY] == BYTES
+    assert tape.live[product, ACTIVATION] == BYTES
+
+
+def test_an_activation_ends_after_the_operator_that_needs_it():
+    tape = tape_of(lambda w: (w.exp() * 2).sum(), weight())
+    last = at(tape, "mul", occurrence=2)  # gradient times exponential
+    assert tape.live[last, ACTIVATION] == pytest.approx(BYTES, abs=8)
+    assert tape.live[last + 1, ACTIVATION] == pytest.approx(0, abs=8)
+
+
+def test_the_gradient_of_a_weight_is_a_gradient():
+    tape = tape_of(lambda w: (w * 2).sum(), weight())
+    assert tape.live[-1, GRADIENT] == BYTES
+    assert not tape.live[: tape.forward_end, GRADIENT].any()
+
+
+def test_a_fresh_gradient_ends_where_it_would_be_added_to_an_earlier_one():
+    tape = tape_of(lambda w, v: ((w * 2).exp() + (v * 2).exp()).sum(), weight(), weight())
+    assert tape.live[:, GRADIENT].max() == 2 * BYTES
+    assert tape.live[:, FRESH].max() == BYTES
+    assert not (tape.live[:, FRESH] > tape.live[:, GRADIENT]).any()
+
+
+def test_gradients_of_two_uses_are_added_in_place():
+    """Of the two summands and the sum no more than two are there at any time."""
+    tape = tape_of(lambda w: (w * 2).sum() + (w * 3).sum(), weight())
+    assert tape.live.sum(axis=1).max() == pytest.approx(2 * BYTES, abs=16)
+
+
+def test_autograd_really_adds_in_place():
+    places = []
+    root = torch.ones(100, requires_grad=True)
+    middle = root.exp()
+    left, right = middle * 2, middle * 3
+    for product in (left, right):
+        product.grad_fn.register_hook(lambda of_inputs, _: places.append(of_inputs[0].data_ptr()))
+    middle.register_hook(lambda gradient: places.append(gradient.data_ptr()))
+    (left.sum() + right.sum()).backward()
+    first, _, total = places
+    assert total == first
+
+
+def test_a_sum_of_the_forward_pass_is_a_tensor_of_its_own():
+    def compute():
+        first, second = torch.empty(100, device="meta"), torch.empty(100, device="meta")
+        return first + second
+
+    assert forward_tape_of(compute).live.sum(axis=1).max() == 3 * BYTES
+
+
+def test_storages_say_when_each_was_made_and_freed():
+    def compute():
+        first = torch.empty(100, device="meta")
+        second = first + 1
+        del first
+        return second * 2
+
+    assert forward_tape_of(compute).storages.tolist() == [[0, 2, BYTES, 0], [1, 3, BYTES, 0], [2, 3, BYTES, 0]]
+
+
+def test_a_gradients_storage_ends_where_it_is_added():
+    tape = tape_of(lambda w: (w * 2).exp().sum(), weight())
+    (gradient,) = tape.storages[tape.storages[:, 3] > 0]
+    assert gradient[1] > gradient[0]
+    assert gradient[2] == BYTES
+
+
+def test_every_storage_is_made_before_it_is_freed():
+    tape = tape_of(lambda w: ((w * 2).exp() + w.exp()).softmax(0).sum(), weight())
+    assert (tape.storages[:, 0] < tape.storages[:, 1]).all()
+
+
+# Work
+
+
+def test_a_product_of_matrices_takes_two_operations_for_each_multiplication():
+    tape = forward_tape_of(lambda: torch.empty(3, 5, device="meta") @ torch.empty(5, 7, device="meta"))
+    assert tape.flops[at(tape, "mm")] == 2 * 3 * 5 * 7
+    assert tape.kinds[at(tape, "mm")] == CONTRACTION
+
+
+def test_training_a_layer_takes_three_times_its_forward_pass():
+    tape = tape_of(lambda w, x: torch.nn.functional.linear(x, w).sum(), weight(7, 5), weight(3, 5))
+    contractions = tape.kinds == CONTRACTION
+    assert tape.flops[contractions].tolist() == [2 * 3 * 5 * 7] * 3
+    assert tape.flops[: tape.forward_end][contractions[: tape.forward_end]].sum() == 2 * 3 * 5 * 7
+
+
+def test_inputs_that_need_no_gradient_save_a_third():
+    images = torch.ones(3, 5, device="meta")
+    tape = tape_of(lambda w, x: torch.nn.functional.linear(x, w).sum(), weight(7, 5), images)
+    assert (tape.kinds == CONTRACTION).sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("compute", "kind"),
+    [
+        (lambda x: x + 1, ELEMENTWISE),
+        (lambda x: x.softmax(0), NORMALISATION),
+        (lambda x: torch.nn.functional.layer_norm(x, (100,)), NORMALISATION),
+        (lambda x: x[None] @ x[:, None], CONTRACTION),
+    ],
+)
+def test_operators_are_told_apart_by_kind(compute, kind):
+    assert forward_tape_of(lambda: compute(torch.empty(100, device="meta"))).kinds[-1] == kind
+
+
+def test_what_is_read_and_written_is_moved():
+    tape = forward_tape_of(lambda: torch.empty(100, device="meta") + torch.empty(100, device="meta"))
+    assert tape.moved_bytes.tolist() == [0, 0, 3 * BYTES]
+
+
+def test_a_number_that_is_added_moves_nothing():
+    assert forward_tape_of(lambda: torch.empty(100, device="meta") + 1).moved_bytes[-1] == 2 * BYTES
+
+
+def test_making_room_is_no_work():
+    tape = forward_tape_of(lambda: torch.empty_like(torch.empty(100, device="meta")))
+    assert not tape.flops.any()
+    assert not tape.moved_bytes.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_16_bits_are_told(dtype):
+    tape = forward_tape_of(lambda: torch.empty(10, device="meta", dtype=dtype) + 1)
+    assert tape.half[-1] == (dtype is not torch.float32)
+
+
+def test_an_operator_that_torch_does_not_run_can_be_noted():
+    recorder = Recorder([])
+    recorder.note("fused", CONTRACTION, 10.0, 20.0, half=True)
+    tape = recorder.tape()
+    assert (tape.names, tape.flops.tolist(), tape.moved_bytes.tolist()) == (("fused",), [10.0], [20.0])
+    assert tape.live.tolist() == [[0.0] * 4]
+
+
+def test_operators_that_run_again_are_told():
+    recorder = Recorder([])
+    with recorder:
+        torch.empty(1, device="meta")
+        recorder.recomputing = True
+        torch.empty(1, device="meta")
+    assert recorder.tape().recomputed.tolist() == [False, True]
+
+
+def test_the_same_on_a_device_that_computes():
+    """Sizes and lifetimes on the meta device are those of a real run."""
+
+    def loss(w):
+        return ((w.exp() * w).softmax(0) ** 2).sum()
+
+    meta = tape_of(loss, weight())
+    real = tape_of(loss, torch.ones(100, requires_grad=True))
+    assert meta.names == real.names
+    assert np.array_equal(meta.live, real.live)

@@ -1,0 +1,152 @@
+"""Seconds of a step: more work is never faster, and what a knob should be good for shows."""
+
+import numpy as np
+import pytest
+from profiles import MB, make_family, make_group, make_profile, make_rates, make_work
+
+from autotune.config import Precision
+from autotune.cost.kinds import ELEMENTWISE
+from autotune.cost.time import TRAINER_S, dense_peak, micro_step_seconds, optimizer_seconds, step_seconds
+
+SIZES = np.array([1.0, 2, 8, 64])
+GPU = make_family(device="cuda")
+MIXED = make_family(device="cuda", autocast="bfloat16")
+
+
+def micro(profile, rates=None, *, size=8.0, tf32=False, compiled=False) -> float:
+    found = micro_step_seconds(profile, rates or make_rates(), np.array([size]), tf32=tf32, compiled=compiled)
+    return float(found[0]) - TRAINER_S
+
+
+def step(profile, *, size: float, accumulation: float, rates=None, optim="sgd") -> float:
+    return float(step_seconds(profile, rates or make_rates(), optim, np.array([size]), np.array([accumulation]))[0])
+
+
+def test_work_over_rate():
+    assert micro(make_profile(), size=8) == pytest.approx(8 * 10 * MB / 1e8)
+
+
+def test_moving_bytes_takes_time_where_it_is_longer():
+    moving = make_profile(work=(make_work(10 * MB, moved=100 * MB),))
+    assert micro(moving, make_rates(bandwidth=1e8), size=8) == pytest.approx(8 * 100 * MB / 1e8)
+    assert micro(moving, make_rates(bandwidth=1e10), size=8) == pytest.approx(8 * 10 * MB / 1e8)
+
+
+@pytest.mark.parametrize("family", [make_family(), GPU])
+def test_a_larger_micro_batch_is_never_faster(family):
+    seconds = micro_step_seconds(make_profile(family), make_rates(launch_s=1e-3), SIZES, tf32=False, compiled=False)
+    assert seconds.tolist() == sorted(seconds.tolist())
+
+
+@pytest.mark.parametrize("family", [make_family(), GPU])
+@pytest.mark.parametrize("more", [{"flops": 11 * MB}, {"moved": 2e5 * MB}, {"count": 2}])
+def test_more_work_is_never_faster(family, more):
+    rates = make_rates(launch_s=1e-3)
+    less = micro(make_profile(family), rates)
+    assert micro(make_profile(family, work=(make_work(**more),)), rates) > less
+
+
+def test_16_bits_are_faster_where_their_rate_is_higher():
+    half = make_profile(MIXED, work=(make_work(half=True),))
+    assert micro(half) == pytest.approx(micro(make_profile(GPU)) / 4)
+    slow = make_rates(matmul_flops={"fp32": 1e8, "bf16": 1e7})
+    assert micro(half, slow) == pytest.approx(10 * micro(make_profile(GPU), slow))
+
+
+def test_a_device_without_a_rate_computes_as_in_fp32():
+    half = make_profile(MIXED, work=(make_work(half=True),))
+    assert micro(half, make_rates(matmul_flops={"fp32": 1e8})) == micro(make_profile(GPU))
+
+
+def test_fp16_has_a_rate_of_its_own():
+    rates = make_rates(matmul_flops={"fp32": 1e8, "bf16": 4e8, "fp16": 2e8})
+    half = make_profile(make_family(device="cuda", autocast="float16"), work=(make_work(half=True),))
+    assert micro(half, rates) == pytest.approx(8 * 10 * MB / 2e8)
+
+
+def test_tf32_speeds_up_fp32_alone():
+    rates = make_rates(matmul_flops={"fp32": 1e8, "tf32": 3e8, "bf16": 4e8})
+    full, half = make_profile(GPU), make_profile(MIXED, work=(make_work(half=True),))
+    assert micro(full, rates, tf32=True) == pytest.approx(micro(full, rates) / 3)
+    assert micro(half, rates, tf32=True) == micro(half, rates)
+
+
+def test_a_gpu_waits_for_the_host_to_launch_small_operators():
+    rates = make_rates(launch_s=1e-3)
+    tiny = make_profile(GPU, work=(make_work(1.0, count=500),))
+    assert micro(tiny, rates, size=1) == pytest.approx(0.5)
+    assert micro(tiny, rates, size=2) == micro(tiny, rates, size=1)
+
+
+def test_launches_hide_behind_large_operators_on_a_gpu_and_add_up_on_a_cpu():
+    rates = make_rates(launch_s=1e-3)
+    large = (make_work(10 * MB, count=100),)
+    assert micro(make_profile(GPU, work=large), rates) == pytest.approx(80.0)
+    assert micro(make_profile(work=large), rates) == pytest.approx(80.0 + 0.1)
+
+
+def test_compiling_leaves_less_to_move_and_to_launch():
+    rates = make_rates(bandwidth=1e8, launch_s=1e-3)
+    chain = make_profile(GPU, work=(make_work(0.0, 10 * MB, kind=ELEMENTWISE, count=10),))
+    assert micro(chain, rates, compiled=True) < micro(chain, rates)
+    products = make_profile(GPU)
+    assert micro(products, rates, compiled=True) == micro(products, rates)
+
+
+def test_accumulation_repeats_the_micro_step_and_not_the_optimizers():
+    one, many = (step(make_profile(), size=8, accumulation=n, optim="adamw_torch") for n in (1, 4))
+    micro_s = micro(make_profile()) + TRAINER_S
+    assert many - one == pytest.approx(3 * micro_s, rel=1e-3)
+
+
+def test_adding_gradients_takes_time():
+    slow = make_rates(bandwidth=1e6)
+    one, two = (step(make_profile(), size=8, accumulation=n, rates=slow) for n in (1, 2))
+    assert two - one == pytest.approx(micro(make_profile(), slow) + TRAINER_S + 3 * 4 * MB / 1e6)
+
+
+def test_the_same_samples_in_larger_micro_batches_are_never_slower():
+    rates = make_rates(launch_s=1e-4)
+    steps = [step(make_profile(GPU), size=n, accumulation=16 / n, rates=rates) for n in (1, 2, 4, 8, 16)]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_checkpointing_is_slower(profile_of):
+    rates = make_rates(matmul_flops={"fp32": 1e12, "bf16": 1e12})
+    plain, checkpointed = (
+        profile_of("bert", device="cuda", autocast="bfloat16", checkpointing=c) for c in ("none", "full")
+    )
+    assert micro(checkpointed, rates) > micro(plain, rates)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_fused_optimizer_is_faster_than_one_of_many_passes(device):
+    profile = make_profile(make_family(device=device))
+    rates = make_rates(bandwidth=1e9)
+    fused, foreach = (optimizer_seconds(profile, rates, o) for o in ("adamw_torch_fused", "adamw_torch"))
+    assert fused < foreach
+
+
+def test_an_optimizer_takes_longer_the_more_it_trains():
+    rates = make_rates(bandwidth=1e9)
+    frozen = make_profile(parameters=(make_group(1000, 1000, trained=False), make_group(10, 10)))
+    assert optimizer_seconds(frozen, rates, "adamw_torch") < optimizer_seconds(make_profile(), rates, "adamw_torch")
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "peak"),
+    [
+        (Precision.FP32, False, 1.0),
+        (Precision.FP32, True, 2.0),
+        (Precision.FP16, False, 3.0),
+        (Precision.BF16, False, 4.0),
+        (Precision.PURE_BF16, True, 4.0),
+    ],
+)
+def test_utilisation_is_a_share_of_the_precisions_peak(precision, tf32, peak):
+    rates = make_rates(peak_flops={"fp32": 1.0, "tf32": 2.0, "fp16": 3.0, "bf16": 4.0})
+    assert dense_peak(rates, precision, tf32=tf32) == peak
+
+
+def test_a_device_without_a_data_sheet_has_no_utilisation():
+    assert dense_peak(make_rates(), Precision.BF16, tf32=False) is None

@@ -1,0 +1,85 @@
+"""One micro-step: what it is fed with, what its loss is, and that it leaves the model as it was."""
+
+import pytest
+import torch
+
+from autotune.architecture import Task
+from autotune.cost.family import Family, Shape
+from autotune.cost.trace import make_inputs, micro_step
+from autotune.models import build_config, build_model, default_task
+
+MIXED = Family(device="cuda", dtype="float32", autocast="bfloat16", attn_implementation="sdpa")
+PLAIN = Family(device="cpu", dtype="float32", attn_implementation="sdpa")
+
+
+@pytest.fixture(scope="module")
+def llama(spec_of):
+    return build_model(spec_of("llama"), Task.CAUSAL_LM, dtype="float32", attn_implementation="sdpa", device="meta")
+
+
+def inputs(spec_of, name: str, **fields) -> dict[str, tuple[int, ...]]:
+    """Sizes of the inputs of 3 samples."""
+    task = fields.pop("task", default_task(spec_of(name)))
+    made = make_inputs(build_config(spec_of(name), task), Shape(task=task, length=64, **fields), 3)
+    assert all(tensor.is_meta for tensor in made.values())
+    return {name: tuple(tensor.shape) for name, tensor in made.items()}
+
+
+def test_a_language_model_has_a_label_for_each_token(spec_of):
+    assert inputs(spec_of, "llama") == {"input_ids": (3, 64), "attention_mask": (3, 64), "labels": (3, 64)}
+    assert inputs(spec_of, "bert", task=Task.MASKED_LM)["labels"] == (3, 64)
+
+
+def test_a_classifier_has_a_label_for_each_sample(spec_of):
+    assert inputs(spec_of, "bert")["labels"] == (3,)
+
+
+def test_a_decoders_targets_have_a_length_of_their_own(spec_of):
+    assert inputs(spec_of, "t5", target_length=16)["labels"] == (3, 16)
+    assert inputs(spec_of, "t5")["labels"] == (3, 64)
+
+
+def test_images_have_the_size_of_the_config(spec_of):
+    assert inputs(spec_of, "vit") == {"pixel_values": (3, 3, 32, 32), "labels": (3,)}
+
+
+def test_a_step_has_a_forward_and_a_backward_pass(llama):
+    tape = micro_step(llama, PLAIN, Shape(task=Task.CAUSAL_LM, length=16), 2)
+    assert 0 < tape.forward_end < len(tape.names)
+    assert tape.storages[:, 3].sum() == len(list(llama.parameters()))
+
+
+def test_steps_are_independent(llama):
+    shape = Shape(task=Task.CAUSAL_LM, length=16)
+    first = micro_step(llama, MIXED, shape, 2)
+    micro_step(llama, PLAIN, shape, 4)
+    again = micro_step(llama, MIXED, shape, 2)
+    assert first.names == again.names
+    assert (first.live == again.live).all()
+
+
+def test_checkpointing_is_switched_on_and_off(llama):
+    shape = Shape(task=Task.CAUSAL_LM, length=16)
+    assert micro_step(llama, MIXED.model_copy(update={"checkpointing": "full"}), shape, 2).recomputed.any()
+    assert not micro_step(llama, MIXED, shape, 2).recomputed.any()
+
+
+def test_mixed_precision_gives_logits_in_fp32(llama):
+    """accelerate converts every output of the forward pass: the logits are there in both types."""
+    length, vocabulary = 16, 512
+    shape = Shape(task=Task.CAUSAL_LM, length=length)
+    plain, mixed = (micro_step(llama, family, shape, 2) for family in (PLAIN, MIXED))
+    logits = 2 * length * vocabulary
+    assert {4.0 * logits} == sizes(plain, logits)
+    assert {2.0 * logits, 4.0 * logits} == sizes(mixed, logits)
+
+
+def sizes(tape, elements: int) -> set[float]:
+    """Sizes of the storages of the forward pass that are as large as so many elements."""
+    forward = tape.storages[tape.storages[:, 0] < tape.forward_end, 2]
+    return set(forward.tolist()) & {2.0 * elements, 4.0 * elements}
+
+
+def test_nothing_is_left_of_the_models_gradients_types(llama):
+    micro_step(llama, MIXED, Shape(task=Task.CAUSAL_LM, length=16), 2)
+    assert {p.grad.dtype for p in llama.parameters()} == {torch.float32}

@@ -1,0 +1,75 @@
+"""A trace is the same on the meta device and of real tensors; what can't be traced says so in one line."""
+
+import json
+
+import pytest
+
+from autotune.architecture import Task
+from autotune.cost import profiler
+from autotune.cost.family import Family, Shape
+from autotune.errors import InputError
+from autotune.models import resolve
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+}
+SHAPE = Shape(task=Task.CAUSAL_LM, length=16)
+FAMILY = Family(device="cuda", dtype="float32", autocast="bfloat16", checkpointing="full", attn_implementation="sdpa")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("llama")
+    (directory / "config.json").write_text(json.dumps(LLAMA))
+    return resolve(str(directory))
+
+
+@pytest.fixture
+def only(monkeypatch):
+    def leave(*ways):
+        monkeypatch.setattr(profiler, "WAYS", ways)
+
+    return leave
+
+
+def test_real_tensors_give_what_the_meta_device_gives(spec, only):
+    meta = profiler.profile(spec, FAMILY, SHAPE)
+    only("run")
+    run = profiler.profile(spec, FAMILY, SHAPE)
+    assert (meta.traced_by, run.traced_by) == ("meta", "run")
+    assert run.peaks_first == meta.peaks_first
+    assert run.peaks_later == meta.peaks_later
+    assert run.needed_flops == meta.needed_flops
+
+
+def test_fake_tensors_serve_where_the_meta_device_does_not(spec, monkeypatch):
+    on_meta = profiler.micro_step
+
+    def fails_on_meta(model, *args):
+        if next(model.parameters()).is_meta and not profiler.is_fake():
+            raise NotImplementedError("no meta kernel")
+        return on_meta(model, *args)
+
+    monkeypatch.setattr(profiler, "micro_step", fails_on_meta)
+    assert profiler.profile(spec, FAMILY, SHAPE).traced_by == "fake"
+
+
+def test_a_model_that_no_way_serves_is_refused_with_the_first_reason(spec, monkeypatch):
+    def fails(*args):
+        raise NotImplementedError("no kernel for this")
+
+    monkeypatch.setattr(profiler, "micro_step", fails)
+    with pytest.raises(InputError, match="can't be traced, so there is no prediction: no kernel for this"):
+        profiler.profile(spec, FAMILY, SHAPE)
+
+
+def test_a_model_too_large_for_a_real_run_is_not_run(spec, only, monkeypatch):
+    only("run")
+    monkeypatch.setattr(profiler, "MOST_REAL_BYTES", 1000)
+    with pytest.raises(InputError, match="too much for a real run"):
+        profiler.profile(spec, FAMILY, SHAPE)

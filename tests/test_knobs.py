@@ -1,0 +1,81 @@
+"""Every field of a configuration is an option, derived from it."""
+
+import pytest
+from pydantic import ValidationError
+
+from autotune.config import LoraAdapter, TrainConfig
+from autotune.errors import InputError
+from autotune.knobs import knobs, point_of, refused, shown
+
+OPTIONS = {knob.parameter: knob.option for knob in knobs()}
+
+
+def test_every_field_of_a_configuration_and_of_its_adapter_is_a_knob():
+    adapter = {f"adapter.{field}" for field in LoraAdapter.model_fields if field != "kind"}
+    assert OPTIONS.keys() == set(TrainConfig.model_fields) | adapter
+
+
+def test_options_are_the_fields_or_shorter():
+    assert OPTIONS["per_device_train_batch_size"] == "micro-batch"
+    assert OPTIONS["attn_implementation"] == "attention"
+    assert OPTIONS["precision"] == "precision"
+    assert OPTIONS["adapter.target_modules"] == "lora-target-modules"
+    assert len(set(OPTIONS.values())) == len(OPTIONS)
+
+
+def test_choices_and_defaults_are_those_of_the_fields():
+    by_name = {knob.option: knob for knob in knobs()}
+    assert by_name["precision"].choices == ("fp32", "fp16", "bf16", "pure_bf16")
+    assert by_name["precision"].help == "fp32, fp16, bf16 or pure_bf16 [fp32]."
+    assert by_name["checkpointing"].choices == ("none", "full")
+    assert by_name["adapter"].choices == ("lora", "none")
+    assert "[16]" in by_name["lora-rank"].help
+    assert by_name["tf32"].is_flag
+    assert not by_name["optim"].is_flag
+
+
+def test_what_is_written_becomes_a_point():
+    written = {"micro-batch": "8", "tf32": True, "compile": "none", "checkpointing": "none"}
+    assert point_of(written) == {
+        "per_device_train_batch_size": "8",
+        "tf32": True,
+        "torch_compile_backend": None,
+        "checkpointing": "none",
+    }
+
+
+def test_a_field_of_an_adapter_stands_for_the_adapter_too():
+    assert point_of({"lora-rank": "8"}) == {"adapter": "lora", "adapter.rank": "8"}
+    assert point_of({"adapter": "none"}) == {"adapter": None}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"precison": "bf16"}, "--precison: unknown (did you mean 'precision'?)"),
+        ({"precision": "bf61"}, "--precision bf61: expected fp32, fp16, bf16 or pure_bf16 (did you mean"),
+        ({"adapter": "dora"}, "--adapter dora: expected lora or none"),
+        ({"adapter": "none", "lora-rank": "8"}, "--lora-rank 8: there is no adapter (--adapter none)"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_one_line(written, said):
+    with pytest.raises(InputError) as error:
+        point_of(written)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_impossible_value_is_told_by_its_option():
+    with pytest.raises(ValidationError) as error:
+        TrainConfig(per_device_train_batch_size=0)
+    assert str(refused(error.value)) == "--micro-batch 0: Input should be greater than 0"
+    with pytest.raises(ValidationError) as error:
+        LoraAdapter(rank=0)
+    assert str(refused(error.value)).startswith("--lora-rank 0:")
+
+
+def test_an_option_is_shown_as_it_is_written():
+    assert shown("precision", "bf16") == "--precision bf16"
+    assert (shown("tf32", True), shown("tf32", False)) == ("--tf32", "--no-tf32")
+    assert shown("compile", None) == "--compile none"
+    assert shown("lora-dropout", 0.0) == "--lora-dropout 0.0"
