@@ -5,15 +5,16 @@ Nothing heavy is imported before a command needs it, so that ``--help`` is quick
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InputError
+from autotune import listing_commands
+from autotune.console import Debug, Json, error_document, guarded, print_json, stdout
+from autotune.errors import EXIT_INTERRUPTED, InputError
 from autotune.knob_options import KnobCommand, given_knobs
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 found, 1 a bug, 2 bad input, 3 the machine lacks something, 4 infrastructure failed, "
     "5 nothing fits, 130 interrupted.",
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 @app.command()
@@ -167,101 +165,7 @@ def estimate(
         )
         return estimating.report(options)
 
-    _guarded(lambda: _show_estimate(predict, as_json=as_json), as_json=as_json, debug=debug)
-
-
-@app.command()
-def models(
-    name: Annotated[str, typer.Argument(help="Show only models whose name contains this.")] = "",
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """List the built-in catalogue of models."""
-
-    def show() -> None:
-        from autotune.catalogue import catalogue
-
-        entries = [e for e in catalogue() if name.lower() in " ".join([e.id, *e.names, e.family]).lower()]
-        if as_json:
-            _print_json([e.model_dump(mode="json") for e in entries])
-            return
-        from autotune.output.listings import models_table
-
-        _stdout().print(models_table(entries))
-
-    _guarded(show, as_json=as_json, debug=debug)
-
-
-@app.command()
-def gpus(
-    name: Annotated[str, typer.Argument(help="Show only GPUs whose name, vendor or architecture contains this.")] = "",
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """List the built-in table of GPUs: memory, bandwidth and peaks, with sources."""
-
-    def show() -> None:
-        from autotune.catalogue.gpus import gpus_like
-
-        found = gpus_like(name)
-        if as_json:
-            _print_json([gpu.model_dump(mode="json") for gpu in found])
-            return
-        from autotune.output.gpu_listing import gpus_table
-
-        _stdout().print(gpus_table(found))
-
-    _guarded(show, as_json=as_json, debug=debug)
-
-
-@app.command()
-def doctor(
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure the device's rates and keep them.")] = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Tell what this machine can and cannot do, and why."""
-
-    def show() -> None:
-        from autotune.doctor import examine
-
-        report = examine(device, measure=calibrate)
-        if as_json:
-            _print_json(report.model_dump(mode="json"))
-            return
-        from autotune.output.listings import doctor_table
-
-        _stdout().print(doctor_table(report))
-        if calibrate and report.rates is not None and report.rates_file is not None:
-            from autotune.output.rates_table import rates_table
-
-            _stdout().print(rates_table(report.rates, report.table_rates, report.rates_file))
-
-    _guarded(show, as_json=as_json, debug=debug)
-
-
-@app.command()
-def spaces(as_json: Json = False, debug: Debug = False) -> None:
-    """List the built-in search spaces."""
-
-    def show() -> None:
-        from autotune.search.space_file import builtin_spaces, load_space
-
-        found = [load_space(name) for name in builtin_spaces()]
-        if as_json:
-            _print_json([s.model_dump(mode="json") for s in found])
-            return
-        from autotune.output.listings import spaces_table
-
-        _stdout().print(spaces_table(found))
-
-    _guarded(show, as_json=as_json, debug=debug)
-
-
-def main() -> None:
-    """Run the command line; usage errors end with exit code 2, as typer has it."""
-    app()
+    guarded(lambda: _show_estimate(predict, as_json=as_json), as_json=as_json, debug=debug)
 
 
 def _global_batch(text: str | None) -> Any:
@@ -284,11 +188,11 @@ def _show_estimate(predict: Callable[[], Report], *, as_json: bool) -> None:
     error = shortfall(report)
     if as_json:
         document = report.model_dump(mode="json")
-        _print_json(document if error is None else {**document, **_error_document(error)})
+        print_json(document if error is None else {**document, **error_document(error)})
     else:
         from autotune.output.estimate_table import estimate_table
 
-        _stdout().print(estimate_table(report), highlight=False)
+        stdout().print(estimate_table(report), highlight=False)
     if error is not None:
         print(f"autotune: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code)
@@ -328,12 +232,12 @@ def _search(
         else:
             from autotune.output.table import result_table
 
-            _stdout().print(result_table(result, str(path)), highlight=False)
+            stdout().print(result_table(result, str(path)), highlight=False)
         if interrupted is not None:
             print(f"autotune: {interrupted}", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED)
 
-    _guarded(run, as_json=as_json, debug=debug)
+    guarded(run, as_json=as_json, debug=debug)
 
 
 def _check_writable(path: Path) -> None:
@@ -347,45 +251,10 @@ def _check_writable(path: Path) -> None:
         raise InputError(f"--output {path}: can't be written: {error.strerror}") from None
 
 
-def _guarded(action: Callable[[], None], *, as_json: bool, debug: bool) -> None:
-    """Run `action`; an error becomes one line (or a JSON object) and an exit code."""
-    try:
-        action()
-    except AutotuneError as error:
-        if debug:
-            raise
-        _fail(str(error), type(error).__name__, error.exit_code, as_json=as_json)
-    except KeyboardInterrupt:
-        _fail("interrupted", "KeyboardInterrupt", EXIT_INTERRUPTED, as_json=as_json)
-    except typer.Exit:
-        raise
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise typer.Exit(0) from None
-    except Exception as error:
-        if debug:
-            raise
-        text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
-        _fail(text, type(error).__name__, EXIT_BUG, as_json=as_json)
+for _command in (listing_commands.models, listing_commands.gpus, listing_commands.spaces, listing_commands.doctor):
+    app.command()(_command)
 
 
-def _error_document(error: AutotuneError) -> dict[str, Any]:
-    return {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
-
-
-def _fail(message: str, kind: str, exit_code: int, *, as_json: bool) -> NoReturn:
-    line = " ".join(message.split())
-    if as_json:
-        _print_json({"error": {"kind": kind, "message": line, "exit_code": exit_code}})
-    print(f"autotune: {line}", file=sys.stderr)
-    raise typer.Exit(exit_code)
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2))
-
-
-def _stdout() -> Any:
-    from rich.console import Console
-
-    return Console()
+def main() -> None:
+    """Run the command line; usage errors end with exit code 2, as typer has it."""
+    app()

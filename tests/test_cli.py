@@ -105,6 +105,12 @@ def test_models_as_json_have_sources(autotune):
     assert all(m["source"].startswith("https://") for m in models)
 
 
+def test_a_search_among_models_that_finds_none_is_bad_input(autotune):
+    done = autotune("models", "zzz")
+    assert done.returncode == 2
+    assert "no model of the catalogue has 'zzz' in its name" in done.stderr
+
+
 def test_models_can_be_searched(autotune):
     done = autotune("models", "t5-small")
     assert "google-t5/t5-small" in done.stdout
