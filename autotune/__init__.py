@@ -19,8 +19,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from autotune.adapter_config import (
+        BitfitAdapter,
+        DoraAdapter,
+        Ia3Adapter,
+        LohaAdapter,
+        LokrAdapter,
+        LoraAdapter,
+        PrefixAdapter,
+        PromptAdapter,
+        PTuningAdapter,
+        RsloraAdapter,
+        VeraAdapter,
+    )
     from autotune.api import find, resume
-    from autotune.config import Allowance, Budget, Effort, LoraAdapter, Precision, TrainConfig, Workload
+    from autotune.config import Allowance, Budget, Effort, Precision, TrainConfig, Workload
     from autotune.cost_estimate import CostEstimate
     from autotune.errors import AutotuneError
     from autotune.estimating import estimate
@@ -33,7 +46,22 @@ _HOMES = {
     "Allowance": "config",
     "Budget": "config",
     "Effort": "config",
-    "LoraAdapter": "config",
+    **dict.fromkeys(
+        (
+            "BitfitAdapter",
+            "DoraAdapter",
+            "Ia3Adapter",
+            "LohaAdapter",
+            "LokrAdapter",
+            "LoraAdapter",
+            "PTuningAdapter",
+            "PrefixAdapter",
+            "PromptAdapter",
+            "RsloraAdapter",
+            "VeraAdapter",
+        ),
+        "adapter_config",
+    ),
     "Precision": "config",
     "TrainConfig": "config",
     "Workload": "config",
@@ -48,13 +76,23 @@ _HOMES = {
 __all__ = [
     "Allowance",
     "AutotuneError",
+    "BitfitAdapter",
     "Budget",
     "CostEstimate",
+    "DoraAdapter",
     "Effort",
+    "Ia3Adapter",
+    "LohaAdapter",
+    "LokrAdapter",
     "LoraAdapter",
+    "PTuningAdapter",
     "Precision",
+    "PrefixAdapter",
+    "PromptAdapter",
+    "RsloraAdapter",
     "TrainConfig",
     "TuningResult",
+    "VeraAdapter",
     "Workload",
     "estimate",
     "find",

@@ -12,12 +12,14 @@ from autotune import __version__
 from autotune.config import Allowance, TrainConfig
 from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
 from autotune.finals import Finals
+from autotune.objective import break_even_steps, cold_start_s
 from autotune.planning import SearchPlan
-from autotune.result import Arguments, Contender, Speedup, TrialSummary, TuningResult, Verdict
+from autotune.proving import largest_default
+from autotune.result import Arguments, Compilation, Contender, Speedup, TrialSummary, TuningResult, Verdict
 from autotune.search.allowance import changes
 from autotune.search.history import History
 from autotune.training_args import plan as training_plan
-from autotune.trial import TrialResult, TrialStatus
+from autotune.trial import Purpose, TrialResult, TrialStatus
 from autotune.units import show_memory
 
 RUNNERS_UP = 4
@@ -34,7 +36,9 @@ def assemble(
     if history.best() is None:
         return None
     finals = Finals(plan, history, results)
-    best, verdict, speedup = _verdict(plan, history, finals)
+    proof = finals.proof
+    best, verdict, speedup = verdict_of(plan, history, finals)
+    soaked = proof.soaked(best)
     contenders = _contenders(plan, history, finals)
     mapping = training_plan(best, plan.workload, plan.hardware)
     return TuningResult(
@@ -49,26 +53,32 @@ def assemble(
         baseline_cause=_baseline_cause(plan, history, finals),
         best=_contender(plan, history, finals, best),
         arguments=Arguments(
-            training_arguments=mapping.tuned,
+            training_arguments={**mapping.tuned, **(soaked.arguments if soaked else {})},
             model=mapping.model,
             quantization=mapping.quantization,
             adapter=mapping.adapter,
         ),
+        soaked=soaked,
+        loss_check=proof.verdict(best),
+        proof_notes=_proof_notes(plan, finals, best),
+        objective=plan.objective,
+        compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
         runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
-        trials=(*map(_summary, results), *(_refusal(c, reason) for c, reason in refused.items())),
+        trials=(*(_summary(r, finals) for r in results), *(_refusal(c, reason) for c, reason in refused.items())),
         notes=plan.notes + _notes(plan, history, results),
         search_time_s=search_time_s,
     )
 
 
-def _verdict(plan: SearchPlan, history: History, finals: Finals) -> tuple[TrainConfig, Verdict, Speedup | None]:
+def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> tuple[TrainConfig, Verdict, Speedup | None]:
     """Return the best configuration, how sure that is, and its speed-up over the baseline."""
     contenders = finals.contenders()
     measured = [c for c in contenders if finals.is_measured(c)]
     ranking = [r.request.config for r in history.ranking()]
-    leader = next((c for c in ranking if c in contenders), ranking[0])
+    fallback = plan.baseline if plan.baseline in ranking else ranking[0]  # where everything failed a closer look
+    leader = next((c for c in ranking if c in contenders), fallback)
     if plan.baseline not in contenders:
         best = _simplest_of_the_fastest(plan, finals, measured) if measured else leader
         return best, "baseline did not complete", None
@@ -83,12 +93,20 @@ def _verdict(plan: SearchPlan, history: History, finals: Finals) -> tuple[TrainC
     return best, "faster", speedup
 
 
+def _compilation(finals: Finals, best: TrainConfig, baseline: TrainConfig) -> Compilation | None:
+    ours, reference = finals.merged(best), finals.merged(baseline)
+    if best.torch_compile_backend is None or ours is None:
+        return None
+    steps = break_even_steps(ours, reference) if reference is not None else None
+    return Compilation(cold_start_s=cold_start_s(ours), break_even_steps=steps)
+
+
 def _simplest_of_the_fastest(plan: SearchPlan, finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
     """Return the simplest of those that can't be told from the fastest, but can from the baseline."""
 
     def rate(config: TrainConfig) -> float:
         measured = finals.merged(config)
-        return measured.samples_per_second if measured else 0.0
+        return plan.objective.rate(measured) if measured else 0.0
 
     def is_clearly_faster(config: TrainConfig, than: TrainConfig) -> bool:
         lead = finals.speedup(config, than)
@@ -111,7 +129,7 @@ def _contenders(plan: SearchPlan, history: History, finals: Finals) -> list[Cont
     """Return the configurations that completed and did not fail when measured again, the fastest first."""
     configs = [r.request.config for r in history.ranking()]
     standing = [_contender(plan, history, finals, c) for c in configs if not finals.has_failed(c)]
-    return sorted(standing, key=lambda c: c.measurement.samples_per_second if c.measurement else 0.0, reverse=True)
+    return sorted(standing, key=lambda c: plan.objective.rate(c.measurement) if c.measurement else 0.0, reverse=True)
 
 
 def _baseline_cause(plan: SearchPlan, history: History, finals: Finals) -> str | None:
@@ -119,9 +137,9 @@ def _baseline_cause(plan: SearchPlan, history: History, finals: Finals) -> str |
     known = history.known(plan.baseline)
     tried = ([known] if known else []) + finals.trials(plan.baseline)
     failures = [r.outcome for r in tried if r.outcome.kind == "failure"]
-    if not failures or plan.baseline in finals.contenders():
+    if plan.baseline in finals.contenders():
         return None
-    return f"{failures[0].status}: {failures[0].cause}"
+    return f"{failures[0].status}: {failures[0].cause}" if failures else finals.proof.refusal(plan.baseline)
 
 
 def _contender(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> Contender:
@@ -148,17 +166,21 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
     return found
 
 
-def _summary(result: TrialResult) -> TrialSummary:
+def _summary(result: TrialResult, finals: Finals) -> TrialSummary:
+    """Return a trial's line; one whose losses are refused completed as a trial, and is invalid for what it showed."""
     failure = result.outcome if result.outcome.kind == "failure" else None
+    verdict = finals.proof.verdict(result.request.config) if result.request.purpose is Purpose.LOSS_CHECK else None
+    refused = verdict.statement if verdict is not None and not verdict.passed else None
     memory = result.outcome.memory
     return TrialSummary(
         number=result.request.number,
+        purpose=result.request.purpose,
         config=result.request.config,
-        status=result.status,
+        status=TrialStatus.INVALID if refused else result.status,
         samples_per_second=result.measurement.samples_per_second if result.measurement else None,
         peak_bytes=memory.peak_bytes if memory else None,
         prediction=result.request.prediction,
-        cause=failure.cause if failure else None,
+        cause=failure.cause if failure else refused,
     )
 
 
@@ -170,7 +192,7 @@ def _notes(plan: SearchPlan, history: History, results: Sequence[TrialResult]) -
     notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
     baseline = history.known(plan.baseline)
     if baseline is not None and baseline.status is TrialStatus.OUT_OF_MEMORY:
-        reference = _largest_default(plan, history)
+        reference = largest_default(plan, history)
         if reference is not None:
             notes += (
                 "the baseline ran out of memory; the largest default that fits has a micro-batch of "
@@ -179,14 +201,13 @@ def _notes(plan: SearchPlan, history: History, results: Sequence[TrialResult]) -
     return notes
 
 
-def _largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
-    """Return the completed trial that differs from the baseline in a smaller micro-batch alone, the largest of them."""
-    same = [
-        r
-        for r in history.ranking()
-        if {c.knob for c in changes(r.request.config, plan.baseline, plan.facts)} == {"per_device_train_batch_size"}
-    ]
-    return max(same, key=lambda r: r.request.config.per_device_train_batch_size, default=None)
+def _proof_notes(plan: SearchPlan, finals: Finals, best: TrainConfig) -> tuple[str, ...]:
+    """Say who was refused when checked, and what of the best was not checked."""
+    refused = []
+    for config, reason in finals.proof.refusals().items():
+        what = ", ".join(f"{c.knob} {c.after}" for c in changes(config, plan.baseline, plan.facts)) or "the baseline"
+        refused.append(f"refused as the winner: {what}: {reason}")
+    return (*refused, *finals.proof.gaps(best))
 
 
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult]) -> AutotuneError:

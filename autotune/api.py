@@ -14,9 +14,11 @@ from autotune.events import Note, Observer, ignore
 from autotune.execution.runner import LocalRunner
 from autotune.exhaustive import Recorder
 from autotune.files import read_value
-from autotune.planning import Options, SearchPlan
+from autotune.options import Options
+from autotune.planning import SearchPlan
 from autotune.predicting import cost_model, learn
 from autotune.result import TuningResult
+from autotune.run_cost import parse_count
 from autotune.rundir import PLAN_FILE, RunDirectory, default_run_directory
 from autotune.trial import DescribeRequest
 from autotune.tuner import Tuner
@@ -42,6 +44,9 @@ def find(
     max_time: str | float | None = None,
     exhaustive: bool = False,
     repeat: int = 1,
+    train_steps: int | None = None,
+    train_tokens: float | str | None = None,
+    check_loss: int | None = None,
     run_dir: str | Path | None = None,
     seed: int = 42,
     revision: str | None = None,
@@ -52,12 +57,14 @@ def find(
 
     Args:
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
-        task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification' or 'image-classification';
+        task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
+            'image-classification', 'speech-ctc', 'speech-seq2seq' or 'audio-classification';
             by default the usual one of the architecture.
         data: JSONL, CSV, Parquet or text whose lengths are trained with; by default synthetic samples.
         text_field: The column of `data` that holds the text.
-        seq_len: Tokens of a sample; 512 by default, 128 on the CPU.
-        target_len: Decoder tokens of an encoder-decoder; `seq_len` by default.
+        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 128 on the CPU. Whisper
+            takes 30 s and nothing else.
+        target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
         global_batch: Samples per optimizer step, held fixed; 64 by default, 16 on the CPU; 'any' sets it free.
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
         allow: How much may change: 'exact', 'numerics', 'optimizer' or 'method'.
@@ -70,6 +77,11 @@ def find(
         exhaustive: Measure every legal point instead of searching, and write ``table.jsonl`` in the run directory;
             without limits of trials and time unless they are given.
         repeat: How often each point is measured then, in rounds.
+        train_steps: Length of the run whose time is to be shortest, in optimizer steps: compilation pays only in a long
+            one. By default the steady state's throughput counts.
+        train_tokens: The same in tokens, such as "20B".
+        check_loss: Optimizer steps over which the winner's losses are compared with the baseline's before it is called
+            the winner; 0 for none; by default 20, none for 'quick', and only where that takes little of the time.
         run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
         seed: Of weights, data and the search.
         revision: Of a hub id.
@@ -101,6 +113,9 @@ def find(
         max_time_s=parse_time_s(max_time) if isinstance(max_time, str) else max_time,
         exhaustive=exhaustive,
         repeat=repeat,
+        train_steps=train_steps,
+        train_tokens=_count(train_tokens),
+        check_loss=check_loss,
         seed=seed,
         revision=revision,
         trust_remote_code=trust_remote_code,
@@ -147,6 +162,10 @@ def _conduct(plan: SearchPlan, directory: RunDirectory, runner: LocalRunner, obs
         return Tuner(plan, directory, runner, observer, model=model).run()
     finally:
         learn(plan, model, directory.results())
+
+
+def _count(tokens: float | str | None) -> float | None:
+    return parse_count(tokens, option="--train-tokens") if isinstance(tokens, str) else tokens
 
 
 def _options(**fields: Any) -> Options:

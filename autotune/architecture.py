@@ -22,14 +22,27 @@ class Task(StrEnum):
     MASKED_LM = "masked-lm"
     SEQUENCE_CLASSIFICATION = "sequence-classification"
     IMAGE_CLASSIFICATION = "image-classification"
+    SPEECH_CTC = "speech-ctc"
+    SPEECH_SEQ2SEQ = "speech-seq2seq"
+    AUDIO_CLASSIFICATION = "audio-classification"
 
     @property
     def takes_text(self) -> bool:
-        """Whether the inputs are token ids (otherwise pixel values)."""
-        return self is not Task.IMAGE_CLASSIFICATION
+        """Whether the inputs are token ids (otherwise pixel values or sound)."""
+        return self is not Task.IMAGE_CLASSIFICATION and not self.takes_audio
+
+    @property
+    def takes_audio(self) -> bool:
+        """Whether the inputs are waveforms or spectrograms."""
+        return self in (Task.SPEECH_CTC, Task.SPEECH_SEQ2SEQ, Task.AUDIO_CLASSIFICATION)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether a decoder has token ids of its own to predict."""
+        return self in (Task.SEQ2SEQ_LM, Task.SPEECH_SEQ2SEQ)
 
 
-Kind = Literal["decoder", "encoder", "encoder-decoder", "vision"]
+Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text"]
 
 
 class ModelSpec(Value):
@@ -46,6 +59,12 @@ class ModelSpec(Value):
     trust_remote_code: bool = False
 
 
+# Ways of running experts that transformers 5 can switch its models between (`ExpertsInterface` in integrations/moe.py);
+# the last two are kernels from the hub.
+EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager", "deepgemm", "sonicmoe")
+HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})
+
+
 class ModelFacts(Value):
     """What the classes of a model offer for one task, read off the model built on the meta device."""
 
@@ -54,12 +73,25 @@ class ModelFacts(Value):
     attn_implementations: tuple[str, ...] = Field(
         description="kernels that the class says it supports, the library's default first; empty: no attention"
     )
+    experts: int = Field(default=0, description="experts of a layer, 0: none")
+    experts_implementations: tuple[str, ...] = Field(
+        default=(), description="ways of running experts that its class can be switched between, the default first"
+    )
+    experts_per_token: int | None = Field(default=None, description="experts that a token goes to, where it can be set")
+    expert_capacity: int | None = Field(default=None, description="tokens that an expert takes, where that is limited")
+    liger: bool = Field(default=False, description="whether the installed liger-kernel has kernels for its type")
     supports_checkpointing: bool
+    layers: int | None = Field(default=None, description="that can be checkpointed one by one, None: unknown")
     batch_coupled: str | None = Field(
         default=None,
         description="why the micro-batch split changes the numbers (batch norm, router loss), or None",
     )
     has_dropout: bool
+    packs: bool = Field(default=False, description="attention stays within the samples of a packed row")
     max_sequence_length: int | None = Field(default=None, description="positions the model has, None: unlimited")
+    max_target_length: int | None = Field(default=None, description="of a decoder that has its own, None: as above")
     vocab_size: int | None = None
     linear_modules: tuple[str, ...] = Field(default=(), description="last names of the linear layers, for adapters")
+    biases: int | None = Field(default=None, description="number of biases below the head, None: not looked at")
+    expert_parameters: tuple[str, ...] = Field(default=(), description="last names of the fused weights of experts")
+    takes_prefix: bool | None = Field(default=None, description="whether its head takes keys and values from outside")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from autotune.architecture import ModelFacts
+from autotune.checkpointing import Checkpointing, kind_of
 from autotune.config import Precision, TrainConfig
 from autotune.errors import InputError, suggestion
 from autotune.hardware import Hardware
@@ -35,8 +36,8 @@ _REFUSED = {
     "fsdp": "several devices are not searched yet",
     "deepspeed": "several devices are not searched yet",
     "parallelism_config": "several devices are not searched yet",
+    "group_by_length": "transformers 5 calls it train_sampling_strategy: group_by_length",
     "auto_find_batch_size": "it would change the batch during a measurement",
-    "torch_compile_mode": "compile modes are not searched yet",
     "torchdynamo": "transformers 5 calls it torch_compile_backend",
     "no_cuda": "transformers 5 calls it use_cpu",
     "fp16_opt_level": "apex is gone from transformers 5; use fp16 or bf16",
@@ -87,6 +88,21 @@ def default_micro_batch(global_batch: int | None) -> int:
     return max(d for d in range(1, min(TRAINER_MICRO_BATCH, global_batch) + 1) if global_batch % d == 0)
 
 
+def _checkpointing(given: dict[str, Any]) -> Checkpointing:
+    """Return the kind that the user's arguments ask for, by the newer name or the older.
+
+    Raises:
+        InputError: No kind has these options.
+    """
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if given.get(name):
+            try:
+                return kind_of(given.get(f"{name}_kwargs") or {})
+            except (ValueError, AttributeError) as error:
+                raise InputError(f"--baseline: {name}_kwargs: {error}") from None
+    return "none"
+
+
 def baseline_config(
     arguments: UserArguments | None, global_batch: int | None, facts: ModelFacts, hardware: Hardware
 ) -> TrainConfig:
@@ -98,18 +114,22 @@ def baseline_config(
     given = arguments.searched if arguments else {}
     if given.get("bf16") and given.get("fp16"):
         raise InputError("--baseline: bf16 and fp16 are both set; the Trainer takes one")
-    checkpointing = given.get("activation_checkpointing") or given.get("gradient_checkpointing")
-    compiled = given.get("torch_compile") or given.get("torch_compile_backend")
+    compiled = any(given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"))
     try:
         return TrainConfig(
             per_device_train_batch_size=given.get("per_device_train_batch_size", default_micro_batch(global_batch)),
             precision=Precision.BF16 if given.get("bf16") else Precision.FP16 if given.get("fp16") else Precision.FP32,
             tf32=bool(given.get("tf32")),
             optim=given.get("optim", "adamw_torch_fused"),
-            checkpointing="full" if checkpointing else "none",
+            checkpointing=_checkpointing(given),
             attn_implementation=facts.attn_implementations[0] if facts.attn_implementations else None,
             torch_compile_backend=(given.get("torch_compile_backend") or "inductor") if compiled else None,
+            torch_compile_mode=given.get("torch_compile_mode") if compiled else None,
+            experts_implementation=facts.experts_implementations[0] if facts.experts_implementations else None,
+            use_liger_kernel=bool(given.get("use_liger_kernel")),
             dataloader_num_workers=given.get("dataloader_num_workers", 0),
+            dataloader_prefetch_factor=given.get("dataloader_prefetch_factor") or None,
+            train_sampling_strategy=given.get("train_sampling_strategy", "random"),
             # The Trainer's default is to pin, which it drops by itself where there is no accelerator.
             dataloader_pin_memory=not hardware.is_cpu and given.get("dataloader_pin_memory", True),
         )

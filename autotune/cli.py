@@ -42,8 +42,8 @@ def find(
     task: Annotated[str | None, typer.Option(help="Head to train; by default the architecture's usual one.")] = None,
     data: Annotated[str | None, typer.Option(help="JSONL, CSV, Parquet or text; default: synthetic.")] = None,
     text_field: Annotated[str | None, typer.Option(help="Column of --data that holds the text.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample [512; CPU 128].")] = None,
-    target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len].")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample, or frames [512; CPU 128].")] = None,
+    target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len; speech 128].")] = None,
     global_batch: Annotated[str | None, typer.Option(help="Samples per step, or 'any' [64; CPU 16].")] = None,
     baseline: Annotated[str | None, typer.Option(help="JSON of your TrainingArguments to compare with.")] = None,
     allow: Annotated[str, typer.Option(help="What may change: exact, numerics, optimizer, method.")] = "optimizer",
@@ -55,6 +55,9 @@ def find(
     max_time: Annotated[str | None, typer.Option(help="Time of the whole search, such as 10m.")] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point; write table.jsonl.")] = False,
     repeat: Annotated[int, typer.Option(min=1, help="Times each point is measured (--exhaustive).")] = 1,
+    train_steps: Annotated[int | None, typer.Option(min=1, help="Minimise the time of a run of so many steps.")] = None,
+    train_tokens: Annotated[str | None, typer.Option(help="The same in tokens, such as 20B.")] = None,
+    check_loss: Annotated[int | None, typer.Option(min=0, help="Steps whose losses must agree [20; quick 0].")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and the search.")] = 42,
@@ -88,6 +91,9 @@ def find(
             max_time=max_time,
             exhaustive=exhaustive,
             repeat=repeat,
+            train_steps=train_steps,
+            train_tokens=train_tokens,
+            check_loss=check_loss,
             run_dir=directory,
             seed=seed,
             revision=revision,
@@ -124,8 +130,8 @@ def estimate(
     gpu: Annotated[str | None, typer.Option(help="Device of `autotune gpus`, or all [this machine's].")] = None,
     memory: Annotated[str | None, typer.Option(help="Device memory; without --gpu some GPU of this size.")] = None,
     task: Annotated[str | None, typer.Option(help="Head to train; by default the architecture's usual one.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample [512; CPU 128].")] = None,
-    target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len].")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample, or frames [512; CPU 128].")] = None,
+    target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len; speech 128].")] = None,
     global_batch: Annotated[str | None, typer.Option(help="Samples per step, or 'any' [64; CPU 16].")] = None,
     allow: Annotated[str | None, typer.Option(help="What a ranking may change, as of find [optimizer].")] = None,
     tokens: Annotated[str | None, typer.Option(help="Length of a run to cost, such as 20B or 300e9.")] = None,
@@ -138,7 +144,7 @@ def estimate(
 ) -> None:
     """Predict memory and speed without running: of the knobs given, or of the best.
 
-    With a knob (--micro-batch ... --lora-target-modules) the estimate is of that configuration; without, the best
+    With a knob (--micro-batch ... --adapter-rank) the estimate is of that configuration; without, the best
     predicted ones are ranked; with --gpu all, the devices of the table.
     """
 

@@ -9,28 +9,18 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
+from autotune.adapter_config import AnyAdapter
 from autotune.architecture import ModelSpec, Task
+from autotune.checkpointing import Checkpointing
+from autotune.compilers import BACKENDS, Mode
 from autotune.errors import suggestion
+from autotune.not_offered import why_not
+from autotune.optimizers import OPTIMIZERS, SUCCESSORS
 from autotune.values import Value
 
 SYNTHETIC_SAMPLES = 512
-
-# transformers.training_args.OptimizerNames of 5.23, not imported because that takes seconds.
-OPTIMIZERS = frozenset(
-    {
-        "adafactor", "adagrad", "adalomo", "adamw_8bit", "adamw_anyprecision", "adamw_bnb_8bit", "adamw_torch",
-        "adamw_torch_4bit", "adamw_torch_8bit", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_torch_xla",
-        "ademamix", "ademamix_8bit", "apollo_adamw", "apollo_adamw_layerwise", "galore_adafactor",
-        "galore_adafactor_layerwise", "galore_adamw", "galore_adamw_8bit", "galore_adamw_8bit_layerwise",
-        "galore_adamw_layerwise", "grokadamw", "lion_32bit", "lion_8bit", "lomo", "paged_ademamix_32bit",
-        "paged_ademamix_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "paged_lion_32bit", "paged_lion_8bit",
-        "rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit", "schedule_free_adamw",
-        "schedule_free_radam", "schedule_free_sgd", "sgd", "stable_adamw",
-    }
-)  # fmt: skip
-_GONE_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
 
 class Allowance(StrEnum):
@@ -44,11 +34,14 @@ class Allowance(StrEnum):
     @property
     def rank(self) -> int:
         """Position from the strictest (0) to the freest (3)."""
-        return list(Allowance).index(self)
+        return _RANKS[self]
 
     def admits(self, other: Allowance) -> bool:
         """Whether a change of class `other` is allowed."""
         return other.rank <= self.rank
+
+
+_RANKS = {allowance: rank for rank, allowance in enumerate(Allowance)}
 
 
 class Precision(StrEnum):
@@ -60,14 +53,8 @@ class Precision(StrEnum):
     PURE_BF16 = "pure_bf16"  # [O3] weights, gradients and states in bf16
 
 
-class LoraAdapter(Value):
-    """Low-rank adapters beside frozen weights (arXiv:2106.09685)."""
-
-    kind: Literal["lora"] = "lora"
-    rank: PositiveInt = 16
-    alpha: PositiveInt = 32
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    target_modules: Literal["all-linear", "attention"] = "all-linear"
+# Kinds of base weights that bitsandbytes packs; "double" packs their scales too.
+Quantization = Literal["int8", "nf4", "nf4-double", "fp4", "fp4-double"]
 
 
 class TrainConfig(Value):
@@ -77,21 +64,50 @@ class TrainConfig(Value):
     precision: Precision = Precision.FP32
     tf32: bool = Field(default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer")
     optim: str = Field(default="adamw_torch_fused", description="a value of transformers' OptimizerNames")
-    checkpointing: Literal["none", "full"] = "none"
+    checkpointing: Checkpointing = "none"
     attn_implementation: str | None = Field(default=None, description="None: the model has no attention")
+    experts_implementation: str | None = Field(default=None, description="None: the model has no experts to choose for")
+    experts_per_token: PositiveInt | None = Field(default=None, description="in place of the model's own top-k")
+    expert_capacity: PositiveInt | None = Field(default=None, description="tokens an expert takes, for the model's own")
+    use_liger_kernel: bool = Field(default=False, description="fused kernels of the package liger-kernel")
     torch_compile_backend: str | None = Field(default=None, description="None: not compiled")
-    adapter: LoraAdapter | None = Field(default=None, description="None: all weights are trained")
+    torch_compile_mode: Mode | None = Field(default=None, description="of inductor; None: its default")
+    adapter: AnyAdapter | None = Field(default=None, description="None: all weights are trained")
+    quantization: Quantization | None = Field(default=None, description="of the frozen base weights; None: not packed")
     dataloader_num_workers: int = Field(default=0, ge=0)
+    dataloader_prefetch_factor: PositiveInt | None = Field(default=None, description="batches ahead; None: torch's 2")
     dataloader_pin_memory: bool = True
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = "random"
+    packing: bool = Field(default=False, description="samples of a micro-batch in one row, without padding")
 
     @field_validator("optim")
     @classmethod
     def _known_optimizer(cls, name: str) -> str:
-        if name in _GONE_OPTIMIZERS:
-            raise ValueError(f"{name} is gone from transformers 5; use {_GONE_OPTIMIZERS[name]}")
+        if name in SUCCESSORS:
+            raise ValueError(f"{name} is gone from transformers 5; use {SUCCESSORS[name]}")
         if name not in OPTIMIZERS:
             raise ValueError(f"transformers has no optimizer {name!r}{suggestion(name, OPTIMIZERS)}")
         return name
+
+    @field_validator("torch_compile_backend")
+    @classmethod
+    def _known_backend(cls, name: str | None) -> str | None:
+        if name is not None and name not in BACKENDS:
+            raise ValueError(f"{name!r} is no backend of torch.compile{suggestion(name, BACKENDS)}")
+        return name
+
+    @field_validator("adapter", mode="before")
+    @classmethod
+    def _usual_kind(cls, adapter: Any) -> Any:
+        return {"kind": "lora", **adapter} if isinstance(adapter, dict) else adapter
+
+    @field_validator("precision", "attn_implementation", "quantization", mode="before")
+    @classmethod
+    def _offered(cls, value: Any, info: ValidationInfo) -> Any:
+        reason = why_not(str(info.field_name), value)
+        if reason is not None:
+            raise ValueError(reason)
+        return value
 
     @property
     def config_id(self) -> str:
@@ -116,7 +132,7 @@ class Workload(Value):
 
     model: ModelSpec
     task: Task
-    sequence_length: PositiveInt = Field(description="tokens; longer samples are cut")
+    sequence_length: PositiveInt = Field(description="tokens, or frames of sound; longer samples are cut")
     target_length: PositiveInt | None = Field(default=None, description="decoder tokens, encoder-decoders only")
     global_batch_size: PositiveInt | None = Field(description="samples per optimizer step; None: free")
     dataset: str | None = Field(default=None, description="file of real data; None: synthetic samples")
@@ -148,8 +164,15 @@ class Workload(Value):
         return self.accumulation_steps(config) * config.per_device_train_batch_size
 
     @property
+    def shown_length(self) -> str:
+        """How long a sample is, in words; empty for images."""
+        if self.task.takes_audio:
+            return f"{self.sequence_length} frames"
+        return f"sequence {self.sequence_length}" if self.task.takes_text else ""
+
+    @property
     def tokens_per_sample(self) -> float | None:
-        """Mean tokens of a sample, source and target together; None for images."""
+        """Mean tokens of a sample, source and target together; None for images and sound."""
         if not self.task.takes_text:
             return None
         if self.lengths is None:

@@ -57,8 +57,7 @@ def prepare(workload: Workload, directory: Path) -> Corpus | None:
     """
     if workload.dataset is None:
         return None
-    if not workload.task.takes_text:
-        raise InputError(f"{workload.dataset}: images are not read from files yet; leave the data out")
+    refuse_files(workload)
     path = checked_path(workload.dataset)
     scratch = directory / "reading"
     try:
@@ -72,6 +71,17 @@ def prepare(workload: Workload, directory: Path) -> Corpus | None:
         raise RunDirectoryError(f"{directory}: can't be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def refuse_files(workload: Workload) -> None:
+    """Refuse a file for samples that aren't texts.
+
+    Raises:
+        InputError: There is one.
+    """
+    if workload.dataset is not None and not workload.task.takes_text:
+        what = "recordings" if workload.task.takes_audio else "images"
+        raise InputError(f"{workload.dataset}: {what} are not read from files yet; leave the data out")
 
 
 def load_rows(directory: Path) -> Any:

@@ -1,17 +1,16 @@
-"""Makes the samples a trial trains on, synthetic or from the prepared corpus, and puts them into batches.
+"""Makes the samples a trial trains on, synthetic or from the prepared corpus; `batches` puts them into batches.
 
 Called in the process of a trial. A data set is as long as it is asked to be (it wraps around), so that no
 epoch ends inside a trial, and an item is a slice of what was made beforehand, so that fetching it costs next
 to nothing beside a training step. Every item depends on the workload's seed and on its index alone.
 
 Synthetic texts all have the workload's length and therefore no attention mask. Their ids, like the pixels of
-the images, are valid and otherwise without meaning. Masked-language samples label 15 % of the positions
-(arXiv:1810.04805) but leave the ids in place, since a mask id changes neither time nor memory.
+the images and the noise that stands for speech, are valid and otherwise without meaning. Masked-language samples label
+15 % of the positions (arXiv:1810.04805) but leave the ids in place, since a mask id changes neither time nor memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,21 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.architecture import Task
-from autotune.config import SYNTHETIC_SAMPLES, Workload
-from autotune.corpus import Corpus, load_rows, prepare, row_lengths
-from autotune.errors import InputError
+from autotune.audio import audio_input, labels_of
+from autotune.batches import IGNORED, Collator, PackCollator, PadCollator, Sample, StackCollator, row_order
+from autotune.config import SYNTHETIC_SAMPLES, TrainConfig, Workload
+from autotune.corpus import Corpus, load_rows, prepare, refuse_files, row_lengths
+from autotune.images import image_input
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Corpus", "prepare", "training_data"]
 
-IGNORED = -100  # the label that transformers' losses leave out
 MASKED_SHARE = 0.15
-IMAGES = 8  # distinct images; a data set of them takes megabytes, not gigabytes
-_DEFAULT_IMAGE_SIZE = 224  # of ImageNet models whose config doesn't tell, such as ResNet
-
-Sample = dict[str, "Tensor"]
+IMAGES = 8  # distinct images or recordings; a data set of them takes megabytes, not gigabytes
 
 
 class Samples(Protocol):
@@ -45,16 +42,14 @@ class Samples(Protocol):
     def __getitem__(self, index: int) -> Sample: ...
 
 
-class Collator(Protocol):
-    """Makes a batch of samples."""
-
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Return tensors whose first dimension is that of the batch."""
-        ...
-
-
 def training_data(
-    workload: Workload, model_config: Any, *, samples: int, directory: Path | None, longest_first: int | None = None
+    workload: Workload,
+    model_config: Any,
+    *,
+    samples: int,
+    directory: Path | None,
+    longest_first: int | None = None,
+    config: TrainConfig | None = None,
 ) -> tuple[Samples, Collator]:
     """Return `samples` samples that fit `model_config`, and what makes batches of them.
 
@@ -64,16 +59,17 @@ def training_data(
         samples: Length of the data set; indices beyond the data start again from their beginning.
         directory: Where `corpus.prepare` put the rows; None for synthetic data.
         longest_first: So many of the longest rows come first, that the peak of memory is met at once, and all rows
-            follow in an order that the seed alone decides; None keeps the order of the file.
+            follow as `config` and the seed decide; None keeps the order of the file, for a Trainer to sample from.
+        config: How rows of a file are sampled and put into batches; None for at random, with padding.
 
     Raises:
-        InputError: The workload wants images from a file.
+        InputError: The workload wants images or sound from a file.
         RunDirectoryError: The prepared rows are missing.
     """
-    if workload.task is Task.IMAGE_CLASSIFICATION:
-        if workload.dataset is not None:
-            raise InputError(f"{workload.dataset}: images are not read from files yet; leave the data out")
-        return Repeated(_synthetic_images(workload, model_config), samples), StackCollator()
+    if not workload.task.takes_text:
+        refuse_files(workload)
+        made = _synthetic_sound if workload.task.takes_audio else _synthetic_images
+        return Repeated(made(workload, model_config), samples), StackCollator()
     if workload.dataset is None:
         return Repeated(_synthetic_texts(workload, model_config), samples), StackCollator()
     if directory is None:
@@ -85,9 +81,19 @@ def training_data(
         inputs=Column(rows, "input_ids"),
         labels=Column(rows, "labels") if "labels" in rows.column_names else None,
     )
+    config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:
-        texts = Ordered(texts, _order(row_lengths(rows), longest_first, workload.seed))
-    return Repeated(texts, samples), PadCollator(_ids(model_config, "pad_token_id", default=0)[0])
+        order = row_order(
+            row_lengths(rows),
+            longest_first=longest_first,
+            rows=samples,
+            config=config,
+            per_step=workload.samples_per_step(config),
+            seed=workload.seed,
+        )
+        texts = Ordered(texts, order)
+    pad = _ids(model_config, "pad_token_id", default=0)[0]
+    return Repeated(texts, samples), PackCollator() if config.packing else PadCollator(pad)
 
 
 @dataclass(frozen=True)
@@ -118,12 +124,6 @@ class Ordered:
 
     def __getitem__(self, index: int) -> Sample:
         return self.source[int(self.order[index])]
-
-
-def _order(lengths: NDArray[np.int64], longest_first: int, seed: int) -> NDArray[np.int64]:
-    """Return row numbers: the longest rows, then all rows shuffled."""
-    longest = np.argsort(-lengths, kind="stable")[:longest_first]
-    return np.concatenate([longest, np.random.default_rng(seed).permutation(len(lengths))])
 
 
 @dataclass(frozen=True)
@@ -180,54 +180,19 @@ class TextSamples:
 
 
 @dataclass(frozen=True)
-class ImageSamples:
-    """Labels of their own for a handful of images that take turns."""
+class DenseSamples:
+    """Labels of their own for a handful of images or recordings that take turns."""
 
-    images: NDArray[np.float32]
+    name: str
+    inputs: NDArray[np.float32] | NDArray[np.int64]
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Sample:
-        image = self.images[index % len(self.images)]
-        return {"pixel_values": _tensor(image), "labels": _tensor(np.array(self.labels[index]))}
-
-
-@dataclass(frozen=True)
-class StackCollator:
-    """Batches of samples that are all of one shape."""
-
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Stack the tensors of each name."""
-        import torch
-
-        return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-
-
-@dataclass(frozen=True)
-class PadCollator:
-    """Batches of texts, padded on the right to the longest of the batch, as Hugging Face's collators do."""
-
-    pad_id: int
-
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Pad and stack; mask what is padding."""
-        import torch
-
-        ids = [sample["input_ids"] for sample in samples]
-        labels = [sample["labels"] for sample in samples]
-        return {
-            "input_ids": _padded(ids, self.pad_id),
-            "attention_mask": _padded([torch.ones_like(row) for row in ids], 0),
-            "labels": _padded(labels, IGNORED) if labels[0].ndim else torch.stack(labels),
-        }
-
-
-def _padded(rows: Sequence[Tensor], value: int) -> Tensor:
-    from torch.nn.utils.rnn import pad_sequence
-
-    return pad_sequence(list(rows), batch_first=True, padding_value=value)
+        dense = self.inputs[index % len(self.inputs)]
+        return {self.name: _tensor(dense), "labels": _tensor(np.array(self.labels[index]))}
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
@@ -266,13 +231,28 @@ def _ids(config: Any, name: str, *, default: int | None = None) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _synthetic_images(workload: Workload, config: Any) -> ImageSamples:
+def _synthetic_images(workload: Workload, config: Any) -> DenseSamples:
     random = np.random.default_rng(workload.seed)
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None) or _DEFAULT_IMAGE_SIZE
-    height, width = (size, size) if isinstance(size, int) else size
-    shape = (IMAGES, getattr(vision, "num_channels", 3), height, width)
-    return ImageSamples(
-        images=random.standard_normal(shape, dtype=np.float32),
+    name, shape, clusters = image_input(config)
+    size = (IMAGES, *shape)
+    return DenseSamples(
+        name=name,
+        inputs=random.standard_normal(size, dtype=np.float32)
+        if clusters is None
+        else random.integers(clusters, size=size),
         labels=random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int64),
     )
+
+
+def _synthetic_sound(workload: Workload, config: Any) -> DenseSamples:
+    """Return noise of the workload's length, with a transcript or a class each."""
+    random = np.random.default_rng(workload.seed)
+    name, shape = audio_input(config, workload.sequence_length)
+    if workload.task is Task.AUDIO_CLASSIFICATION:
+        labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int64)
+    elif workload.task is Task.SPEECH_SEQ2SEQ:
+        labels = _random_ids(random, workload.target_length or workload.sequence_length, config).astype(np.int64)
+    else:
+        ordinary = np.setdiff1d(np.arange(config.vocab_size), _ids(config, "pad_token_id"))  # its blank pads for CTC
+        labels = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, labels_of(workload.sequence_length)))
+    return DenseSamples(name, random.standard_normal((IMAGES, *shape), dtype=np.float32), labels)

@@ -10,8 +10,9 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from autotune import planning
-from autotune.architecture import ModelFacts, Task
+from autotune import planning, workload_plan
+from autotune.architecture import ModelFacts
+from autotune.audio import fixed_frames
 from autotune.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.config import Allowance, Effort, TrainConfig, Workload
 from autotune.cost.calibrate import rates_of
@@ -19,10 +20,14 @@ from autotune.errors import InputError
 from autotune.estimate_report import Device
 from autotune.hardware import Hardware, default_budget_bytes, detect
 from autotune.knobs import Scalar, knobs, refused, shown
+from autotune.models import resolve
+from autotune.optimizers import OPTIMIZERS
+from autotune.options import Options
 from autotune.planning import SearchPlan
 from autotune.rates import Rates
+from autotune.search.points import make_config, make_point
 from autotune.search.rules import refusals
-from autotune.search.space_file import SpaceFile, load_space, make_config, make_point
+from autotune.search.space_file import SpaceFile, load_space
 from autotune.units import show_memory
 from autotune.values import Value
 
@@ -128,15 +133,21 @@ def _target_of_memory(memory_bytes: int) -> Target:
     return Target(device=device, rates=rates, notes=(note,))
 
 
-def with_flash(target: Target, point: Mapping[str, Scalar]) -> Target:
-    """Return a device of the table with flash-attn installed, if `point` asks for its kernel; others as they are."""
-    kernel = str(point.get("attn_implementation") or "")
+def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
+    """Return a device of the table with what `point` needs installed; a device that is here as it is."""
     hardware = target.device.hardware
-    if not kernel.startswith("flash_attention") or hardware.driver is not None or hardware.is_cpu:
+    optimizer = OPTIMIZERS.get(str(point.get("optim")))
+    wanted = {
+        "flash-attn": str(point.get("attn_implementation") or "").startswith("flash_attention"),
+        (optimizer.package if optimizer else None) or "torch": True,
+    }
+    missing = [name for name, asked in wanted.items() if asked and name not in hardware.versions]
+    if not missing or hardware.driver is not None or hardware.is_cpu:
         return target
-    installed = hardware.model_copy(update={"versions": {"flash-attn": "assumed", **hardware.versions}})
+    installed = hardware.model_copy(update={"versions": {**dict.fromkeys(missing, "assumed"), **hardware.versions}})
     device = target.device.model_copy(update={"hardware": installed})
-    return target.model_copy(update={"device": device, "notes": (*target.notes, "flash-attn taken as installed")})
+    notes = (*target.notes, *(f"{name} taken as installed" for name in missing))
+    return target.model_copy(update={"device": device, "notes": notes})
 
 
 def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
@@ -145,9 +156,11 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
     Raises:
         InputError: The model, its task or a length can't be used.
     """
-    length = options.seq_len or planning.DEFAULT_SEQUENCE_LENGTH[kind]
-    batch = options.global_batch or planning.DEFAULT_GLOBAL_BATCH[kind]
-    asked = planning.Options(
+    spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
+    fixed = fixed_frames(spec.model_type, spec.config)
+    length = options.seq_len or fixed or workload_plan.DEFAULT_SEQUENCE_LENGTH[kind]
+    batch = options.global_batch or workload_plan.DEFAULT_GLOBAL_BATCH[kind]
+    asked = Options(
         model=options.model,
         task=options.task,
         seq_len=length,
@@ -161,7 +174,9 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
     notes = []
     if options.seq_len is None and workload.task.takes_text:
         notes.append(f"sequence length {length} (--seq-len)")
-    if options.target_len is None and workload.task is Task.SEQ2SEQ_LM:
+    if options.seq_len is None and workload.task.takes_audio:
+        notes.append(f"samples of {length} frames of sound" + ("" if fixed else " (--seq-len)"))
+    if options.target_len is None and workload.task.has_targets:
         notes.append(f"target length {workload.target_length} (--target-len)")
     if options.global_batch is None:
         notes.append(f"global batch {batch} samples (--global-batch)")
@@ -175,7 +190,7 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
         InputError: The model hasn't so many positions.
     """
     outline = planning.Outline(
-        options=planning.Options(model=workload.model.reference, allow=allowance),
+        options=Options(model=workload.model.reference, allow=allowance),
         hardware=device.hardware,
         workload=workload,
         memory_bytes=device.memory_bytes,

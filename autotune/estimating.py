@@ -22,14 +22,14 @@ from autotune.estimate_plan import (
     knob_notes,
     refusal,
     target_of,
-    with_flash,
+    with_packages,
     workload_of,
 )
 from autotune.estimate_report import ConfigReport, RankingReport, Report, miss
 from autotune.forecast import Forecast, Question
 from autotune.knobs import point_of
 from autotune.run_cost import read_prices, tokens_per_sample
-from autotune.search.space_file import make_point
+from autotune.search.points import make_point
 from autotune.survey import RANKED, survey
 from autotune.tracing import Profiles
 
@@ -62,7 +62,7 @@ def report(options: EstimateOptions) -> Report:
     check(options)
     prices = read_prices(Path(options.prices)) if options.prices is not None else None
     point = point_of(options.knobs)
-    target = None if options.gpu == "all" else with_flash(target_of(options), point)
+    target = None if options.gpu == "all" else with_packages(target_of(options), point)
     workload, said = workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
         tokens_per_sample(workload)
@@ -98,8 +98,9 @@ def estimate(
         config: What is estimated.
         workload: What is trained, in place of `model` and of the options that describe it.
         task: As of :func:`autotune.find`, like the next three.
-        seq_len: Tokens of a sample; 512 by default, 128 on the CPU.
-        target_len: Decoder tokens of an encoder-decoder; `seq_len` by default.
+        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 128 on the CPU. Whisper
+            takes 30 s and nothing else.
+        target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
         global_batch: Samples per optimizer step; 64 by default, 16 on the CPU; 'any' for one micro-batch a step.
         gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
         device: Of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
@@ -123,7 +124,7 @@ def estimate(
     )
     check(options)
     point = make_point(config)
-    target = with_flash(target_of(options), point)
+    target = with_packages(target_of(options), point)
     said: tuple[str, ...] = ()
     if workload is None:
         workload, said = workload_of(options, target.device.hardware.kind)

@@ -20,6 +20,7 @@ from autotune.config import Effort, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.events import Note
 from autotune.planning import SearchPlan, budget_of
+from autotune.proving import Check
 from autotune.recording import RecordedPoint, RecordedTrial, Table, TableHeader
 from autotune.search.space_file import SpaceFile
 from autotune.trial import Purpose, TrialResult
@@ -80,18 +81,18 @@ class Recorder(Tuner):
     def _kept_s(self) -> float:
         return 0.0
 
-    def _timeout_s(self, config: TrainConfig, purpose: Purpose) -> float:
+    def _timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
         return max(1.0, min(self._plan.budget.trial_timeout_s, self.time_left_s()))
 
 
 def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:
     """Return the trials of a search as a table, the points in the order of their first trial.
 
-    Finals measure more than other trials, which no replay would know; they are left out.
+    Finals and checks do more than other trials, which no replay would know; they are left out.
     """
     trials: dict[TrainConfig, list[RecordedTrial]] = {}
     for result in sorted(results, key=lambda r: r.request.number):
-        if result.request.purpose is not Purpose.FINAL:
+        if result.request.purpose.explores:
             trials.setdefault(result.request.config, []).append(RecordedTrial.of(result))
     header = TableHeader(
         autotune_version=__version__,

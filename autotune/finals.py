@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from autotune.config import TrainConfig
 from autotune.planning import SearchPlan
+from autotune.proving import Proof
 from autotune.search.history import History
 from autotune.statistics import rate_interval, ratio_of_means
 from autotune.trial import Interval, Measurement, Purpose, TrialResult, TrialStatus
@@ -32,6 +33,7 @@ class Finals:
         self._plan = plan
         self._history = history
         self._results = results
+        self.proof = Proof(plan, history, results)
 
     def contenders(self) -> list[TrainConfig]:
         """Return the baseline, if it completed, and then the finalists, the fastest first.
@@ -42,7 +44,8 @@ class Finals:
         finalists = [
             r.request.config
             for r in ranking
-            if r.request.config != self._plan.baseline and _rate(r) >= FINALIST_SHARE * _rate(ranking[0])
+            if r.request.config != self._plan.baseline
+            and self._history.rate(r) >= FINALIST_SHARE * self._history.rate(ranking[0])
         ][: self._plan.budget.finalists]
         completed = any(r.request.config == self._plan.baseline for r in ranking)
         return ([self._plan.baseline] if completed else []) + finalists
@@ -66,8 +69,10 @@ class Finals:
         return any(r.measurement for r in self.trials(config))
 
     def has_failed(self, config: TrainConfig) -> bool:
-        """Whether `config` has failed a final trial; one that was cut short by the time limit tells nothing."""
-        return any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in self.trials(config))
+        """Whether `config` has failed a final trial or a check; a trial cut short by the time limit tells nothing."""
+        if any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in self.trials(config)):
+            return True
+        return self.proof.refusal(config) is not None
 
     def expected_s(self, config: TrainConfig | None = None) -> float:
         """Return the seconds that the finals, or the one of `config`, should take by what the search measured.
@@ -112,6 +117,7 @@ class Finals:
                 "samples_per_second": rate,
                 "samples_per_second_interval": rate_interval(times, samples),
                 "tokens_per_second": None if tokens is None else rate * tokens,
+                "first_step_s": max(m.first_step_s for m in measured),  # the coldest start
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
             }
         )
@@ -124,9 +130,13 @@ class Finals:
         return Comparison(*ratio_of_means(theirs, ours))
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
-        """Return the seconds per sample of each measured step, a list per final trial."""
+        """Return the seconds per sample of each measured step, its share of the start included, a list per trial."""
         samples = self._plan.workload.samples_per_step(config)
-        return [[t / samples for t in r.measurement.step_times_s] for r in self.trials(config) if r.measurement]
+        whole = self.merged(config)
+        start_s = self._plan.objective.start_s_per_sample(whole) if whole else 0.0
+        return [
+            [t / samples + start_s for t in r.measurement.step_times_s] for r in self.trials(config) if r.measurement
+        ]
 
 
 class Comparison(NamedTuple):
@@ -134,7 +144,3 @@ class Comparison(NamedTuple):
 
     ratio: float
     interval: Interval
-
-
-def _rate(result: TrialResult) -> float:
-    return result.measurement.samples_per_second if result.measurement else 0.0

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.config import TrainConfig
 from autotune.cost.model import CostModel
@@ -30,6 +31,9 @@ _CURIOSITY = 0.5
 WORTHWHILE_GAIN = 1.01
 WORTHWHILE_CHANCE = 0.1
 
+# A cold compile of small models took inductor 20 to 79 s on two cores; larger ones on a GPU take minutes.
+_COMPILE_S = 60.0
+
 # So many trials beside the baseline are run whatever the chances: a prediction alone never ends a search.
 LEAST_TRIALS = 2
 
@@ -46,14 +50,23 @@ class Guide:
     def __init__(self, model: CostModel, plan: SearchPlan, space: SearchSpace) -> None:
         self._model = model
         self._budget_bytes = plan.memory_bytes
+        self._run_samples = plan.objective.run_samples
         points = (point for _, point in zip(range(_MOST_CONFIGS), space.points(), strict=False))
         self._configs = list(dict.fromkeys(map(space.config, points)))
         self._predict()
 
     def _predict(self) -> None:
         predicted = self._model.predict(self._configs)
-        self._rates, self._deviations = predicted.samples_per_second, predicted.log_deviation
+        self._rates, self._deviations = self._over_the_run(predicted.samples_per_second), predicted.log_deviation
         self._fits = predicted.chance_to_fit(self._budget_bytes)
+
+    def _over_the_run(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the rates with the start of what is compiled spread over the run, as the objective has it."""
+        if self._run_samples is None:
+            return rates
+        compiled = [config.torch_compile_backend == "inductor" for config in self._configs]
+        slowed: NDArray[np.float64] = 1.0 / (1.0 / rates + np.array(compiled) * _COMPILE_S / self._run_samples)
+        return slowed
 
     @property
     def knows_all(self) -> bool:
@@ -91,7 +104,7 @@ class Guide:
             is_open: Whether a configuration may still be tried.
         """
         best = history.best()
-        bar = best.measurement.samples_per_second * WORTHWHILE_GAIN if best and best.measurement else 0.0
+        bar = history.rate(best) * WORTHWHILE_GAIN if best is not None else 0.0
         least_chance = WORTHWHILE_CHANCE if len(history) > LEAST_TRIALS else 0.0
         scores = self._fits * self._rates * np.exp(_CURIOSITY * self._deviations)
         for index in np.argsort(-np.nan_to_num(scores, nan=-1.0)).tolist():

@@ -16,6 +16,7 @@ import psutil
 from pydantic import Field
 
 from autotune.errors import InputError, MachineError
+from autotune.optimizers import PACKAGES as OPTIMIZER_PACKAGES
 from autotune.values import Value
 
 # Share of the free memory that the default budget leaves alone: other processes breathe, and the allocator of a
@@ -24,7 +25,8 @@ DEFAULT_MARGIN = 0.08
 
 PACKAGES = (
     "torch", "transformers", "accelerate", "peft", "bitsandbytes", "optuna", "datasets", "triton", "flash-attn",
-    "liger-kernel", "torchao",
+    "flash-attn-3", "liger-kernel", "kernels", "torchao", "transformer-engine",
+    *(package for package in OPTIMIZER_PACKAGES if package not in ("bitsandbytes", "torchao")),
 )  # fmt: skip
 
 

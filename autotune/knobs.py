@@ -1,7 +1,8 @@
 """The knobs of a configuration as options of the command line: derived from the fields of `TrainConfig`.
 
-A field keeps its name with hyphens, or the shorter one below; a field of an adapter stands behind the adapter's kind
-(`--lora-rank`). What was written becomes a value when the configuration is made, which is also what checks it.
+A field keeps its name with hyphens, or the shorter one below; a field of an adapter, whichever kinds have it, stands
+behind `adapter` (`--adapter-rank`). What was written becomes a value when the configuration is made, which is also what
+checks it.
 """
 
 from __future__ import annotations
@@ -15,38 +16,53 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from autotune.adapter_config import ADAPTERS, kinds_with
 from autotune.config import TrainConfig
 from autotune.errors import InputError, suggestion
+from autotune.not_offered import why_not
 from autotune.values import Value
 
 Scalar = bool | int | float | str | None
 
-_SHORT = {
+# Fields whose names are long for a table or a command line.
+SHORT_NAMES = {
     "per_device_train_batch_size": "micro-batch",
     "attn_implementation": "attention",
+    "experts_implementation": "experts",
+    "use_liger_kernel": "liger",
     "torch_compile_backend": "compile",
+    "torch_compile_mode": "compile-mode",
     "dataloader_num_workers": "workers",
+    "dataloader_prefetch_factor": "prefetch",
     "dataloader_pin_memory": "pin-memory",
+    "train_sampling_strategy": "sampling",
 }
 
 # In place of the field's description, which is for who makes a configuration.
 _HELP = {
     "attn_implementation": "Kernel, such as sdpa, eager or flash_attention_2.",
+    "experts_implementation": "How experts run: grouped_mm, batched_mm or eager.",
+    "use_liger_kernel": "Fused kernels of the package liger-kernel.",
     "torch_compile_backend": "inductor, or none.",
     "optim": "As transformers calls it.",
     "dataloader_num_workers": "Processes that load data.",
+    "dataloader_prefetch_factor": "Batches that each of them prepares ahead.",
     "dataloader_pin_memory": "Copy to the device from pinned memory.",
-    "adapter.alpha": "The adapter's output is scaled by alpha / rank.",
-    "adapter.dropout": "Before the adapter.",
-    "adapter.rank": "Of the adapter; stands for --adapter lora too.",
+    "adapter.dropout": "Of the adapter's input",
+    "adapter.rank": "Of the adapter's factors",
+    "adapter.target_modules": "all-linear, attention or all-linear+experts",
+    "quantization": "Base weights that bitsandbytes packs, under an adapter: int8, nf4, nf4-double, fp4 or fp4-double.",
 }
+
+# Who names a field of an adapter and no kind means this one, if it has the field.
+_USUAL_ADAPTER = "lora"
 
 
 class Knob(Value):
     """One knob, and what it is called."""
 
     parameter: str  # as in the files of search spaces, such as 'adapter.rank'
-    option: str  # without hyphens before it, such as 'lora-rank'
+    option: str  # without hyphens before it, such as 'adapter-rank'
     choices: tuple[str, ...]  # empty: free
     is_flag: bool
     may_be_none: bool
@@ -58,25 +74,38 @@ def knobs() -> tuple[Knob, ...]:
     """Return all knobs in the order of the fields."""
     found = []
     for name, field in TrainConfig.model_fields.items():
-        adapter = _value_class(field.annotation)
-        if adapter is None:
-            found.append(_knob(name, _SHORT.get(name, name.replace("_", "-")), field))
+        if name != "adapter":
+            found.append(_knob(name, SHORT_NAMES.get(name, name.replace("_", "-")), field))
             continue
-        kind = str(adapter.model_fields["kind"].default)
         found.append(
             Knob(
                 parameter=name,
                 option=name,
-                choices=(kind, "none"),
+                choices=(*ADAPTERS, "none"),
                 is_flag=False,
                 may_be_none=True,
-                help=f"{kind}, or none.",
+                help=f"{_either((*ADAPTERS, 'none'))}.",
             )
         )
-        for inner, inner_field in adapter.model_fields.items():
-            if inner != "kind":
-                found.append(_knob(f"{name}.{inner}", f"{kind}-{inner.replace('_', '-')}", inner_field))
+        found += _adapter_knobs()
     return tuple(found)
+
+
+def _adapter_knobs() -> list[Knob]:
+    """Return a knob for each field that any kind of adapter has."""
+    fields = dict.fromkeys(f for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
+    return [_adapter_knob(field) for field in fields]
+
+
+def _adapter_knob(field: str) -> Knob:
+    having = {kind: ADAPTERS[kind].model_fields[field] for kind in kinds_with(field)}
+    first = next(iter(having.values()))
+    knob = _knob(f"adapter.{field}", f"adapter-{field.replace('_', '-')}", first)
+    described = _HELP.get(knob.parameter) or _sentence(first.description or "")
+    default = _written(first.default)
+    others = [f"{_written(f.default)} for {kind}" for kind, f in having.items() if f.default != first.default]
+    said = f"{described.removesuffix('.')} [{', '.join((default, *others))}]; of {', '.join(having)}."
+    return knob.model_copy(update={"help": said})
 
 
 def point_of(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
@@ -91,6 +120,9 @@ def point_of(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
         knob = known.get(option)
         if knob is None:
             raise InputError(f"--{option}: unknown{suggestion(option, known)}")
+        reason = why_not(knob.parameter, value)
+        if reason is not None:
+            raise InputError(f"--{option} {value}: {reason}")
         if knob.choices and value not in knob.choices:
             near = suggestion(str(value), knob.choices)
             raise InputError(f"--{option} {value}: expected {_either(knob.choices)}{near}")
@@ -99,7 +131,10 @@ def point_of(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
         if dot and written.get(parent) == "none":
             raise InputError(f"--{option} {value}: there is no adapter (--{parent} none)")
         if dot and parent not in written:
-            point[parent] = option.partition("-")[0]
+            point[parent] = _USUAL_ADAPTER
+        having = kinds_with(knob.parameter.partition(".")[2])
+        if dot and (kind := written.get(parent, _USUAL_ADAPTER)) not in having:
+            raise InputError(f"--{option} {value}: {kind} has none (--adapter {_either(having)} has)")
     return point
 
 
@@ -135,17 +170,14 @@ def _knob(parameter: str, option: str, field: FieldInfo) -> Knob:
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
+    others = [kind for kind in get_args(annotation) if kind is not NoneType]
+    if NoneType in get_args(annotation) and len(others) == 1 and (found := _choices(others[0])):
+        return (*found, "none")
     if get_origin(annotation) is Literal:
         return tuple(map(str, get_args(annotation)))
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         return tuple(map(str, annotation))
     return ()
-
-
-def _value_class(annotation: Any) -> type[Value] | None:
-    """Return the class of values that a field holds, such as an adapter's, if it does."""
-    classes = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Value)]
-    return classes[0] if classes else None
 
 
 def _either(words: tuple[str, ...]) -> str:

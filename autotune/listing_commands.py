@@ -81,17 +81,22 @@ def doctor(
 
 
 def spaces(as_json: Json = False, debug: Debug = False) -> None:
-    """List the built-in search spaces."""
+    """List the built-in search spaces, and how many of their points are legal on this machine."""
 
     def show() -> None:
+        from autotune.hardware import detect
+        from autotune.search.sizing import points_here
         from autotune.search.space_file import builtin_spaces, load_space
+        from autotune.workload_plan import DEFAULT_GLOBAL_BATCH
 
-        found = [load_space(name) for name in builtin_spaces()]
+        hardware = detect("auto")
+        batch = DEFAULT_GLOBAL_BATCH[hardware.kind]
+        found = [(space, points_here(space, hardware, batch)) for space in map(load_space, builtin_spaces())]
         if as_json:
-            print_json([s.model_dump(mode="json") for s in found])
+            print_json([{**s.model_dump(mode="json"), "legal_points_here": n} for s, n in found])
             return
         from autotune.output.listings import spaces_table
 
-        stdout().print(spaces_table(found))
+        stdout().print(spaces_table(found, hardware.name, batch))
 
     guarded(show, as_json=as_json, debug=debug)

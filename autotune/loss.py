@@ -7,6 +7,9 @@ number of accumulation steps; heads that can't take it give a mean of means, whi
 router's loss is added once for each micro-batch. `normalize_loss` treats every head alike: the model computes the mean
 over its own micro-batch, and that mean is weighted by the micro-batch's share of the step's labels.
 
+CTC's loss is a sum over the recordings by default and then left alone; as a mean it is one over recordings, which is
+weighted by labels here all the same: exact where transcripts are equally long.
+
 What depends on the whole micro-batch by its nature stays so: batch norm, and the balance that a router's loss looks at.
 
 Called by the trial's worker and by whoever trains with an exported configuration.
@@ -31,8 +34,8 @@ def normalize_loss(model: Model) -> Model:
     `num_items_in_batch`) the model's loss stays as it was. A second call changes nothing.
     """
     base = _base_model(model)
+    _align_count(base, prepended=_prepends_labels(model))
     if not getattr(base, "_autotune_normalized", False):
-        _align_count(base)
         # A subclass and not a hook or a patched method: it holds no state, so copies of the model are right too, and
         # nobody gets past it (peft before 0.21 calls `forward` itself, beside all hooks).
         base.__class__ = _normalized(base.__class__)
@@ -48,7 +51,7 @@ def _normalized(cls: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         total = kwargs.pop("num_items_in_batch", None)
         output = original(self, *args, **kwargs)
-        if total is None or kwargs.get("labels") is None:
+        if total is None or kwargs.get("labels") is None or _is_sum(self):
             return output
         return _scaled(output, _counted_labels(self, kwargs), total)
 
@@ -77,6 +80,11 @@ def _scaled(output: Any, labels: torch.Tensor, total: torch.Tensor | int) -> Any
     return output
 
 
+def _is_sum(model: Any) -> bool:
+    """Return whether the loss is a sum over the recordings of a micro-batch: those of a step simply add up."""
+    return type(model).__name__.endswith("ForCTC") and model.config.ctc_loss_reduction == "sum"
+
+
 def _counted_labels(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     """Return the labels that the loss is a mean over, by the rule that the Trainer counts the step's by."""
     if kwargs.get("shift_labels") is not None:
@@ -85,13 +93,15 @@ def _counted_labels(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     return labels[..., 1:] if _trainer_shifts(model) else labels
 
 
-def _align_count(model: Any) -> None:
+def _align_count(model: Any, *, prepended: bool) -> None:
     """Have the Trainer leave out the first label of each row where, and only where, the model's loss does.
+
+    With virtual tokens `prepended` the first real label has something before it that predicts it, and counts.
 
     The Trainer goes by `loss_type`. GPT-2's and BERT's language heads have none and shift all the same, by falling
     back to the causal loss; BART's decoder alone has the causal one but computes a loss of its own, unshifted.
     """
-    if _trainer_shifts(model) != (shifts := _loss_shifts(model)):
+    if _trainer_shifts(model) != (shifts := _loss_shifts(model) and not prepended):
         model.loss_type = "ForCausalLM" if shifts else None
 
 
@@ -105,6 +115,12 @@ def _loss_shifts(model: Any) -> bool:
     loss_type = getattr(model, "loss_type", None)
     names = inspect.unwrap(type(model).forward).__code__.co_names
     return "loss_function" in names and _is_causal(loss_type or "ForCausalLM") and not _is_encoder_decoder(model)
+
+
+def _prepends_labels(model: Any) -> bool:
+    """Return whether peft's wrapper puts virtual tokens, and labels that don't count, before those it is given."""
+    config = getattr(model, "active_peft_config", None)
+    return config is not None and config.is_prompt_learning and config.peft_type != "PREFIX_TUNING"
 
 
 def _is_causal(loss_type: str | None) -> bool:

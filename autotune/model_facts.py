@@ -7,11 +7,14 @@ looked at. Whether this machine has what a kernel needs is not asked here. Calle
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from autotune.architecture import Kind, ModelFacts, Task
+from autotune.architecture import EXPERTS_IMPLEMENTATIONS, Kind, ModelFacts, Task
+from autotune.audio import is_supported
+from autotune.batches import PACKED
 
 if TYPE_CHECKING:
     import torch
@@ -31,17 +34,26 @@ HEADS = {
         "AutoModelForImageClassification",
         "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     ),
+    Task.SPEECH_CTC: ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
+    Task.SPEECH_SEQ2SEQ: ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
+    Task.AUDIO_CLASSIFICATION: (
+        "AutoModelForAudioClassification",
+        "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    ),
 }
-_SPEECH = ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES")
 USUAL_TASK: dict[Kind, Task] = {
     "decoder": Task.CAUSAL_LM,
     "encoder": Task.SEQUENCE_CLASSIFICATION,
     "encoder-decoder": Task.SEQ2SEQ_LM,
     "vision": Task.IMAGE_CLASSIFICATION,
+    "speech": Task.SPEECH_CTC,
+    "speech-to-text": Task.SPEECH_SEQ2SEQ,
 }
 
 # Words in the names of a head's own settings, which other heads' models carry along unused.
 _HEAD_SETTINGS = ("classif", "summary", "cls", "pooler", "qa_", "final_dropout")
+# Shares of a recording that SpecAugment (arXiv:1904.08779) hides, as transformers' speech models call them.
+_HIDDEN_PARTS = ("mask_time_prob", "mask_feature_prob")
 # Since this version Switch counts the tokens an expert may take by sequence, not by micro-batch.
 _SWITCH_CAPACITY_PER_SEQUENCE = (5, 23)
 
@@ -49,19 +61,23 @@ _SWITCH_CAPACITY_PER_SEQUENCE = (5, 23)
 def tasks_for(model_type: str, own_code: Collection[str]) -> tuple[Task, ...]:
     """Return the tasks for which the library, or the model's own code, has a head for this type.
 
-    Speech models are left out, whatever text head they have beside.
+    A speech model has no other heads than those for sound, whatever the library lists beside; none where autotune can't
+    make its inputs.
     """
     from transformers.models.auto import modeling_auto
 
-    if any(model_type in getattr(modeling_auto, table) for table in _SPEECH):
-        return ()
-    return tuple(
+    found = tuple(
         task for task, (head, table) in HEADS.items() if head in own_code or model_type in getattr(modeling_auto, table)
     )
+    if not any(task.takes_audio for task in found):
+        return found
+    return tuple(task for task in found if task.takes_audio) if is_supported(model_type) else ()
 
 
 def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
     """Tell the kind by the heads: BERT and its kin have both language heads, decoders only one."""
+    if tasks and all(task.takes_audio for task in tasks):
+        return "speech-to-text" if Task.SPEECH_SEQ2SEQ in tasks else "speech"
     if getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder"
     if Task.CAUSAL_LM in tasks and (Task.MASKED_LM not in tasks or getattr(config, "is_decoder", False)):
@@ -79,12 +95,57 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         parameters=sum(p.numel() for p in model.parameters()),
         attn_implementations=_attention(model),
         supports_checkpointing=bool(model.supports_gradient_checkpointing),
+        layers=_layers(model),
+        experts=(experts := experts_of(model.config)),
+        experts_implementations=_experts_implementations(model) if experts else (),
+        experts_per_token=getattr(config, "num_experts_per_tok", None) if experts else None,
+        expert_capacity=getattr(config, "expert_capacity", None) if experts else None,
+        liger=_has_liger(config.model_type),
         batch_coupled=_coupling(model, config),
         has_dropout=_has_dropout(model, config),
+        packs=task is Task.CAUSAL_LM and model.config.model_type in PACKED,
         max_sequence_length=_positions(model, config) if task.takes_text else None,
+        max_target_length=getattr(config, "max_target_positions", None) if task is Task.SPEECH_SEQ2SEQ else None,
         vocab_size=getattr(config, "vocab_size", None) if task.takes_text else None,
         linear_modules=_linear_modules(model),
+        biases=sum(p.numel() for name, p in model.base_model.named_parameters() if name.endswith("bias")),
+        expert_parameters=_expert_parameters(model),
+        takes_prefix=_takes_prefix(model, config),
     )
+
+
+def _layers(model: PreTrainedModel) -> int | None:
+    """Count the layers that transformers checkpoints one by one."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules()) or None
+
+
+def experts_of(config: PreTrainedConfig) -> int:
+    """Return how many experts a layer has, 0 where there are none."""
+    text = config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    found = max((int(getattr(text, name, None) or 0) for name in names), default=0)
+    return found if found > 1 else 0
+
+
+def _experts_implementations(model: PreTrainedModel) -> tuple[str, ...]:
+    """List the ways of running experts, the class's default first; none where it has only its own."""
+    if not model._can_set_experts_implementation():
+        return ()
+    default = model.config.get_text_config()._experts_implementation
+    return (default, *(kind for kind in EXPERTS_IMPLEMENTATIONS if kind != default))
+
+
+def _has_liger(model_type: str) -> bool:
+    """Tell whether the installed liger-kernel patches models of this type."""
+    if importlib.util.find_spec("liger_kernel") is None:
+        return False
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    except (ImportError, RuntimeError):  # without Triton, or without a device for it
+        return False
+    return model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
 
 
 def _attention(model: PreTrainedModel) -> tuple[str, ...]:
@@ -132,9 +193,10 @@ def _router_loss(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
 
 def _has_dropout(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Look for a positive rate in the modules and, for those read at each call, in the config."""
+    augments = getattr(config, "apply_spec_augment", True)  # a model of sound may hide parts of it at random
 
     def is_rate(name: str, value: Any) -> bool:
-        random = any(word in name for word in ("drop", "jitter"))
+        random = any(word in name for word in ("drop", "jitter")) or (augments and name in _HIDDEN_PARTS)
         return random and isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
     for module in model.modules():
@@ -180,3 +242,20 @@ def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
         if "Router" not in type(parent).__name__:
             names[name] = None
     return tuple(names)
+
+
+def _expert_parameters(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the last two names of the weights that hold all experts of a layer in one tensor, in order."""
+    found = (name for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name)
+    return tuple(dict.fromkeys(".".join(name.split(".")[-2:]) for name in found))
+
+
+def _takes_prefix(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
+    """Tell whether peft's prefixes fit: the head hands a cache on, and heads share out the hidden size evenly.
+
+    In T5's larger sizes they don't (`d_kv` times `num_heads` is more than `d_model`), and peft reshapes by the latter.
+    """
+    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
+        return False
+    width = getattr(config, "d_kv", None)
+    return width is None or width * config.num_heads == config.d_model

@@ -117,9 +117,12 @@ def build_model(
     task: Task,
     *,
     dtype: str,
-    attn_implementation: str | None,
+    attn_implementation: str | None = None,
     device: str,
+    experts_implementation: str | None = None,
     config: PreTrainedConfig | None = None,
+    quantization: dict[str, Any] | None = None,
+    **figures: int,
 ) -> PreTrainedModel:
     """Build the model with random weights on the device, ready to train.
 
@@ -131,7 +134,10 @@ def build_model(
         dtype: Name of a torch dtype, as "float32" or "bfloat16".
         attn_implementation: Attention kernel; None leaves the choice to the library.
         device: Torch device; "meta" allocates nothing.
+        experts_implementation: Way of running experts; None leaves the choice to the library.
         config: In place of the spec's own, as a shallower one.
+        quantization: Keyword arguments of `transformers.BitsAndBytesConfig` for the weights of linear layers.
+        figures: Fields of the config to set, such as `num_experts_per_tok`.
 
     Raises:
         InputError: The library refuses.
@@ -145,15 +151,27 @@ def build_model(
     options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": spec.trust_remote_code}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    config = config or build_config(spec, task)
+    if experts_implementation is not None:
+        options["experts_implementation"] = experts_implementation
+    config = copy.deepcopy(config or build_config(spec, task)) if figures else config or build_config(spec, task)
+    for name, value in figures.items():
+        setattr(config.get_text_config(), name, value)
     head = getattr(transformers, HEADS[task][0])
     try:
-        with torch.device(device):
+        first = device if quantization is None else "meta"
+        with torch.device(first):
             model = head.from_config(config, **options)
+        # Wav2Vec2 makes one parameter by torch's legacy constructor, which knows nothing of the device around it.
+        if any(parameter.device.type != torch.device(first).type for parameter in model.parameters()):
+            model.to(first)
     except _REFUSALS as error:
         raise InputError(f"{_shown(spec.name)}: can't be built: {one_line(error)}") from error
     if spec.config.get("tie_word_embeddings") is False:
         _untie(model)
+    if quantization is not None:
+        from autotune.quantized import quantize
+
+        quantize(model, quantization, device)
     return model.train()
 
 

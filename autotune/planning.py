@@ -6,24 +6,25 @@ Everything that can be refused is refused here, before the first trial.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune import hardware as machine
-from autotune.architecture import ModelFacts, ModelSpec, Task
+from autotune.architecture import ModelFacts
 from autotune.baseline import UserArguments, baseline_config, read_arguments
+from autotune.checks import planned_loss_steps
 from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.hardware import Hardware
-from autotune.models import check_task, default_task, resolve
+from autotune.models import resolve
+from autotune.objective import Objective
+from autotune.options import Options
 from autotune.search.space import SearchSpace
 from autotune.search.space_file import SpaceFile, load_space
 from autotune.units import GIB, show_memory, show_time
 from autotune.values import Value
+from autotune.workload_plan import objective_of, task_of, workload_of
 
-DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 128}
-DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 16}
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
 LOW_DISK_BYTES = 1 << 30
 
@@ -32,31 +33,6 @@ TRIAL_OVERHEAD_S = 60.0
 
 # For a first guess at what a recording takes: seconds of a trial that are not measuring.
 USUAL_START_S = 3.0
-
-
-class Options(Value):
-    """What the user asked for; None means the default, which depends on the device."""
-
-    model: str
-    task: str | None = None
-    data: str | None = None
-    text_field: str | None = None
-    seq_len: PositiveInt | None = None
-    target_len: PositiveInt | None = None
-    global_batch: PositiveInt | Literal["any"] | None = None
-    baseline: str | None = None
-    allow: Allowance = Allowance.OPTIMIZER
-    effort: Effort = Effort.STANDARD
-    space: str | None = None
-    device: str = "auto"
-    memory_bytes: PositiveInt | None = None
-    max_trials: PositiveInt | None = None
-    max_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    exhaustive: bool = False
-    repeat: PositiveInt = 1
-    seed: int = 42
-    revision: str | None = None
-    trust_remote_code: bool = False
 
 
 class Outline(Value):
@@ -85,6 +61,10 @@ class SearchPlan(Value):
     baseline: TrainConfig
     exhaustive: bool = Field(default=False, description="every legal point is measured; nothing is searched")
     repeats: PositiveInt = Field(default=1, description="trials of each point of an exhaustive plan")
+    objective: Objective = Objective()
+    soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
+    loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: not")
+    loss_insisted: bool = Field(default=False, description="compared whatever it takes: the user has asked for it")
     notes: tuple[str, ...]
 
     def every_config(self) -> list[TrainConfig]:
@@ -114,12 +94,17 @@ def outline(options: Options) -> Outline:
     """
     if options.repeat > 1 and not options.exhaustive:
         raise InputError(f"--repeat {options.repeat}: needs --exhaustive")
+    if options.train_steps and options.train_tokens:
+        raise InputError("--train-steps and --train-tokens both say how long the run is; drop one of the two")
+    if options.train_steps and options.global_batch == "any":
+        raise InputError("--train-steps: with a free global batch steps differ in size; use --train-tokens")
+    _loss_steps(options)
     hardware = machine.detect(options.device)
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
-    task = _task(options, spec)
+    task = task_of(options, spec)
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None
     notes = _device_notes(options, hardware)
-    workload = _workload(options, hardware, spec, task, arguments, notes)
+    workload = workload_of(options, hardware, spec, task, arguments, notes)
     return Outline(
         options=options,
         hardware=hardware,
@@ -138,9 +123,11 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
     Raises:
         InputError: The workload doesn't fit the model.
     """
-    longest = facts.max_sequence_length
-    for option, length in (("--seq-len", workload.sequence_length), ("--target-len", workload.target_length)):
-        if workload.task.takes_text and longest is not None and (length or 0) > longest:
+    for option, length, longest in (
+        ("--seq-len", workload.sequence_length, facts.max_sequence_length),
+        ("--target-len", workload.target_length, facts.max_target_length or facts.max_sequence_length),
+    ):
+        if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
     given = UserArguments(outline.searched_arguments, {}) if outline.searched_arguments is not None else None
     plan = SearchPlan(
@@ -154,6 +141,10 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         baseline=baseline_config(given, workload.global_batch_size, facts, outline.hardware),
         exhaustive=outline.options.exhaustive,
         repeats=outline.options.repeat,
+        objective=objective_of(outline.options, workload),
+        soak=not outline.options.exhaustive,
+        loss_steps=_loss_steps(outline.options),
+        loss_insisted=bool(outline.options.check_loss),
         notes=outline.notes + notes,
     )
     if plan.exhaustive:
@@ -189,15 +180,9 @@ def budget_of(effort: Effort, *, max_trials: int | None = None, max_time_s: floa
     return Budget.model_validate({**budget.model_dump(), **changes})
 
 
-def _task(options: Options, spec: ModelSpec) -> Task:
-    if options.task is None:
-        return default_task(spec)
-    try:
-        task = Task(options.task)
-    except ValueError:
-        raise InputError(f"--task {options.task}: expected one of {', '.join(Task)}") from None
-    check_task(spec, task)
-    return task
+def _loss_steps(options: Options) -> int:
+    free = options.global_batch == "any"
+    return planned_loss_steps(options.check_loss, options.effort, free_batch=free, exhaustive=options.exhaustive)
 
 
 def _device_notes(options: Options, hardware: Hardware) -> list[str]:
@@ -208,57 +193,6 @@ def _device_notes(options: Options, hardware: Hardware) -> list[str]:
         f"{why}tuning for the CPU ({hardware.name}, {hardware.cores} cores); "
         "the answer holds for this machine, not for a GPU"
     ]
-
-
-def _workload(
-    options: Options,
-    hardware: Hardware,
-    spec: ModelSpec,
-    task: Task,
-    arguments: UserArguments | None,
-    notes: list[str],
-) -> Workload:
-    length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[hardware.kind]
-    if options.seq_len is None and task.takes_text:
-        notes.append(f"sequence length {length} (--seq-len)")
-    if options.data and not Path(options.data).is_file():
-        raise InputError(f"--data {options.data}: no such file")
-    if options.text_field and not options.data:
-        raise InputError("--text-field: needs --data FILE")
-    if options.target_len and task is not Task.SEQ2SEQ_LM:
-        raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
-    return Workload(
-        model=spec,
-        task=task,
-        sequence_length=length,
-        target_length=(options.target_len or length) if task is Task.SEQ2SEQ_LM else None,
-        global_batch_size=_global_batch(options, hardware, arguments, notes),
-        dataset=str(Path(options.data).resolve()) if options.data else None,
-        text_field=options.text_field,
-        seed=options.seed,
-        fixed_arguments=arguments.fixed if arguments else {},
-    )
-
-
-def _global_batch(
-    options: Options, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
-) -> int | None:
-    asked = options.global_batch
-    if asked == "any":
-        notes.append("the global batch is free: throughputs of different batches are compared, which learn differently")
-        return None
-    if arguments is not None:
-        own = arguments.global_batch_size
-        if asked is not None and asked != own:
-            raise InputError(
-                f"--global-batch {asked}: the baseline's is {own} "
-                "(per_device_train_batch_size x gradient_accumulation_steps); drop one of the two"
-            )
-        return own
-    if asked is None:
-        asked = DEFAULT_GLOBAL_BATCH[hardware.kind]
-        notes.append(f"global batch {asked} samples (--global-batch)")
-    return asked
 
 
 def _memory(options: Options, hardware: Hardware, notes: list[str]) -> int:

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 
 from autotune.architecture import ModelFacts
+from autotune.checks import LossVerdict, Soaked
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.files import write_value
 from autotune.hardware import Hardware
-from autotune.trial import Interval, Measurement, Prediction, TrialStatus
+from autotune.objective import Objective
+from autotune.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values import Value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
 
-    from autotune.data import Collator, Samples
+    from autotune.batches import Collator
+    from autotune.data import Samples
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -59,6 +62,7 @@ class TrialSummary(Value):
     """One line of the search's story."""
 
     number: int | None = Field(description="None: refused without a trial")
+    purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
     config: TrainConfig
     status: TrialStatus
     samples_per_second: float | None = None
@@ -79,6 +83,13 @@ class Arguments(Value):
 Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed"]
 
 
+class Compilation(Value):
+    """What the best configuration's compiler costs and when it is won back."""
+
+    cold_start_s: float = Field(description="of the first step over the others, with nothing compiled before")
+    break_even_steps: int | None = Field(description="optimizer steps until the baseline is overtaken; None: never")
+
+
 class TuningResult(Value):
     """The answer of a search."""
 
@@ -94,6 +105,11 @@ class TuningResult(Value):
     baseline_cause: str | None = Field(default=None, description="why the baseline has no measurement")
     best: Contender
     arguments: Arguments
+    objective: Objective = Objective()
+    compilation: Compilation | None = Field(default=None, description="None: the best isn't compiled, or not confirmed")
+    soaked: Soaked | None = Field(default=None, description="what the best was seen to have memory for beside training")
+    loss_check: LossVerdict | None = Field(default=None, description="the best's losses against the baseline's")
+    proof_notes: tuple[str, ...] = Field(default=(), description="who failed a check, what of the best was not checked")
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
     best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
     runners_up: tuple[Contender, ...]
@@ -117,20 +133,22 @@ class TuningResult(Value):
         from autotune.training_args import plan
 
         here = self.hardware.model_copy(update={"versions": installed_versions()})
-        tuned = plan(self.best.config, self.workload, here).tuned
+        tuned = {**plan(self.best.config, self.workload, here).tuned, **(self.soaked.arguments if self.soaked else {})}
         return TrainingArguments(output_dir=str(output_dir), **{**tuned, **overrides})
 
     def model_kwargs(self) -> dict[str, Any]:
-        """Return the keyword arguments of `from_pretrained` or `from_config`."""
-        return dict(self.arguments.model)
+        """Return the keyword arguments of `from_pretrained`; of `from_config` too, but for quantized base weights."""
+        if self.arguments.quantization is None:
+            return dict(self.arguments.model)
+        from transformers import BitsAndBytesConfig
+
+        return {**self.arguments.model, "quantization_config": BitsAndBytesConfig(**self.arguments.quantization)}
 
     def peft_config(self) -> Any | None:
-        """Return the `peft.LoraConfig` to wrap the model with, or None if all weights are trained."""
-        if self.arguments.adapter is None:
-            return None
-        from peft import LoraConfig
+        """Return the peft config to wrap the model with; None if all weights are trained, or the biases (BitFit)."""
+        from autotune.adapters import peft_config
 
-        return LoraConfig(**self.arguments.adapter)
+        return None if self.arguments.adapter is None else peft_config(self.arguments.adapter)
 
     def build_model(self) -> PreTrainedModel:
         """Return the model with random weights on the device, as a trial builds it: to try a result out.
@@ -140,13 +158,12 @@ class TuningResult(Value):
         """
         from autotune.models import build_model
 
-        kwargs = self.arguments.model
         return build_model(
             self.workload.model,
             self.workload.task,
-            dtype=kwargs["dtype"],
-            attn_implementation=kwargs.get("attn_implementation"),
             device=self.hardware.kind,
+            quantization=self.arguments.quantization,
+            **self.arguments.model,
         )
 
     def prepare_model(self, model: Any) -> Any:
@@ -175,7 +192,7 @@ class TuningResult(Value):
         if self.workload.dataset is not None and where is not None and not (where / TOKENS).exists():
             prepare(self.workload, where)
         config = build_config(self.workload.model, self.workload.task)
-        return training_data(self.workload, config, samples=samples, directory=where)
+        return training_data(self.workload, config, samples=samples, directory=where, config=self.best.config)
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON.

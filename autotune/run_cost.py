@@ -142,10 +142,11 @@ def tokens_per_sample(workload: Workload) -> float:
     """Return the tokens of a sample, source and target together.
 
     Raises:
-        InputError: The samples are images.
+        InputError: The samples are images or sound.
     """
     if workload.tokens_per_sample is None:
-        raise InputError(f"--tokens: {workload.model.name} is trained on images, which have none")
+        what = "sound, which has" if workload.task.takes_audio else "images, which have"
+        raise InputError(f"--tokens: {workload.model.name} is trained on {what} none")
     return workload.tokens_per_sample
 
 

@@ -8,7 +8,7 @@ from autotune.catalogue.gpus import gpus
 from autotune.config import Allowance, TrainConfig
 from autotune.cost_estimate import MemoryBreakdown
 from autotune.errors import InputError
-from autotune.estimate_plan import config_of, refusal, table_target, with_flash
+from autotune.estimate_plan import config_of, refusal, table_target, with_packages
 from autotune.estimate_report import DeviceRow, DevicesReport
 from autotune.forecast import Forecast, Question, with_micro_batch
 from autotune.search.space import MICRO_BATCH, micro_batches
@@ -16,7 +16,7 @@ from autotune.units import show_memory
 
 RANKED = (
     "ranked: precision, tf32, micro-batch, optimizer, checkpointing; with --allow method pure bf16 and LoRA too; what "
-    "else there is (--attention, --compile, --lora-rank) is estimated when it is given"
+    "else there is (--attention, --compile, --adapter-rank) is estimated when it is given"
 )
 
 
@@ -32,7 +32,7 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
     rows: list[DeviceRow] = []
     tried: list[tuple[Forecast, list[TrainConfig]]] = []
     for gpu in gpus():
-        target = with_flash(table_target(gpu), question.point)
+        target = with_packages(table_target(gpu), question.point)
         forecast = question.forecast(target, memories)
         configs = _candidates(question, forecast, spaces)
         if isinstance(configs, str):

@@ -11,19 +11,12 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.config import LoraAdapter, Precision, TrainConfig, Workload
+from autotune import checkpointing
+from autotune.config import Precision, TrainConfig, Workload
 from autotune.hardware import Hardware
+from autotune.optimizers import OPTIMIZERS
+from autotune.peft_arguments import adapter_arguments, quantization_arguments
 from autotune.values import Value
-
-# transformers 5.23 renamed gradient_checkpointing (kept as an alias until 6) to activation_checkpointing.
-_RENAMED_CHECKPOINTING = (5, 23)
-
-# Names of the attention projections in the families of the catalogue; peft matches the end of a module's name.
-ATTENTION_MODULES = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "query_key_value", "query", "key", "value",
-    "q", "k", "v", "o", "c_attn", "in_proj", "query_proj", "key_proj", "value_proj", "q_lin", "k_lin", "v_lin",
-    "out_lin", "qkv", "Wqkv",
-)  # fmt: skip
 
 
 class TrainingPlan(Value):
@@ -32,9 +25,9 @@ class TrainingPlan(Value):
     tuned: dict[str, Any] = Field(description="TrainingArguments: what the configuration means")
     harness: dict[str, Any] = Field(description="TrainingArguments: what only a trial needs")
     model: dict[str, Any] = Field(description="keyword arguments of from_pretrained or from_config")
-    adapter: dict[str, Any] | None = Field(description="keyword arguments of peft.LoraConfig")
+    adapter: dict[str, Any] | None = Field(description="arguments of peft's config for its peft_type, or BITFIT")
     quantization: dict[str, Any] | None = Field(
-        default=None, description="quantization_config; no search space offers quantized bases yet"
+        default=None, description="keyword arguments of transformers.BitsAndBytesConfig for the base weights"
     )
 
 
@@ -44,14 +37,14 @@ def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> Trainin
     Raises:
         ValueError: The micro-batch doesn't divide the global batch.
     """
-    fixed = dict(workload.fixed_arguments)
-    if config.dataloader_num_workers == 0:
-        fixed.pop("dataloader_prefetch_factor", None)  # TrainingArguments refuses it without workers
     return TrainingPlan(
-        tuned={"seed": workload.seed, **fixed, **_tuned(config, workload, hardware)},
+        tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
         harness=dict(_HARNESS),
         model=_model(config),
-        adapter=adapter_arguments(config.adapter) if config.adapter else None,
+        adapter=adapter_arguments(config.adapter, workload.task) if config.adapter else None,
+        quantization=quantization_arguments(config.quantization, config.precision, workload.task)
+        if config.quantization
+        else None,
     )
 
 
@@ -65,23 +58,30 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         "dataloader_num_workers": config.dataloader_num_workers,
         "dataloader_pin_memory": config.dataloader_pin_memory,
         "dataloader_persistent_workers": config.dataloader_num_workers > 0,
-        **_checkpointing(config, hardware),
+        "train_sampling_strategy": config.train_sampling_strategy,
+        **checkpointing.arguments(config.checkpointing, transformers_version(hardware)),
     }
+    if OPTIMIZERS[config.optim].targets and "optim_target_modules" not in workload.fixed_arguments:
+        arguments["optim_target_modules"] = "all-linear"
     if config.tf32:  # said only where it is wanted: False would take from convolutions what torch gives by default
         arguments["tf32"] = True
+    if config.dataloader_num_workers and config.dataloader_prefetch_factor:
+        arguments["dataloader_prefetch_factor"] = config.dataloader_prefetch_factor
     if hardware.is_cpu:
         arguments["use_cpu"] = True
+    if config.use_liger_kernel:
+        arguments["use_liger_kernel"] = True
     if config.torch_compile_backend is not None:
         arguments |= {"torch_compile": True, "torch_compile_backend": config.torch_compile_backend}
+        if config.torch_compile_mode is not None:
+            arguments["torch_compile_mode"] = config.torch_compile_mode
     return arguments
 
 
-def _checkpointing(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
-    version = tuple(int(p) for p in hardware.versions.get("transformers", "5.17").split(".")[:2])
-    name = "activation_checkpointing" if version >= _RENAMED_CHECKPOINTING else "gradient_checkpointing"
-    if config.checkpointing == "none":
-        return {name: False}
-    return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+def transformers_version(hardware: Hardware) -> tuple[int, int]:
+    """Return major and minor of the installed transformers, the oldest that is supported if it isn't known."""
+    major, minor = hardware.versions.get("transformers", "5.17").split(".")[:2]
+    return int(major), int(minor)
 
 
 def _model(config: TrainConfig) -> dict[str, Any]:
@@ -89,23 +89,19 @@ def _model(config: TrainConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {"dtype": "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"}
     if config.attn_implementation is not None:
         arguments["attn_implementation"] = config.attn_implementation
-    return arguments
+    if config.experts_implementation is not None:
+        arguments["experts_implementation"] = config.experts_implementation
+    return arguments | routing(config.experts_per_token, config.expert_capacity)
 
 
-def adapter_arguments(adapter: LoraAdapter) -> dict[str, Any]:
-    """Return the keyword arguments of `peft.LoraConfig` for an adapter."""
-    targets: str | list[str] = "all-linear" if adapter.target_modules == "all-linear" else list(ATTENTION_MODULES)
-    return {
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "lora_dropout": adapter.dropout,
-        "target_modules": targets,
-    }
+def routing(experts_per_token: int | None, expert_capacity: int | None) -> dict[str, Any]:
+    """Return the fields of a model's config that say where tokens go, as far as they are to be changed."""
+    fields = {"num_experts_per_tok": experts_per_token, "expert_capacity": expert_capacity}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # Nothing is saved, pushed, evaluated, reported or drawn during a trial, and NaN losses are shown as they are: the
-# Trainer's default is to log them as 0.0. The data of a trial hold the columns of the model and nothing else, in an
-# order that the seed alone decides, so that every trial trains on the same samples.
+# Trainer's default is to log them as 0.0. The data of a trial hold the columns of the model and nothing else.
 _HARNESS: dict[str, Any] = {
     "save_strategy": "no",
     "push_to_hub": False,
@@ -117,7 +113,6 @@ _HARNESS: dict[str, Any] = {
     "disable_tqdm": True,
     "remove_unused_columns": False,
     "dataloader_drop_last": True,
-    "train_sampling_strategy": "sequential",
 }
 
 # TrainingArguments that the search decides. A baseline's values for these become its TrainConfig.
@@ -125,7 +120,8 @@ SEARCHED_ARGUMENTS = frozenset(
     {
         "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "bf16", "fp16", "tf32", "use_cpu",
         "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
-        "activation_checkpointing_kwargs", "torch_compile", "torch_compile_backend", "dataloader_num_workers",
-        "dataloader_pin_memory", "dataloader_persistent_workers",
+        "activation_checkpointing_kwargs", "torch_compile", "torch_compile_backend", "torch_compile_mode",
+        "use_liger_kernel", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
+        "dataloader_prefetch_factor", "train_sampling_strategy",
     }
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.architecture import ModelFacts
+from autotune.checks import CheckTask, LossCurve, Soaked
 from autotune.config import LengthProfile, TrainConfig, Workload
 from autotune.values import Value
 
@@ -34,6 +35,13 @@ class Purpose(StrEnum):
     BASELINE = "baseline"
     SEARCH = "search"
     FINAL = "final"
+    SOAK = "soak"
+    LOSS_CHECK = "loss check"
+
+    @property
+    def explores(self) -> bool:
+        """Whether the search learns from it; the others measure again or check what was found."""
+        return self in (Purpose.BASELINE, Purpose.SEARCH)
 
 
 class Limits(Value):
@@ -68,6 +76,8 @@ class TrialRequest(Value):
     )
     limits: Limits
     prediction: Prediction | None = Field(default=None, description="of the cost model, None if it knows nothing")
+    task: CheckTask | None = Field(default=None, description="of a soak or a loss check")
+    cold_compile: bool = Field(default=False, description="compile without what earlier trials left in the cache")
 
 
 class Memory(Value):
@@ -113,9 +123,14 @@ class Measurement(Value):
     startup_s: float = Field(description="from launch to the first training step: model, data, optimizer")
     first_step_s: float = Field(description="the first optimizer step, compilation included")
     data_wait_share: float = Field(description="share of a step spent waiting for data")
+    padding_share: float | None = Field(
+        default=None, description="of the positions that were run, those that hold padding; None: no tokens"
+    )
     loss: float = Field(description="mean training loss over all steps run")
     effects: dict[str, str] = Field(description="what was seen to be in effect, by knob")
     warnings: tuple[str, ...] = ()
+    soaked: Soaked | None = Field(default=None, description="of a soak")
+    curve: LossCurve | None = Field(default=None, description="of a loss check")
 
 
 class Failure(Value):

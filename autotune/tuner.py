@@ -20,6 +20,8 @@ from autotune.execution.runner import Runner
 from autotune.finals import Finals
 from autotune.guide import Guide
 from autotune.planning import SearchPlan
+from autotune.proving import Check
+from autotune.requesting import request_of
 from autotune.result import TuningResult
 from autotune.rundir import ANSWER_FILE, RunDirectory
 from autotune.search.allowance import changes
@@ -27,18 +29,17 @@ from autotune.search.history import History
 from autotune.search.proposals import proposals
 from autotune.search.space import Point
 from autotune.search.study import Asked, Study
-from autotune.trial import Limits, Purpose, TrialRequest, TrialResult
-
-# Micro-steps of a search trial: the gradients of one are kept during the next, and the rest is inferred.
-SEARCH_ACCUMULATION = 2
+from autotune.trial import Purpose, TrialResult
 
 # Sampler's points in a row that are known or refused: the space is as good as exhausted.
 PATIENCE_ASKS = 60
 
-
 # A trial of the search that takes this much longer than the leader's is not worth its time.
 HOPELESS_FACTOR = 2.5
 HOPELESS_S = 15.0
+
+# A check of many steps may take longer than a trial's usual limit, by this factor of what is expected.
+LONG_CHECK_FACTOR = 2.0
 
 
 class SearchInterrupted(AutotuneError):
@@ -80,9 +81,15 @@ class Tuner:
         self._observer = observer
         self._space = plan.search_space()
         self._guide = Guide(model, plan, self._space) if model is not None else None
-        self._study = Study(directory.path, self._space, capacity_bytes=plan.memory_bytes, seed=plan.workload.seed)
+        self._study = Study(
+            directory.path,
+            self._space,
+            capacity_bytes=plan.memory_bytes,
+            seed=plan.workload.seed,
+            objective=plan.objective,
+        )
         self._results: list[TrialResult] = []
-        self._history = History()
+        self._history = History(plan.objective)
         self._refused: dict[TrainConfig, str] = {}
         self._spent_s = 0.0
         self._clock = clock
@@ -117,14 +124,13 @@ class Tuner:
         for result in self._directory.results():
             self._take_in(result)
             self._spent_s += result.duration_s
-        searched = [r for r in self._results if r.request.purpose is not Purpose.FINAL]
-        self._study.recover(searched)
+        self._study.recover([r for r in self._results if r.request.purpose.explores])
         if self._results:
             self._observer(Note(text=f"going on after {len(self._results)} finished trials"))
 
     def _take_in(self, result: TrialResult) -> None:
         self._results.append(result)
-        if result.request.purpose is not Purpose.FINAL:
+        if result.request.purpose.explores:
             self._history.add(result)
             if self._guide is not None:
                 self._guide.observe(result)
@@ -146,7 +152,7 @@ class Tuner:
 
         A search that is resumed in its finals was over.
         """
-        if any(r.request.purpose is Purpose.FINAL for r in self._results):
+        if not all(r.request.purpose.explores for r in self._results):
             return
         for asked, config in self._open_points():
             self._study.tell(asked, self._run(config, Purpose.SEARCH))
@@ -204,11 +210,12 @@ class Tuner:
         return self.time_left_s() > self._kept_s() + self._typical_s()
 
     def _kept_s(self) -> float:
-        """Return the time that the finals should take, or half of all where that is less.
+        """Return the time that finals and checks should take, or half of all where that is less.
 
         Nothing is kept where it would leave no time for a single trial: an unconfirmed answer is better than none.
         """
-        kept_s = min(self._new_finals().expected_s(), self._plan.budget.max_time_s / 2)
+        finals = self._new_finals()
+        kept_s = min(finals.expected_s() + finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
         if not self._searched() and self.time_left_s() <= kept_s + self._typical_s():
             return 0.0
         return kept_s
@@ -216,9 +223,12 @@ class Tuner:
     def _typical_s(self) -> float:
         return statistics.median([r.duration_s for r in self._history.ranking()] or [0.0])
 
-    def _timeout_s(self, config: TrainConfig, purpose: Purpose) -> float:
+    def _timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
         """Return the time limit of a trial: what is left for it, and of a search trial what a winner would need."""
-        limit_s = min(self._plan.budget.trial_timeout_s, self.time_left_s())
+        usual_s = self._plan.budget.trial_timeout_s
+        if check is not None and check.task is not None:
+            usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
+        limit_s = min(usual_s, self.time_left_s())
         if purpose is Purpose.SEARCH:
             limit_s = min(limit_s, self.time_left_s() - self._kept_s())
             leader = self._history.best()
@@ -233,16 +243,35 @@ class Tuner:
         return Finals(self._plan, self._history, self._results)
 
     def _finals(self) -> None:
-        """Measure the leaders and the baseline again, in turn."""
-        finals = self._new_finals()
-        for config in finals.schedule():
-            if self.time_left_s() < finals.expected_s(config):
-                break
-            self._run(config, Purpose.FINAL)
+        """Measure the leaders and the baseline again, in turn; then prove the winner, or the next if it fails.
 
-    def _run(self, config: TrainConfig, purpose: Purpose) -> TrialResult:
+        What the finals and the checks say next is read from all that was run so far.
+        """
+        finals = self._new_finals()
+        while (check := self._next_final(finals)) is not None and self.time_left_s() >= check.expected_s:
+            self._run(check.config, check.purpose, check)
+
+    def _next_final(self, finals: Finals) -> Check | None:
+        config = next(finals.schedule(), None)
+        if config is not None:
+            return Check(config, Purpose.FINAL, None, finals.expected_s(config))
+        if self._history.best() is None:
+            return None
+        winner, _, _ = answer.verdict_of(self._plan, self._history, finals)
+        return finals.proof.next(winner)
+
+    def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialResult:
         """Run one trial and take in its result."""
-        request = self._request(config, purpose)
+        request = request_of(
+            self._plan,
+            config,
+            purpose,
+            number=max((r.request.number for r in self._results), default=-1) + 1,
+            timeout_s=self._timeout_s(config, purpose, check),
+            task=check.task if check is not None else None,
+            prediction=self._guide.prediction(config) if self._guide is not None else None,
+            cold_compile=purpose is Purpose.FINAL and not self._new_finals().trials(config),
+        )
         changed = changes(config, self._plan.baseline, self._plan.facts)
         self._tell(
             TrialStarted(
@@ -264,29 +293,6 @@ class Tuner:
 
     def _tell(self, event: Event) -> None:
         self._observer(event)
-
-    def _request(self, config: TrainConfig, purpose: Purpose) -> TrialRequest:
-        budget, full = self._plan.budget, self._plan.workload.accumulation_steps(config)
-        accumulation = full if purpose is Purpose.FINAL else min(full, SEARCH_ACCUMULATION)
-        number = max((r.request.number for r in self._results), default=-1) + 1
-        return TrialRequest(
-            number=number,
-            purpose=purpose,
-            config=config,
-            workload=self._plan.workload,
-            device=self._plan.hardware.device,
-            accumulation_steps=accumulation,
-            prediction=self._guide.prediction(config) if self._guide is not None else None,
-            limits=Limits(
-                memory_bytes=self._plan.memory_bytes,
-                timeout_s=self._timeout_s(config, purpose),
-                discarded_steps=budget.discarded_steps,
-                discarded_s=budget.discarded_s,
-                measure_steps=budget.measure_steps,
-                measure_time_s=budget.measure_time_s,
-                relative_interval=budget.relative_interval,
-            ),
-        )
 
     def _write(self) -> TuningResult | None:
         """Write the answer as it stands, if there is one."""

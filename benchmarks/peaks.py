@@ -15,13 +15,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from provenance import provenance, results_path
 
-from autotune.config import Budget, Effort, LoraAdapter, TrainConfig, Workload
+from autotune.adapter_config import LoraAdapter
+from autotune.config import Budget, Effort, TrainConfig, Workload
 from autotune.cost.calibrate import rates_of
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
@@ -38,7 +39,6 @@ MODELS = {
     "cpu": [
         "bert-small", "distilbert-base-uncased", "google/electra-small-discriminator", "EleutherAI/pythia-70m",
         "facebook/opt-125m", "t5-small", "deit-tiny-patch16-224", "resnet-18", "facebook/bart-base", "distilgpt2",
-        "google/vit-tiny-patch16-224",
     ],
     "cuda": ["bert-large-uncased", "gpt2-medium", "t5-base", "vit-base-patch16-224", "Qwen/Qwen3-0.6B"],
 }  # fmt: skip
@@ -73,8 +73,15 @@ def configurations(hardware: Hardware) -> Iterator[TrainConfig]:
         )
 
 
-def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadline: float, sequence: int) -> None:
-    """Run the configurations of one model and add a row for each."""
+def run_model(
+    name: str,
+    hardware: Hardware,
+    rows: list[dict[str, Any]],
+    deadline: float,
+    sequence: int,
+    wanted: Iterable[TrainConfig],
+) -> None:
+    """Run the configurations of one model, as far as they are legal, and add a row for each."""
     spec = resolve(name)
     task = default_task(spec)
     facts = describe(spec, task)
@@ -87,7 +94,7 @@ def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadlin
         global_batch_size=8 if hardware.is_cpu else 32,
     )
     configs = []
-    for config in configurations(hardware):
+    for config in wanted:
         kernel = config.attn_implementation if facts.attn_implementations else None
         config = config.model_copy(update={"attn_implementation": kernel})  # noqa: PLW2901
         if not refusals(config, workload, facts, hardware) and config not in configs:
@@ -206,7 +213,14 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for name in options.models or MODELS[hardware.kind]:
         try:
-            run_model(name, hardware, rows, deadline, options.sequence or (64 if hardware.is_cpu else 512))
+            run_model(
+                name,
+                hardware,
+                rows,
+                deadline,
+                options.sequence or (64 if hardware.is_cpu else 512),
+                configurations(hardware),
+            )
         except AutotuneError as error:
             print(f"{name}: {error}", file=sys.stderr)
     summary = figures(rows)

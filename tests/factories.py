@@ -52,7 +52,7 @@ def make_facts(**fields: Any) -> ModelFacts:
         "attn_implementations": ("sdpa", "eager", "flash_attention_2"),
         "supports_checkpointing": True,
         "has_dropout": False,
-        "linear_modules": ("q_proj",),
+        "linear_modules": ("q_proj", "v_proj"),
     }
     return ModelFacts(**{**defaults, **fields})
 
@@ -229,7 +229,7 @@ class ScriptedRunner:
     @property
     def searched(self) -> list[TrainConfig]:
         """The configurations of the baseline's trial and of the search's, in order."""
-        return [r.config for r in self.requests if r.purpose is not Purpose.FINAL]
+        return [r.config for r in self.requests if r.purpose.explores]
 
     def run(self, request: TrialRequest) -> TrialResult:
         self.requests.append(request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from factories import (
     CRASHED,
@@ -13,10 +15,12 @@ from factories import (
     make_plan,
     make_result,
 )
+from rich.console import Console
 
 from autotune.answer import RUNNERS_UP, assemble, nothing_found
 from autotune.config import Allowance, TrainConfig
 from autotune.errors import InfrastructureError, NothingFitsError
+from autotune.output.table import result_table
 from autotune.result import TuningResult
 from autotune.search.history import History
 from autotune.training_args import plan as training_plan
@@ -226,3 +230,14 @@ def test_failures_of_another_kind_name_the_first_and_its_log(status):
     error = refused([(BASE, make_failure(status, "it broke")), (BIG, make_failure(status, "again"))])
     assert isinstance(error, InfrastructureError)
     assert str(error) == f"no trial completed; trial 0 {status}: it broke (its log: trials/0000/log.txt)"
+
+
+def test_padding_of_the_baseline_is_told():
+    def shown(share: float) -> str:
+        console = Console(width=200, file=StringIO())
+        searched = [(BASE, make_measurement(10.0, padding_share=share)), (BIG, 15.0)]
+        console.print(result_table(answer(searched), "best-config.json"))
+        return console.file.getvalue()
+
+    assert "note: 40% of what the baseline runs is padding, which tokens/s leaves out" in shown(0.4)
+    assert "padding" not in shown(0.01)

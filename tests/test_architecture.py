@@ -13,9 +13,16 @@ VALUES = {
     "values",
     "errors",
     "architecture",
+    "checkpointing",
+    "compilers",
+    "not_offered",
+    "optimizers",
+    "objective",
+    "options",
     "config",
     "hardware",
     "trial",
+    "checks",
     "result",
     "events",
     "units",
@@ -25,11 +32,15 @@ VALUES = {
     "rates",
     "knobs",
     "recording",
+    "adapter_config",
 }
 PURE_FILES = {"files"}
 LASTING = {"home"}
 FOUNDATIONS = {
     "adapters",
+    "audio",
+    "batches",
+    "images",
     "models",
     "model_facts",
     "catalogue",
@@ -37,6 +48,8 @@ FOUNDATIONS = {
     "corpus",
     "textfile",
     "training_args",
+    "peft_arguments",
+    "quantized",
     "loss",
     "baseline",
 }

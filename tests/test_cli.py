@@ -8,8 +8,9 @@ COMMANDS = ("find", "resume", "estimate", "models", "doctor", "spaces")
 
 FIND_OPTIONS = {
     "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
-    "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive",
-    "--repeat", "--run-dir", "--output", "--seed", "--revision", "--trust-remote-code", "--json", "--debug", "--help",
+    "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
+    "--check-loss", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
+    "--trust-remote-code", "--json", "--debug", "--help",
 }  # fmt: skip
 
 
@@ -117,8 +118,16 @@ def test_models_can_be_searched(autotune):
     assert "gpt2" not in done.stdout
 
 
+def test_spaces_say_how_many_of_their_points_are_legal_here(autotune):
+    points = {s["name"]: s["legal_points_here"] for s in json.loads(autotune("spaces", "--json").stdout)}
+    assert points["cpu"] > 100
+    assert 1 < points["inference_backends"] < 20
+    assert "points here" in autotune("spaces").stdout
+
+
 def test_spaces_are_listed(autotune):
-    assert {s["name"] for s in json.loads(autotune("spaces", "--json").stdout)} == {"cpu", "default", "lora"}
+    names = {s["name"] for s in json.loads(autotune("spaces", "--json").stdout)}
+    assert names >= {"adapters", "cpu", "default", "lora", "qlora"}
 
 
 def test_doctor_tells_what_a_cpu_cannot_do(autotune):

@@ -7,7 +7,7 @@ from factories import make_budget, make_config, make_workload
 from pydantic import ValidationError
 
 from autotune.architecture import Task
-from autotune.config import OPTIMIZERS, Allowance, Budget, Effort, LengthProfile
+from autotune.config import Allowance, Budget, Effort, LengthProfile
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,12 @@ from autotune.config import OPTIMIZERS, Allowance, Budget, Effort, LengthProfile
         {"precision": "fp64"},
         {"checkpointing": "some"},
         {"dataloader_num_workers": -1},
-        {"adapter": {"kind": "dora"}},
-        {"adapter": {"rank": 0}},
-        {"adapter": {"dropout": 1.0}},
+        {"adapter": {"kind": "dorra"}},
+        {"adapter": {"kind": "lora", "rank": 0}},
+        {"adapter": {"kind": "lora", "dropout": 1.0}},
+        {"adapter": {"kind": "ia3", "rank": 8}},
+        {"quantization": "nf5"},
+        {"quantization": "qat"},
     ],
 )
 def test_what_can_not_be_trained_is_no_configuration(fields):
@@ -37,10 +40,9 @@ def test_a_removed_optimizer_is_refused_with_what_replaced_it():
         make_config(optim="adamw_hf")
 
 
-def test_optimizers_are_those_of_the_installed_transformers():
-    from transformers.training_args import OptimizerNames
-
-    assert {str(name.value) for name in OptimizerNames} == OPTIMIZERS
+def test_a_misspelt_backend_is_refused_with_a_suggestion():
+    with pytest.raises(ValidationError, match=r"'inducter' is no backend of torch.compile.*'inductor'"):
+        make_config(torch_compile_backend="inducter")
 
 
 def test_config_id_tells_configurations_apart():

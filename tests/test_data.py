@@ -43,6 +43,16 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "vit": {"image_size": 32, "patch_size": 16, **TINY},
     "resnet": {"num_channels": 1, "embedding_size": 8, "hidden_sizes": [8], "depths": [1]},
+    "wav2vec2": {
+        "vocab_size": 16, **TINY, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 8,
+        "num_conv_pos_embedding_groups": 2,
+    },
+    "whisper": {
+        "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+        "num_mel_bins": 4, "max_source_positions": 24, "max_target_positions": 24, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+    },
 }  # fmt: skip
 USUAL_MODEL = {
     Task.CAUSAL_LM: "llama",
@@ -50,6 +60,9 @@ USUAL_MODEL = {
     Task.MASKED_LM: "bert",
     Task.SEQUENCE_CLASSIFICATION: "bert",
     Task.IMAGE_CLASSIFICATION: "vit",
+    Task.SPEECH_CTC: "wav2vec2",
+    Task.SPEECH_SEQ2SEQ: "whisper",
+    Task.AUDIO_CLASSIFICATION: "wav2vec2",
 }
 TEXT_TASKS = [task for task in Task if task.takes_text]
 
@@ -242,9 +255,34 @@ def test_images_have_the_shape_of_the_config() -> None:
     assert (data[0]["pixel_values"].shape, data[0]["pixel_values"].dtype) == ((2, 32, 48), torch.float32)
 
 
+def test_imagegpt_reads_the_clusters_of_its_pixels_colours() -> None:
+    config = transformers.ImageGPTConfig(vocab_size=9, n_positions=16)
+    data, _ = training_data(workload_of(Task.IMAGE_CLASSIFICATION), config, samples=8, directory=None)
+    ids = torch.stack([data[i]["input_ids"] for i in range(8)])
+    assert ids.shape == (8, 16)
+    assert set(ids.unique().tolist()) == set(range(8))  # the ninth starts a sequence
+
+
 def test_images_are_224_pixels_wide_when_the_config_has_no_size() -> None:
     data, _ = synthetic(Task.IMAGE_CLASSIFICATION, "resnet")
     assert data[0]["pixel_values"].shape == (1, 224, 224)
+
+
+def test_recordings_have_the_length_that_gives_so_many_frames() -> None:
+    data, _ = synthetic(Task.SPEECH_CTC, sequence_length=24)
+    assert data[0]["input_values"].shape == (23 * 320 + 400,)  # a stride of 20 ms and a window of 25, at 16 kHz
+
+
+def test_transcripts_are_shorter_than_the_recording_and_hold_no_blank() -> None:
+    data, _ = synthetic(Task.SPEECH_CTC, sequence_length=24, samples=200)
+    assert {len(data[i]["labels"]) for i in range(200)} == {6}
+    assert all((data[i]["labels"] != 0).all() for i in range(200))
+
+
+def test_a_spectrogram_has_the_size_of_the_config_whatever_the_length() -> None:
+    data, _ = synthetic(Task.SPEECH_SEQ2SEQ, sequence_length=10, target_length=9)
+    assert data[0]["input_features"].shape == (4, 48)
+    assert len(data[0]["labels"]) == 9
 
 
 def test_images_are_reused() -> None:
@@ -653,6 +691,11 @@ def test_compressed_content_is_read_as_what_it_is(tmp_path: Path) -> None:
     assert decoded(data[0]["input_ids"]) == "one"
 
 
+def test_recordings_are_not_read_from_files(tmp_path: Path) -> None:
+    workload = workload_of(Task.SPEECH_CTC, dataset="speech.parquet")
+    assert "recordings are not read from files" in refusal(workload, tmp_path)
+
+
 def test_images_are_not_read_from_files(tmp_path: Path) -> None:
     workload = workload_of(Task.IMAGE_CLASSIFICATION, dataset="images.parquet")
     assert "images are not read from files" in refusal(workload, tmp_path)
@@ -694,6 +737,9 @@ def loss_of(task: Task, model_type: str, batch: dict[str, torch.Tensor]) -> floa
         Task.MASKED_LM: transformers.AutoModelForMaskedLM,
         Task.SEQUENCE_CLASSIFICATION: transformers.AutoModelForSequenceClassification,
         Task.IMAGE_CLASSIFICATION: transformers.AutoModelForImageClassification,
+        Task.SPEECH_CTC: transformers.AutoModelForCTC,
+        Task.SPEECH_SEQ2SEQ: transformers.AutoModelForSpeechSeq2Seq,
+        Task.AUDIO_CLASSIFICATION: transformers.AutoModelForAudioClassification,
     }
     loss = heads[task].from_config(config_of(model_type))(**batch).loss
     loss.backward()

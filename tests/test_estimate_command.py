@@ -19,7 +19,10 @@ OWN_OPTIONS = {
 }  # fmt: skip
 KNOB_OPTIONS = {
     "--micro-batch", "--precision", "--tf32", "--optim", "--checkpointing", "--attention", "--compile", "--adapter",
-    "--lora-rank", "--lora-alpha", "--lora-dropout", "--lora-target-modules", "--workers", "--pin-memory",
+    "--adapter-rank", "--adapter-alpha", "--adapter-dropout", "--adapter-target-modules", "--adapter-virtual-tokens",
+    "--adapter-encoder-hidden-size", "--quantization", "--workers", "--pin-memory", "--experts", "--experts-per-token",
+    "--expert-capacity", "--liger", "--compile-mode", "--prefetch", "--sampling",
+    "--packing",
 }  # fmt: skip
 
 
@@ -40,7 +43,12 @@ def test_options_are_frozen():
     command = typer.main.get_command(app).commands["estimate"]
     params = command.get_params(command.make_context("estimate", ["--model", "gpt2"], resilient_parsing=True))
     assert {o for p in params for o in p.opts if o.startswith("--")} == OWN_OPTIONS | KNOB_OPTIONS
-    assert {o for p in params for o in p.secondary_opts} == {"--no-tf32", "--no-pin-memory"}
+    assert {o for p in params for o in p.secondary_opts} == {
+        "--no-tf32",
+        "--no-pin-memory",
+        "--no-liger",
+        "--no-packing",
+    }
 
 
 def test_help_is_readable_at_80_columns(estimate):
@@ -127,12 +135,15 @@ def test_every_knob_reaches_the_configuration(estimate):
     done = estimate(
         "--gpu", "a100-80gb", "--json", "--micro-batch", 4, "--precision", "bf16", "--tf32", "--optim", "adafactor",
         "--checkpointing", "full", "--attention", "eager", "--compile", "inductor", "--adapter", "lora",
-        "--lora-rank", 4, "--lora-alpha", 8, "--lora-dropout", 0.1, "--lora-target-modules", "attention",
-        "--workers", 2, "--no-pin-memory",
+        "--adapter-rank", 4, "--adapter-alpha", 8, "--adapter-dropout", 0.1, "--adapter-target-modules", "attention",
+        "--quantization", "nf4", "--workers", 2, "--no-pin-memory", "--compile-mode", "max-autotune",
+        "--prefetch", 4, "--sampling", "sequential",
     )  # fmt: skip
     config = TrainConfig(**json.loads(done.stdout)["predicted"]["config"])
     defaults = TrainConfig(per_device_train_batch_size=8, adapter=type(config.adapter)())
-    assert not [name for name in TrainConfig.model_fields if getattr(config, name) == getattr(defaults, name)]
+    elsewhere = {"experts_implementation", "experts_per_token", "expert_capacity", "packing", "use_liger_kernel"}
+    given = TrainConfig.model_fields.keys() - elsewhere  # what only other models, data or installations have
+    assert not [name for name in given if getattr(config, name) == getattr(defaults, name)]
     assert not [n for n in type(config.adapter).model_fields if n != "kind" and _same(config, defaults, n)]
 
 

@@ -8,8 +8,9 @@ from factories import make_result
 from pydantic import TypeAdapter
 
 import autotune
+from autotune.adapter_config import LoraAdapter
 from autotune.catalogue.gpus import gpu_named, gpus, hypothetical
-from autotune.config import Allowance, LoraAdapter, TrainConfig, Workload
+from autotune.config import Allowance, TrainConfig, Workload
 from autotune.cost.calibrate import rates_of
 from autotune.cost.corrections import keep
 from autotune.cost.family import family_of, shape_of
@@ -25,7 +26,7 @@ from autotune.trial import Interval
 from autotune.units import GIB
 
 GPU = "rtx-3070"  # 7.8 GiB
-LORA = {"adapter": "lora", "lora-rank": "8"}
+LORA = {"adapter": "lora", "adapter-rank": "8"}
 
 
 @pytest.fixture

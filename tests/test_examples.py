@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.config import LoraAdapter
+from autotune.adapter_config import LoraAdapter
 from autotune.training_args import plan
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +67,7 @@ def test_a_prepared_model_gives_its_share_of_the_steps_loss(answer):
 
 def test_training_data_from_a_file_are_tokenized_once(answer, tmp_path):
     texts = tmp_path / "texts.txt"
-    texts.write_text("short\n" + "a rather longer line, cut at the length of the search\n" * 3)
+    texts.write_text("short\n" + "a rather longer line than the search has room for, so that its end is cut off\n" * 3)
     result = autotune.load(answer)
     workload = result.workload.model_copy(update={"dataset": str(texts)})
     result = result.model_copy(update={"workload": workload})
@@ -80,11 +80,11 @@ def test_training_data_from_a_file_are_tokenized_once(answer, tmp_path):
     assert min(lengths) < 10
 
 
-def test_python_api_saves_what_it_found(tmp_path):
-    lines = run_example("python_api.py", "--output", "found.json", cwd=tmp_path)
-    result = autotune.load(tmp_path / "found.json")
+def test_python_api_saves_what_it_found(answer):
+    lines = (answer.parent / "printed.txt").read_text().splitlines()
+    result = autotune.load(answer)
     assert lines[0].startswith(result.verdict)
-    assert lines[-1] == "saved: found.json"
+    assert lines[-1] == "saved: best-config.json"
     assert len([line for line in lines if line.startswith("  trial ")]) == len(result.trials)
 
 

@@ -16,7 +16,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autotune.architecture import Task
-from autotune.data import PadCollator, StackCollator
+from autotune.audio import audio_input
+from autotune.data import PadCollator, Repeated, StackCollator
 from autotune.loss import normalize_loss
 from autotune.model_facts import HEADS, facts_of
 
@@ -74,6 +75,29 @@ BART = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": None,
 }  # fmt: skip
+NO_DROPOUT = (
+    "hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "layerdrop",
+    "mask_time_prob",
+)  # fmt: skip
+WAV2VEC2 = {
+    "vocab_size": 16,
+    **SIZES,
+    "conv_dim": [8] * 7,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+    **dict.fromkeys(NO_DROPOUT, 0.0),
+}
+WHISPER = {
+    "vocab_size": 96,
+    "d_model": 32,
+    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
+       {"layers": 2, "ffn_dim": 48, "attention_heads": 4}.items()},
+    "num_mel_bins": 4,
+    "max_source_positions": 20,
+    "max_target_positions": 16,
+    **SPECIAL,
+    "decoder_start_token_id": 1,
+}  # fmt: skip
 
 # Model type, task, configuration.
 MODELS = {
@@ -128,6 +152,10 @@ MODELS = {
         Task.IMAGE_CLASSIFICATION,
         {"image_size": 16, "patch_size": 8, **SIZES, "num_labels": 3},
     ),
+    "wav2vec 2.0": ("wav2vec2", Task.SPEECH_CTC, WAV2VEC2),
+    "wav2vec 2.0, a mean": ("wav2vec2", Task.SPEECH_CTC, {**WAV2VEC2, "ctc_loss_reduction": "mean"}),
+    "wav2vec 2.0 classifier": ("wav2vec2", Task.AUDIO_CLASSIFICATION, {**WAV2VEC2, "num_labels": 3}),
+    "Whisper": ("whisper", Task.SPEECH_SEQ2SEQ, WHISPER),
 }  # fmt: skip
 ROUTED = ("mixtral", Task.CAUSAL_LM, {**MIXTRAL, "output_router_logits": True, "router_aux_loss_coef": 0.02})
 RESNET = (
@@ -173,12 +201,25 @@ def samples_for(name):
             {"pixel_values": torch.randn(3, 16, 16, generator=random), "labels": torch.tensor(index % 3)}
             for index in range(SAMPLES)
         ]
+    if task.takes_audio:
+        return list(sound_for(CONFIG_MAPPING[CASES[name][0]](**figures), task, random))
     made = []
     for index, length in enumerate((5, 14, 3, 9, 12, 4, 16, 7)):
         ids = torch.randint(3, figures["vocab_size"], (length,), generator=random)
         ids[-1] = 2  # the end, which T5's classifier looks for
         made.append({"input_ids": ids, "labels": _labels(task, ids, index, random)})
     return made
+
+
+def sound_for(config, task, random):
+    """Eight recordings, with transcripts that are equally long where their mean is one over recordings."""
+    key, shape = audio_input(config, 24)
+    for index in range(SAMPLES):
+        length = 6 if config.to_dict().get("ctc_loss_reduction") == "mean" else 3 + index
+        labels = torch.arange(3, 15)[torch.randperm(12, generator=random)]  # no repetitions, which need blanks
+        padded = torch.where(torch.arange(12) < length, labels, -100)
+        label = torch.tensor(index % 3) if task is Task.AUDIO_CLASSIFICATION else padded
+        yield {key: torch.randn(shape, generator=random), "labels": label}
 
 
 def _labels(task, ids, index, random):
@@ -197,7 +238,7 @@ def _labels(task, ids, index, random):
 
 def collator_for(name):
     _, task, figures = CASES[name]
-    return StackCollator() if task is Task.IMAGE_CLASSIFICATION else PadCollator(figures["pad_token_id"])
+    return PadCollator(figures["pad_token_id"]) if task.takes_text else StackCollator()
 
 
 def reference(model, name, samples=None):
@@ -217,27 +258,31 @@ class GradientReader(TrainerCallback):
         self.gradients = gradients_of(model)
 
 
+def arguments_for(directory, micro_batch, accumulation, **arguments):
+    usual = {
+        "output_dir": str(directory / "out"),
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "max_steps": 1,
+        "max_grad_norm": 0,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "train_sampling_strategy": "sequential",
+        "remove_unused_columns": False,
+        "logging_nan_inf_filter": False,
+        **dict.fromkeys(("save_strategy", "eval_strategy", "logging_strategy"), "no"),
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(**{**usual, **arguments})
+
+
 def one_step(model, name, directory, micro_batch, accumulation, samples=None, **arguments):
     """Return loss and gradients of one optimizer step of the real Trainer."""
     reader = GradientReader()
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(
-            output_dir=str(directory / "out"),
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=accumulation,
-            max_steps=1,
-            max_grad_norm=0,
-            use_cpu=True,
-            dataloader_pin_memory=False,
-            train_sampling_strategy="sequential",
-            remove_unused_columns=False,
-            logging_nan_inf_filter=False,
-            **dict.fromkeys(("save_strategy", "eval_strategy", "logging_strategy"), "no"),
-            report_to="none",
-            disable_tqdm=True,
-            **arguments,
-        ),
+        args=arguments_for(directory, micro_batch, accumulation, **arguments),
         train_dataset=samples or samples_for(name),
         data_collator=collator_for(name),
         callbacks=[reader],
@@ -309,6 +354,7 @@ def test_it_holds_inside_an_adapter_whichever_was_put_on_first(name, order, micr
     assert_same_step(one_step(model, name, tmp_path, micro_batch, accumulation), expected)
 
 
+@pytest.mark.slow
 def test_it_holds_when_compiled(tmp_path):
     name = "BERT classifier"
     model = build(name)
@@ -376,3 +422,58 @@ def test_what_is_saved_is_the_plain_model(tmp_path):
     normalize_loss(build("T5")).save_pretrained(tmp_path)
     loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert type(loaded) is transformers.T5ForConditionalGeneration
+
+
+STEPS = 4
+
+# Each changes one knob that is exact; where not said, the whole batch at once, sdpa and the fused AdamW.
+EXACT_KNOBS = {
+    "split": {"micro_batch": 2},
+    "checkpointing": {"activation_checkpointing": True},
+    "reentrant checkpointing": {
+        "activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True},
+    },
+    "attention": {"attention": "eager"},
+    "optimizer": {"optim": "adamw_torch"},
+    "all at once": {
+        "micro_batch": 2, "activation_checkpointing": True, "attention": "eager", "optim": "adamw_torch",
+    },
+}  # fmt: skip
+
+# Adam divides a gradient by its size: where it is all but zero, rounding decides the direction of the step.
+CURVE_TOLERANCE = 1e-5
+
+
+def curve(name, directory, *, micro_batch=SAMPLES, attention="sdpa", optim="adamw_torch_fused", **arguments):
+    """Return the losses of several optimizer steps, large enough ones for the loss to move."""
+    model = normalize_loss(build(name))
+    model.set_attn_implementation(attention)
+    logged = {"max_steps": STEPS, "logging_strategy": "steps", "logging_steps": 1, "learning_rate": 1e-3}
+    trainer = Trainer(
+        model=model,
+        args=arguments_for(directory, micro_batch, SAMPLES // micro_batch, optim=optim, **logged, **arguments),
+        train_dataset=Repeated(samples_for(name), STEPS * SAMPLES),
+        data_collator=collator_for(name),
+    )
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@functools.cache
+def _plain_curve(name, directory):
+    return curve(name, directory)
+
+
+@pytest.mark.parametrize("knob", EXACT_KNOBS)
+@pytest.mark.parametrize("name", ["Llama", "T5", "BERT", "OPT", "ViT"])
+def test_an_exact_knob_leaves_the_loss_of_every_step_as_it_was(name, knob, tmp_path, tmp_path_factory):
+    expected = _plain_curve(name, tmp_path_factory.getbasetemp())
+    assert len(expected) == STEPS
+    assert max(expected) - min(expected) > 100 * CURVE_TOLERANCE * expected[0], "nothing was learnt"
+    assert curve(name, tmp_path, **EXACT_KNOBS[knob]) == pytest.approx(expected, rel=CURVE_TOLERANCE)
+
+
+def test_an_optimizer_that_is_slightly_off_shows_in_the_losses(tmp_path, tmp_path_factory):
+    expected = _plain_curve("Llama", tmp_path_factory.getbasetemp())
+    changed = curve("Llama", tmp_path, adam_beta1=0.85)
+    assert changed != pytest.approx(expected, rel=CURVE_TOLERANCE)

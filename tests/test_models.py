@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from autotune.architecture import ModelSpec, Task
+from autotune.audio import audio_input
 from autotune.errors import InputError, UnknownModelError
 from autotune.models import (
     build_config,
@@ -98,6 +99,36 @@ TINY = {
         "decoder_start_token_id": 0,
         "n_positions": 512,
     },
+    "wav2vec2": {
+        "model_type": "wav2vec2",
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "conv_dim": [8] * 7,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+    },
+    "whisper": {
+        "model_type": "whisper",
+        "is_encoder_decoder": True,
+        "vocab_size": 96,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "num_mel_bins": 8,
+        "max_source_positions": 30,
+        "max_target_positions": 20,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    },
     "vit": {
         "model_type": "vit",
         "image_size": 16,
@@ -109,6 +140,13 @@ TINY = {
         "id2label": {"0": "cat", "1": "dog", "2": "bird"},
     },
 }
+
+
+# Rates of wav2vec 2.0 that its config class sets where a config.json doesn't.
+NO_DROPOUT = (
+    "hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "layerdrop",
+    "mask_feature_prob",
+)  # fmt: skip
 
 
 def write_model(folder, config):
@@ -224,8 +262,8 @@ def test_the_catalogue_is_wide():
     kinds = {entry.kind for entry in catalogue()}
     families = {entry.family for entry in catalogue()}
     assert len(catalogue()) >= 75
-    assert kinds == {"decoder", "encoder", "encoder-decoder", "vision"}
-    assert {"bert", "llama", "t5", "mixtral", "switch", "resnet", "mamba"} <= families
+    assert kinds == {"decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text"}
+    assert {"bert", "llama", "t5", "mixtral", "switch", "resnet", "mamba", "wav2vec2", "whisper"} <= families
 
 
 def test_no_name_means_two_models():
@@ -415,6 +453,8 @@ def test_a_trailing_slash_is_no_part_of_the_name(tmp_path):
         ("roberta", "encoder", Task.SEQUENCE_CLASSIFICATION),
         ("t5", "encoder-decoder", Task.SEQ2SEQ_LM),
         ("vit", "vision", Task.IMAGE_CLASSIFICATION),
+        ("wav2vec2", "speech", Task.SPEECH_CTC),
+        ("whisper", "speech-to-text", Task.SPEECH_SEQ2SEQ),
     ],
 )
 def test_kind_and_usual_task_follow_from_the_config(tmp_path, name, kind, task):
@@ -440,7 +480,7 @@ def test_mistral_with_layers_of_several_types_is_ministral(tmp_path):
         ({"model_type": 3}, "lacks model_type"),
         ({"model_type": "lama"}, "model type 'lama' is unknown to transformers .* \\(did you mean 'llama'"),
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers refuses its config"),
-        ({"model_type": "whisper", "is_encoder_decoder": True}, "no head that can be trained here"),
+        ({"model_type": "pop2piano", "is_encoder_decoder": True}, "no head that can be trained here"),
         ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "quantized already \\(gptq\\)"),
     ],
 )
@@ -597,11 +637,14 @@ def batch_for(task, config):
         pixels = torch.randn(2, 3, config.image_size, config.image_size, generator=generator)
         return {"pixel_values": pixels, "labels": torch.tensor([0, 1])}
     tokens = torch.randint(3, config.vocab_size, (2, 12), generator=generator)
+    if task.takes_audio:
+        name, shape = audio_input(config, 40)
+        return {name: torch.randn(2, *shape, generator=generator), "labels": tokens[:, :8]}
     labels = torch.tensor([0, 1]) if task is Task.SEQUENCE_CLASSIFICATION else tokens
     return {"input_ids": tokens, "labels": labels}
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "bert", "roberta", "t5", "vit"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "bert", "roberta", "t5", "vit", "wav2vec2", "whisper"])
 def test_a_built_model_trains(tmp_path, name):
     import torch
 
@@ -803,6 +846,28 @@ def test_facts_of_a_vision_transformer():
     assert not vit.has_dropout
     assert vit.max_sequence_length is None
     assert "classifier" not in vit.linear_modules
+
+
+def test_facts_of_speech_models():
+    whisper = facts("whisper-tiny")
+    assert (whisper.max_sequence_length, whisper.max_target_length, whisper.vocab_size) == (None, 448, None)
+    assert not whisper.has_dropout
+    assert facts("wav2vec2-base").has_dropout
+    assert tasks_of(resolve("wav2vec2-base")) == (Task.SPEECH_CTC, Task.AUDIO_CLASSIFICATION)
+    assert tasks_of(resolve("whisper-tiny")) == (Task.SPEECH_SEQ2SEQ, Task.AUDIO_CLASSIFICATION)
+
+
+def test_hidden_parts_of_a_recording_are_random_as_dropout_is(tmp_path):
+    still = without_dropout({**TINY["wav2vec2"], **dict.fromkeys(NO_DROPOUT, 0.0)})
+    silent = describe(resolve(str(write_model(tmp_path / "still", {**still, "mask_time_prob": 0.0}))), Task.SPEECH_CTC)
+    hiding = describe(resolve(str(write_model(tmp_path / "hiding", {**still, "mask_time_prob": 0.1}))), Task.SPEECH_CTC)
+    assert (silent.has_dropout, hiding.has_dropout) == (False, True)
+
+
+def test_no_parameter_is_left_on_another_device(tmp_path):
+    spec = tiny(tmp_path, "wav2vec2")
+    model = build_model(spec, Task.SPEECH_CTC, dtype="float32", attn_implementation=None, device="meta")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("name", ["mamba-130m", "convnext-tiny"])

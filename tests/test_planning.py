@@ -10,7 +10,8 @@ from autotune.architecture import Task
 from autotune.config import Allowance, Budget, Effort
 from autotune.errors import InputError
 from autotune.files import read_value, write_value
-from autotune.planning import Options, Outline, SearchPlan, complete, machine_notes, outline
+from autotune.options import Options
+from autotune.planning import Outline, SearchPlan, complete, machine_notes, outline
 from autotune.units import GIB
 
 
@@ -44,6 +45,8 @@ def arguments(tmp_path):
         ("memory_bytes", 0),
         ("max_trials", 0),
         ("repeat", 0),
+        ("train_steps", 0),
+        ("train_tokens", 0.0),
         ("max_time_s", 0.0),
         ("max_time_s", float("inf")),
         ("max_time_s", float("nan")),
@@ -69,6 +72,8 @@ def test_options_out_of_range_are_refused_when_made(field, value):
         ({"space": "defualt"}, "did you mean 'default'?"),
         ({"device": "tpu"}, "--device tpu"),
         ({"repeat": 2}, "--repeat 2: needs --exhaustive"),
+        ({"train_steps": 10, "train_tokens": 1e6}, "both say how long the run is"),
+        ({"train_steps": 10, "global_batch": "any"}, "steps differ in size; use --train-tokens"),
     ],
 )
 def test_what_can_not_be_used_is_refused_in_one_line(options, said):
@@ -203,3 +208,61 @@ def test_the_task_is_the_usual_one_of_the_model_unless_another_is_asked_for():
     assert outlined(model="t5-small").workload.task is Task.SEQ2SEQ_LM
     task = Task.SEQUENCE_CLASSIFICATION
     assert outlined(model="gpt2", task=task.value).workload.task is task
+
+
+def test_samples_of_speech_are_counted_in_frames():
+    found = outlined(model="wav2vec2-base")
+    assert (found.workload.task, found.workload.sequence_length) == (Task.SPEECH_CTC, 128)
+    assert "samples of 128 frames of sound (--seq-len)" in found.notes
+    assert found.workload.tokens_per_sample is None
+
+
+def test_whisper_takes_half_a_minute_and_transcripts_of_its_own_length():
+    workload = outlined(model="whisper-tiny").workload
+    assert (workload.sequence_length, workload.target_length) == (1500, 128)
+    assert outlined(model="whisper-tiny", target_len=60).workload.target_length == 60
+    with pytest.raises(InputError, match="--seq-len 128: openai/whisper-tiny takes 1500 frames of sound and no other"):
+        outlined(model="whisper-tiny", seq_len=128)
+
+
+def test_a_transcript_longer_than_the_decoder_is_refused():
+    facts = make_facts(task=Task.SPEECH_SEQ2SEQ, max_target_length=448)
+    with pytest.raises(InputError, match="--target-len 500: openai/whisper-tiny has 448 positions"):
+        planned(facts, model="whisper-tiny", target_len=500)
+
+
+def test_a_recording_too_short_to_be_trained_on_is_refused():
+    with pytest.raises(InputError, match="--seq-len 5: facebook/wav2vec2-base hides spans of 10 frames"):
+        outlined(model="wav2vec2-base", seq_len=5)
+
+
+def test_the_length_of_a_run_is_one_of_samples_whatever_it_was_given_in():
+    assert planned().objective.run_samples is None
+    assert planned(train_steps=100, global_batch=16).objective.run_samples == 1600
+    assert planned(train_tokens=1e6, seq_len=100).objective.run_samples == 10_000
+
+
+def test_images_have_no_tokens_to_say_the_length_of_a_run_in():
+    with pytest.raises(InputError, match="--train-tokens: image-classification has no tokens; use --train-steps"):
+        planned(model="vit-base", train_tokens=1e6)
+
+
+@pytest.mark.parametrize(
+    ("options", "soak", "steps", "insisted"),
+    [
+        ({}, True, 20, False),
+        ({"effort": Effort.QUICK}, True, 0, False),
+        ({"effort": Effort.QUICK, "check_loss": 30}, True, 30, True),
+        ({"check_loss": 0}, True, 0, False),
+        ({"global_batch": "any"}, True, 0, False),
+        ({"exhaustive": True}, False, 0, False),
+    ],
+)
+def test_what_a_winner_has_to_pass_is_planned(options, soak, steps, insisted):
+    plan = planned(**options)
+    assert (plan.soak, plan.loss_steps, plan.loss_insisted) == (soak, steps, insisted)
+
+
+def test_losses_that_can_not_be_compared_are_refused_before_the_first_trial():
+    with pytest.raises(InputError, match="--check-loss 20: with --global-batch any"):
+        outlined(check_loss=20, global_batch="any")

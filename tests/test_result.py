@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result
 
 from autotune.answer import assemble
@@ -75,6 +76,23 @@ def test_checkpointing_of_a_result_follows_the_version_that_is_installed_now(res
 def test_model_and_adapter_are_those_that_were_measured(result):
     assert result.model_kwargs() == {"dtype": "float32", "attn_implementation": "sdpa"}
     assert result.peft_config().r == 4
+
+
+def test_quantized_weights_are_asked_of_the_library(result):
+    arguments = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    packed = result.model_copy(update={"arguments": result.arguments.model_copy(update={"quantization": arguments})})
+    config = packed.model_kwargs()["quantization_config"]
+    assert (config.load_in_4bit, config.bnb_4bit_quant_type) == (True, "nf4")
+    assert "quantization_config" not in result.model_kwargs()
+
+
+def test_an_adapter_that_peft_has_not_is_put_on_all_the_same(result):
+    bitfit = {"peft_type": "BITFIT"}
+    changed = result.model_copy(update={"arguments": result.arguments.model_copy(update={"adapter": bitfit})})
+    assert changed.peft_config() is None
+    layer = torch.nn.Linear(2, 2)
+    assert changed.prepare_model(layer) is layer
+    assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["bias"]
 
 
 def test_no_adapter_is_none(result):

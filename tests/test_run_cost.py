@@ -9,7 +9,7 @@ from autotune.architecture import Task
 from autotune.cost_estimate import CostEstimate, MemoryBreakdown
 from autotune.errors import InputError
 from autotune.estimate_report import Device, predicted
-from autotune.run_cost import Prices, parse_count, read_prices, run_cost
+from autotune.run_cost import Prices, parse_count, read_prices, run_cost, tokens_per_sample
 from autotune.trial import Interval
 
 T5_3B_PARAMETERS = 2_851_598_336
@@ -81,6 +81,11 @@ def test_without_a_speed_there_are_no_hours_and_without_a_price_no_money():
     assert (timeless.hours, timeless.money) == (None, None)
     assert cost(gpu="t4").money is None
     assert cost(prices=None).money is None
+
+
+def test_sound_has_no_tokens():
+    with pytest.raises(InputError, match="--tokens: tiny is trained on sound, which has none"):
+        tokens_per_sample(make_workload(task=Task.SPEECH_CTC))
 
 
 def test_images_have_no_tokens():

@@ -8,8 +8,10 @@ import pytest
 from factories import make_config, make_gpu, make_hardware, make_plan, make_workload
 from transformers import TrainingArguments
 
+from autotune.adapters import peft_config
 from autotune.config import Effort
-from autotune.training_args import ATTENTION_MODULES, SEARCHED_ARGUMENTS, TrainingPlan, plan
+from autotune.peft_arguments import ATTENTION_MODULES
+from autotune.training_args import SEARCHED_ARGUMENTS, TrainingPlan, plan
 
 OLD_GPU = make_gpu(versions={"transformers": "5.17.2"})
 NEW_GPU = make_gpu(versions={"transformers": "5.23.0"})
@@ -62,11 +64,8 @@ def test_the_attention_kernel_is_an_argument_of_the_model():
 
 
 def test_an_adapter_is_the_arguments_of_a_lora_config():
-    from peft import LoraConfig
-
     assert mapped().adapter is None
-    arguments = mapped(adapter={"rank": 4, "alpha": 8, "dropout": 0.1}).adapter
-    lora = LoraConfig(**arguments)
+    lora = peft_config(mapped(adapter={"rank": 4, "alpha": 8, "dropout": 0.1}).adapter)
     assert (lora.r, lora.lora_alpha, lora.lora_dropout, lora.target_modules) == (4, 8, 0.1, "all-linear")
 
 
@@ -106,9 +105,13 @@ def test_without_a_seed_of_the_users_own_it_is_the_searchs():
 
 
 def test_prefetching_is_dropped_where_no_worker_could_do_it():
-    fixed = {"dataloader_prefetch_factor": 4}
-    assert mapped(fixed=fixed, dataloader_num_workers=2).tuned["dataloader_prefetch_factor"] == 4
-    assert "dataloader_prefetch_factor" not in mapped(fixed=fixed, dataloader_num_workers=0).tuned
+    ahead = {"dataloader_prefetch_factor": 4}
+    assert mapped(dataloader_num_workers=2, **ahead).tuned["dataloader_prefetch_factor"] == 4
+    assert "dataloader_prefetch_factor" not in mapped(dataloader_num_workers=0, **ahead).tuned
+
+
+def test_the_sampler_is_exported():
+    assert mapped(train_sampling_strategy="group_by_length").tuned["train_sampling_strategy"] == "group_by_length"
 
 
 def test_what_only_a_trial_needs_is_not_exported():
@@ -141,6 +144,8 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
     ):
         mapping = mapped(hardware, checkpointing=checkpointing, torch_compile_backend=backend, tf32=hardware is NEW_GPU)
         decided |= set(mapping.tuned)
+    decided |= set(mapped(dataloader_num_workers=2, dataloader_prefetch_factor=4).tuned)
+    decided |= set(mapped(torch_compile_backend="inductor", torch_compile_mode="default", use_liger_kernel=True).tuned)
     assert decided - {"seed"} == SEARCHED_ARGUMENTS
 
 

@@ -23,18 +23,20 @@ from factories import (
     product_rate,
 )
 
+from autotune.checks import LossCurve, Soaked
 from autotune.config import TrainConfig
 from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.events import Event, Note, TrialEnded, TrialStarted
 from autotune.planning import SearchPlan
+from autotune.requesting import SEARCH_ACCUMULATION
 from autotune.result import TuningResult, load
 from autotune.rundir import ANSWER_FILE, RunDirectory
 from autotune.search.history import History
 from autotune.search.proposals import SAME_FAILURES
 from autotune.search.space_file import load_space
 from autotune.search.study import STUDY_FILE, STUDY_NAME
-from autotune.trial import Outcome, Purpose, TrialRequest, TrialStatus
-from autotune.tuner import SEARCH_ACCUMULATION, SearchInterrupted, Tuner
+from autotune.trial import Measurement, Outcome, Purpose, TrialRequest, TrialStatus
+from autotune.tuner import SearchInterrupted, Tuner
 
 BASE = make_config()
 
@@ -279,7 +281,7 @@ def test_the_one_configuration_that_works_is_the_answer(search, survivor):
 
 
 def test_the_one_configuration_that_fits_is_the_answer(search):
-    survivor = make_config(1, checkpointing="full", precision="pure_bf16", adapter={"rank": 16})
+    survivor = make_config(1, checkpointing="full", precision="pure_bf16", adapter={"kind": "lora"})
     run = search(lambda r: 10.0 if r.config == survivor else OUT_OF_MEMORY, space=load_space("cpu"))
     assert run.run().best.config == survivor
 
@@ -548,3 +550,149 @@ def test_a_gpu_space_with_a_free_global_batch_is_searched_too(search):
     result = run.run()
     assert result.best.config.per_device_train_batch_size == 256
     assert result.verdict == "faster"
+
+
+SECOND = make_config(16, precision="bf16", optim="adamw_torch_fused")
+SMALL = {"precision": ["fp32", "bf16"]}
+PROVEN = {"soak": True, "loss_steps": 20, "loss_insisted": True, "budget": make_budget(finalists=1, max_trials=20)}
+
+
+def checked(*, unfit: tuple[TrainConfig, ...] = (), diverging: tuple[TrainConfig, ...] = ()):
+    """Throughputs as of `rate`; `unfit` configurations run out of memory when soaked, `diverging` learn otherwise."""
+
+    def outcome(request: TrialRequest) -> Outcome | float:
+        if request.purpose is Purpose.SOAK:
+            soaked = Soaked(eval_batch_size=request.task.eval_batch_sizes[0], checkpoint_bytes=3 << 20)
+            return OUT_OF_MEMORY if request.config in unfit else make_measurement(rate(request), soaked=soaked)
+        if request.purpose is Purpose.LOSS_CHECK:
+            fall = 0.8 if request.config in diverging else 0.5
+            losses = tuple(6.0 - fall * step / request.task.steps for step in range(request.task.steps))
+            return make_measurement(rate(request), curve=LossCurve(losses=losses, dropout_spread=0.0))
+        return rate(request)
+
+    return outcome
+
+
+def checks_of(run: Search) -> list[tuple[Purpose, TrainConfig]]:
+    return [(r.purpose, r.config) for r in run.finished if r.task is not None]
+
+
+def test_the_winner_is_soaked_and_compared_after_the_finals(search):
+    run = search(checked(), **PROVEN)
+    result = run.run()
+    comparison = [(Purpose.LOSS_CHECK, BASE), (Purpose.LOSS_CHECK, BASE), (Purpose.LOSS_CHECK, BEST)]
+    assert checks_of(run) == [(Purpose.SOAK, BEST), *comparison]
+    assert all(r.purpose is Purpose.FINAL for r in run.finished[-8:-4])
+    assert (result.verdict, result.best.config) == ("faster", BEST)
+    assert result.loss_check.passed
+    assert (result.soaked.eval_batch_size, result.soaked.checkpoint_bytes) == (128, 3 << 20)
+    assert result.proof_notes == ()
+
+
+def test_the_evaluation_batch_that_fits_is_exported(search):
+    result = search(checked(), SMALL, **PROVEN).run()
+    assert result.arguments.training_arguments["per_device_eval_batch_size"] == 64
+
+
+def test_a_loss_check_runs_the_true_accumulation_for_all_its_steps_and_a_soak_two_micro_steps(search):
+    run = search(checked(), SMALL, **{**PROVEN, "workload": make_workload(global_batch_size=32)})
+    run.run()
+    for request in run.finished:
+        full = run.plan.workload.accumulation_steps(request.config)
+        if request.purpose is Purpose.LOSS_CHECK:
+            assert request.accumulation_steps == full
+            assert request.limits.measure_steps == request.task.steps == 20
+            assert request.limits.discarded_steps == 1
+        elif request.purpose is Purpose.SOAK:
+            assert request.accumulation_steps == min(full, SEARCH_ACCUMULATION)
+
+
+@pytest.mark.parametrize("fault", ["unfit", "diverging"])
+def test_a_winner_that_fails_a_check_is_refused_with_its_reason_and_the_next_is_measured_and_checked(search, fault):
+    run = search(checked(**{fault: (BEST,)}), **PROVEN)
+    result = run.run()
+    assert (result.verdict, result.best.config) == ("faster", SECOND)
+    assert result.loss_check.passed
+    assert result.soaked is not None
+    reason = {"unfit": "soak, trial", "diverging": "its losses leave the baseline's"}[fault]
+    assert len(result.proof_notes) == 1
+    assert result.proof_notes[0].startswith("refused as the winner: per_device_train_batch_size 16, precision bf16")
+    assert reason in result.proof_notes[0]
+    assert BEST not in [c.config for c in (*result.runners_up, *result.best_by_allowance.values())]
+    line = next(t for t in result.trials if t.config == BEST and t.purpose in (Purpose.SOAK, Purpose.LOSS_CHECK)
+                and t.status is not TrialStatus.COMPLETED)  # fmt: skip
+    assert line.cause
+    assert line.status is {"unfit": TrialStatus.OUT_OF_MEMORY, "diverging": TrialStatus.INVALID}[fault]
+    finals = [r.config for r in run.finished if r.purpose is Purpose.FINAL]
+    assert finals.count(SECOND) == finals.count(BASE) == 2
+
+
+def test_where_everything_diverges_the_baseline_is_the_answer(search):
+    run = search(checked(), SMALL, **PROVEN)
+    every = tuple(c for c in run.plan.every_config() if c != BASE)
+    run = search(checked(diverging=every), SMALL, **PROVEN)
+    result = run.run()
+    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+    assert result.soaked is not None
+    assert result.loss_check is None
+    assert checks_of(run)[-1] == (Purpose.SOAK, BASE)
+
+
+def test_where_nothing_fits_when_soaked_the_baseline_is_the_answer_and_that_is_told(search):
+    run = search(checked(), SMALL, **PROVEN)
+    result = search(checked(unfit=tuple(run.plan.every_config())), SMALL, **PROVEN).run()
+    assert result.best.config == BASE
+    assert result.soaked is None
+    assert result.proof_notes[-1].startswith("not soaked: soak, trial")
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+def test_a_search_that_was_stopped_in_its_checks_does_only_the_rest_of_them(search, lost):
+    run = search(checked(), SMALL, **PROVEN)
+    first = run.run()
+    for request in run.finished[-lost:]:
+        trial = run.directory / "trials" / f"{request.number:04d}"
+        (trial / "result.json").unlink()
+        trial.rmdir()
+    again = run.run()
+    assert len(run.runner.requests) == lost
+    assert (again.best, again.soaked, again.loss_check) == (first.best, first.soaked, first.loss_check)
+
+
+def test_checks_are_unknown_to_the_study_and_the_history(search):
+    run = search(checked(), SMALL, **PROVEN)
+    run.run()
+    told = optuna.load_study(study_name=STUDY_NAME, storage=f"sqlite:///{run.directory / STUDY_FILE}").trials
+    numbers = {t.user_attrs["trial"] for t in told if "trial" in t.user_attrs}
+    assert numbers == {r.number for r in run.finished if r.purpose.explores}
+
+
+def test_time_is_kept_for_the_checks(search):
+    """A step of a loss run takes as long as one of the search: 20 of them 8 s and more, thrice."""
+
+    def timed(request: TrialRequest) -> Outcome | float:
+        outcome = checked()(request)
+        return outcome if isinstance(outcome, Measurement) else steady(request)
+
+    def duration_s(request: TrialRequest) -> float:
+        return 15.0 if request.purpose is Purpose.LOSS_CHECK else 10.0
+
+    budget = make_budget(max_time_s=300.0, trial_timeout_s=100.0, finalists=1, final_rounds=2)
+    run = search(timed, SMALL, duration_s=duration_s, **{**PROVEN, "budget": budget})
+    result = run.run()
+    assert run.clock.now_s <= 300.0
+    assert run.count(Purpose.SOAK) == 1
+    assert run.count(Purpose.LOSS_CHECK) == 3
+    assert result.loss_check.passed
+
+
+def test_checks_that_there_is_no_time_for_are_not_begun_and_that_is_told(search):
+    def duration_s(request: TrialRequest) -> float:
+        return 60.0 if request.purpose is Purpose.FINAL else 10.0
+
+    budget = make_budget(max_time_s=300.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
+    run = search(checked(), SMALL, duration_s=duration_s, **{**PROVEN, "budget": budget})
+    result = run.run()
+    assert run.count(Purpose.LOSS_CHECK) < 3
+    assert result.loss_check is None
+    assert any("there was no time left" in note for note in result.proof_notes)

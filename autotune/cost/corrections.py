@@ -83,12 +83,22 @@ def time_features(config: TrainConfig) -> dict[str, float]:
         features[f"checkpointing={config.checkpointing}"] = 1.0
     if config.torch_compile_backend is not None:
         features[f"compile={config.torch_compile_backend}"] = 1.0
+    if config.use_liger_kernel:
+        features["liger"] = 1.0
+    if config.experts_implementation is not None:
+        features[f"experts={config.experts_implementation}"] = 1.0
     if config.adapter is not None:
         features["adapter"] = 1.0
+    if config.quantization is not None:
+        features[f"quantization={config.quantization.partition('-')[0]}"] = 1.0
     if config.tf32:
         features["tf32"] = 1.0
     if config.dataloader_num_workers:
         features["workers"] = 1.0
+    if config.train_sampling_strategy == "group_by_length":
+        features["grouped"] = 1.0
+    if config.packing:
+        features["packed"] = 1.0
     return features
 
 

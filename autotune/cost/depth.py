@@ -7,6 +7,7 @@ repeat is for the caller to check, by the operators and the number of parameters
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ _PERIODS = (
     "decoder_sparse_step", "encoder_sparse_step", "sliding_window_pattern", "attn_layer_period", "expert_layer_period",
     "full_attention_interval", "global_attn_every_n_layers", "interleave_moe_layer_step",
 )  # fmt: skip
+
+# Probabilities by which speech models leave out whole layers.
+_LAYERDROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,17 @@ class Stack:
         return (self.depth - self.base) / self.period
 
 
-def stacks(config: Any) -> tuple[Stack, ...]:
-    """Return the stacks of layers of a library config; none if it doesn't say."""
+def stacks(config: Any, every: int = 1) -> tuple[Stack, ...]:
+    """Return the stacks of layers of a library config; none if it doesn't say.
+
+    Args:
+        config: Of the library.
+        every: Layers after which they are treated alike, as where every second one is checkpointed.
+    """
     fields: tuple[str, ...] | None = next((pair for pair in _PAIRS if all(_depth(config, name) for name in pair)), None)
     if fields is None and _depth(config, "num_hidden_layers"):
         fields = ("num_hidden_layers",)
-    return tuple(_stack(config, name) for name in fields or ())
+    return tuple(_stack(config, name, every) for name in fields or ())
 
 
 def shallower(config: Any, depths: dict[str, int]) -> Any:
@@ -59,7 +68,18 @@ def shallower(config: Any, depths: dict[str, int]) -> Any:
     return config
 
 
-def _stack(config: Any, name: str) -> Stack:
+def without_chance(config: Any) -> Any:
+    """Return a copy of `config` by which each step runs all layers and hides no part of a recording."""
+    config = copy.deepcopy(config)
+    for name in _LAYERDROPS:
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
+    if hasattr(config, "mask_time_prob"):  # which stays: at 0 the model would have a parameter less
+        config.apply_spec_augment = False
+    return config
+
+
+def _stack(config: Any, name: str, every: int) -> Stack:
     depth = int(getattr(config, name))
     leading = max((int(getattr(config, field, 0) or 0) for field in _LEADING), default=0)
     period = _period(getattr(config, "layer_types", None), depth, leading)
@@ -67,6 +87,7 @@ def _stack(config: Any, name: str) -> Stack:
         step = getattr(config, field, None)
         if isinstance(step, int) and step > 1:
             period = max(period, step)
+    period = math.lcm(period, every)
     # With one period the first layer would be the last: T5's holds the position biases, under LoRA it has no input
     # gradient.
     base = leading + 2 * period

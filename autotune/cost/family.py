@@ -6,8 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from autotune.adapter_config import AnyAdapter
 from autotune.architecture import Task
-from autotune.config import LoraAdapter, Precision, TrainConfig, Workload
+from autotune.checkpointing import KINDS, Checkpointing
+from autotune.config import Precision, Quantization, TrainConfig, Workload
 from autotune.hardware import Hardware
 from autotune.values import Value
 
@@ -18,9 +20,18 @@ class Family(Value):
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"] = Field(description="of the weights")
     autocast: Literal["bfloat16", "float16"] | None = None
-    checkpointing: Literal["none", "full"] = "none"
+    checkpointing: Checkpointing = "none"
     attn_implementation: str | None = None
-    adapter: LoraAdapter | None = None
+    experts_implementation: str | None = None
+    experts_per_token: int | None = None
+    expert_capacity: int | None = None
+    adapter: AnyAdapter | None = None
+    quantization: Quantization | None = None
+
+    @property
+    def checkpointed_every(self) -> int:
+        """Every so manieth layer is checkpointed, 1 where none is."""
+        return 1 if self.checkpointing == "none" else KINDS[self.checkpointing].every
 
 
 class Shape(Value):
@@ -44,7 +55,11 @@ def family_of(config: TrainConfig, hardware: Hardware) -> Family:
         autocast=autocast.get(config.precision),
         checkpointing=config.checkpointing,
         attn_implementation=config.attn_implementation,
+        experts_implementation=config.experts_implementation,
+        experts_per_token=config.experts_per_token,
+        expert_capacity=config.expert_capacity,
         adapter=config.adapter,
+        quantization=config.quantization,
     )
 
 

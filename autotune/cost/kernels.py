@@ -157,6 +157,29 @@ class GroupedMatmul(torch.autograd.Function):
         return of_rows, of_matrices, None
 
 
+class CtcLoss(torch.autograd.Function):
+    """The CTC loss, which keeps an fp32 number for each frame and each label and blank between labels."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probabilities: torch.Tensor, labels: int, recorder: Recorder) -> torch.Tensor:
+        """Return a loss for the (frames, batch, vocabulary) of `log_probabilities`."""
+        frames, batch, _ = log_probabilities.shape
+        alpha = log_probabilities.new_empty((batch, frames, 2 * labels + 1))  # aten/src/ATen/native/LossCTC.cpp
+        ctx.save_for_backward(log_probabilities, alpha)
+        ctx.recorder = recorder
+        _note(recorder, "ctc_loss", 0.0, log_probabilities, alpha, kind=NORMALISATION)
+        return log_probabilities.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Return the gradient of the log-probabilities; the way back needs as much again as was kept."""
+        log_probabilities, alpha = ctx.saved_tensors
+        beta = torch.empty_like(alpha)
+        result = torch.empty_like(log_probabilities)
+        _note(ctx.recorder, "ctc_loss_backward", 0.0, log_probabilities, alpha, beta, result, kind=NORMALISATION)
+        return result, None, None
+
+
 def _note(recorder: Recorder, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION) -> None:
     moved = float(sum(t.numel() * t.element_size() for t in tensors))
     recorder.note(name, kind, flops, moved, half=tensors[0].element_size() == 2)

@@ -117,7 +117,7 @@ class CostModel:
             profile,
             self.rates,
             kind.optim,
-            sizes * self._padded_share(sizes),
+            sizes * self._padded_share(kind, sizes),
             accumulation,
             tf32=kind.tf32,
             compiled=kind.torch_compile_backend == "inductor",
@@ -127,7 +127,7 @@ class CostModel:
         factors, deviations = self._memory_factors(profile, kind.optim, sizes, accumulation)
         outside, outside_deviation = (0.0, 0.0) if self.hardware.is_cpu else framework_bytes(self.hardware)
         needed, unsure = allocated * factors + outside, np.hypot(allocated * deviations, outside_deviation)
-        if kind.torch_compile_backend is not None:  # a compiler recomputes and fuses as it likes
+        if _is_rewritten(kind):
             unsure = np.maximum(unsure, (allocated - profile.weights_bytes) / _Z)
         return seconds, needed, unsure
 
@@ -148,11 +148,13 @@ class CostModel:
         found = np.array(factors)[where]
         return found[:, 0], found[:, 1]
 
-    def _padded_share(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the expected longest sample of a micro-batch over the longest of all."""
+    def _padded_share(self, kind: TrainConfig, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the expected longest sample of a micro-batch over the longest of all: the mean without padding."""
         lengths = self.workload.lengths
         if lengths is None:
             return np.ones_like(sizes)
+        if kind.packing or kind.train_sampling_strategy == "group_by_length":
+            return np.full_like(sizes, lengths.mean / lengths.maximum)
         return expected_longest(lengths, sizes) / lengths.maximum
 
     def estimate(self, config: TrainConfig) -> CostEstimate | None:
@@ -167,13 +169,15 @@ class CostModel:
         step_s = samples / rate
         accumulation = self.workload.accumulation_steps(config)
         size = config.per_device_train_batch_size
-        share = float(self._padded_share(np.array([float(size)]))[0])
+        share = float(self._padded_share(config, np.array([float(size)]))[0])
         flops = accumulation * profile.needed_flops.at(size * share)
         peak = time.dense_peak(self.rates, config.precision, tf32=config.tf32)
         tokens = self.workload.tokens_per_sample
         notes = []
         if config.torch_compile_backend is not None:
             notes.append("compiled: memory and time are those of the model as written, fused by a rule of thumb")
+        if config.use_liger_kernel:
+            notes.append("Liger: memory and time are those of the model's own kernels; its own should need less")
         return CostEstimate(
             memory=self.breakdown(config, profile),
             step_time_s=step_s,
@@ -267,7 +271,7 @@ class CostModel:
             return None
         config, budget = result.request.config, result.request.limits.memory_bytes
         expected = float(self.predict([config]).needed_bytes[0])
-        if expected > budget or config.torch_compile_backend is not None:
+        if expected > budget or _is_rewritten(config):
             return None
         parts, unused = self._parts(config, profile)
         quantity = "device" if self.hardware.is_cpu else "allocated"
@@ -284,6 +288,11 @@ class CostModel:
         return f"{config.config_id}-{self.workload.digest()}"
 
 
+def _is_rewritten(config: TrainConfig) -> bool:
+    """Tell whether other kernels run than the model is written with, which keep and recompute what they like."""
+    return config.torch_compile_backend is not None or config.use_liger_kernel
+
+
 def _kind(config: TrainConfig) -> tuple[object, ...]:
     """Return all of a configuration that the closed form depends on, but for the micro-batch."""
     return (
@@ -293,7 +302,15 @@ def _kind(config: TrainConfig) -> tuple[object, ...]:
         config.checkpointing,
         config.attn_implementation,
         config.torch_compile_backend,
+        config.torch_compile_mode,
+        config.use_liger_kernel,
+        config.experts_implementation,
+        config.experts_per_token,
+        config.expert_capacity,
         config.adapter,
+        config.quantization,
+        config.train_sampling_strategy,
+        config.packing,
     )
 
 

@@ -54,7 +54,7 @@ class MemoryPoint(Value):
 class Work(Value):
     """Equal operators of a micro-step."""
 
-    kind: int = Field(description="CONTRACTION, NORMALISATION or ELEMENTWISE, of `kinds`")
+    kind: int = Field(description="CONTRACTION, NORMALISATION, ELEMENTWISE or TRANSFER, of `kinds`")
     half: bool = Field(description="computed in 16 bits")
     flops: Line
     moved_bytes: Line

@@ -14,14 +14,18 @@ from typing import Any
 
 import torch
 
+from autotune.adapter_config import is_new_weight
 from autotune.architecture import ModelSpec
-from autotune.cost.depth import Stack, shallower, stacks
+from autotune.cost import quantized
+from autotune.cost.autocast import seen_autocast
+from autotune.cost.depth import Stack, shallower, stacks, without_chance
 from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import Excerpt, ParameterGroup, Profile
 from autotune.cost.trace import micro_step
 from autotune.cost_estimate import TracedBy
 from autotune.errors import InputError, one_line
+from autotune.training_args import routing
 
 # Micro-batches that are traced. Not 1: tensors of one sample are contiguous where others aren't.
 SAMPLES = (2, 4)
@@ -71,8 +75,8 @@ def _by(
     """Return the profile as traced with one kind of tensors."""
     from autotune.models import build_config
 
-    config = build_config(spec, shape.task)
-    found = stacks(config)
+    config = without_chance(build_config(spec, shape.task))
+    found = stacks(config, family.checkpointed_every)
     if found and all(s.depth > s.base for s in found):
         with contextlib.suppress(NotLinear):
             extended = _extended(spec, config, found, family, shape, change, way)
@@ -115,7 +119,8 @@ def _extended(
 
 def _pair(model: Any, family: Family, shape: Shape) -> Pair:
     try:
-        low, high = (micro_step(model, family, shape, samples) for samples in SAMPLES)
+        with seen_autocast(family):
+            low, high = (micro_step(model, family, shape, samples) for samples in SAMPLES)
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise Untraceable(one_line(error)) from error
     return Pair(samples=SAMPLES, tapes=(low, high))
@@ -152,19 +157,25 @@ def build(
         dtype=family.dtype,
         attn_implementation="sdpa" if flash else family.attn_implementation,
         device=device,
+        experts_implementation=family.experts_implementation,
         config=config,
+        **routing(family.experts_per_token, family.expert_capacity),
     )
     model.config.use_cache = False
     if flash:  # not asked of the library, which refuses what isn't installed
         model.config._attn_implementation = "flash_attention_2"
     if change is not None:
         model = change(model)
+    if family.quantization is not None:
+        if device != "meta":
+            raise Untraceable(f"layers of {family.quantization} weights are traced on the meta device alone")
+        quantized.pack(model, family, shape.task)
     if family.adapter is not None:
         from autotune.adapters import put_on
-        from autotune.training_args import adapter_arguments
+        from autotune.peft_arguments import adapter_arguments
 
         try:
-            model = put_on(model, adapter_arguments(family.adapter))
+            model = put_on(model, adapter_arguments(family.adapter, shape.task))
         except ValueError as error:
             raise InputError(f"{spec.name}: the adapter can't be put on: {one_line(error)}") from error
     return model
@@ -193,13 +204,14 @@ def _excerpt(pair: Pair, parameters: list[ParameterGroup]) -> Excerpt:
 def _groups(model: Any) -> list[ParameterGroup]:
     """Return the parameters in the order they were made."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    packed = {id(m.weight): found for m in model.modules() if (found := quantized.weight_of(m)) is not None}
     return [
         ParameterGroup(
-            shape=tuple(p.shape),
-            element_bytes=p.element_size(),
+            shape=packed.get(id(p), (tuple(p.shape), 0))[0],
+            element_bytes=packed.get(id(p), ((), p.element_size()))[1],
             trained=p.requires_grad,
             embedding=id(p) in tables,
-            adapter="lora_" in name,
+            adapter=is_new_weight(name),
             count=1,
         )
         for name, p in model.named_parameters()

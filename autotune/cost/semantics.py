@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, fused_attention
+from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention
 from autotune.cost.tape import Recorder
 
 Device = Literal["cpu", "cuda"]
@@ -93,6 +93,15 @@ class Semantics(TorchFunctionMode):
                 self._cache.clear()
 
     @contextlib.contextmanager
+    def not_casting(self) -> Iterator[None]:
+        """Cast nothing inside."""
+        before, self._casting = self._casting, False
+        try:
+            yield
+        finally:
+            self._casting = before
+
+    @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Hold for a part of the forward pass that is run again during the backward pass."""
         self._recorder.recomputing = True
@@ -154,7 +163,8 @@ class Semantics(TorchFunctionMode):
         as_tuple = func.__name__ == "where"
         if len(args) != 1 or not _is_valueless(asked) or kwargs:
             return NotImplemented
-        if self._experts > 1 and asked.shape == (self._experts,):
+        # With one more for tokens that no expert takes, where transformers masks them.
+        if self._experts > 1 and asked.shape in ((self._experts,), (self._experts + 1,)):
             found = torch.arange(self._experts)[:, None]  # looped over, so their numbers must be real
         else:
             share = asked.numel() // (self._experts if asked.dim() > 1 else 1)
@@ -202,6 +212,19 @@ class Semantics(TorchFunctionMode):
         options = {k: v for k, v in kwargs.items() if k in ("weight", "ignore_index", "reduction")}
         return torch.nn.functional.nll_loss(log_probabilities, target, **options)
 
+    def _ctc_loss(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a loss of (frames, batch, vocabulary) for the labels of all rows in one, as many for each."""
+        if not _is_valueless(args[0]):
+            return NotImplemented
+        labels = args[1].numel() // args[0].shape[1]
+        return CtcLoss.apply(args[0], labels, self._recorder)  # type: ignore[no-untyped-call]
+
+    def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return all values: labels hold no padding."""
+        if not _is_valueless(args[0]):
+            return NotImplemented
+        return args[0].flatten()
+
 
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": Semantics._attention,
@@ -209,6 +232,8 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "softmax": Semantics._softmax,
     "log_softmax": Semantics._softmax,
     "cross_entropy": Semantics._cross_entropy,
+    "ctc_loss": Semantics._ctc_loss,
+    "masked_select": Semantics._masked_select,
     "sum": Semantics._sum,
     "grouped_mm": Semantics._grouped_mm,
     "_grouped_mm": Semantics._grouped_mm,

@@ -55,7 +55,7 @@ class Tape:
     kinds: NDArray[np.int8]
     flops: NDArray[np.float64]
     moved_bytes: NDArray[np.float64]
-    half: NDArray[np.bool_]  # computed in 16 bits
+    half: NDArray[np.bool_]  # computed in 16 bits, or 8
     live: NDArray[np.float64]
     recomputed: NDArray[np.bool_]  # a part of the forward pass that runs again
     forward_end: int  # operators of the forward pass, the loss included
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             moved = float(sum(_nbytes(t) for t in inputs) + sum(_nbytes(t) for t in outputs))
             if kind == ELEMENTWISE:
                 flops = float(max((t.numel() for t in outputs), default=0))
-        self.note(name, kind, flops, moved, half=any(t.element_size() == 2 for t in outputs))
+        self.note(name, kind, flops, moved, half=any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs))
         for tensor in fresh:
             self._watch(tensor)
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.config import Precision
-from autotune.cost.kinds import CONTRACTION
+from autotune.cost.kinds import CONTRACTION, TRANSFER
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import Profile
 from autotune.rates import Arithmetic, Rates
@@ -64,8 +64,9 @@ def micro_step_seconds(
         work["half"] > 0, _rate(profile, rates, half=True, tf32=tf32), _rate(profile, rates, half=False, tf32=tf32)
     )
     computing = np.where(contraction[:, None], flops / speed[:, None], 0.0)
-    share = np.where(contraction, 1.0, COMPILED_SHARE if compiled else 1.0)
-    moving = moved * share[:, None] / rates.bandwidth
+    transfer = work["kind"] == TRANSFER
+    share = np.where(contraction | transfer, 1.0, COMPILED_SHARE if compiled else 1.0)
+    moving = moved * share[:, None] / np.where(transfer, rates.host_bandwidth, rates.bandwidth)[:, None]
     busy = np.maximum(computing, moving)
     count = work["count"]
     launches = float(count.sum()) * (COMPILED_SHARE if compiled else 1.0) * rates.launch_s

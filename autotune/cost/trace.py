@@ -14,10 +14,17 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from autotune.architecture import Task
+from autotune.audio import audio_input, labels_of
+from autotune.checkpointing import KINDS
+from autotune.cost.autocast import switched_off_by_libraries
 from autotune.cost.family import Family, Shape
 from autotune.cost.kernels import flash_attention_2
+from autotune.cost.offload import offloaded
+from autotune.cost.reentrant import reentrant
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
+from autotune.images import image_input
+from autotune.model_facts import experts_of
 
 
 def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
@@ -36,16 +43,16 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
     recorder = Recorder(known + list(inputs.values()))
     autocast = getattr(torch, family.autocast) if family.autocast else None
     semantics = Semantics(
-        family.device, recorder, autocast=autocast, padded=shape.padded, experts=_experts(model.config)
+        family.device, recorder, autocast=autocast, padded=shape.padded, experts=max(1, experts_of(model.config))
     )
-    _set_checkpointing(model, family, semantics)
+    _set_checkpointing(model, family, semantics, recorder)
     handles = [
         p.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
         for p in model.parameters()
         if p.requires_grad
     ]
     try:
-        with recorder, flash_attention_2(recorder, autocast or model.dtype):
+        with recorder, flash_attention_2(recorder, autocast or model.dtype), switched_off_by_libraries(semantics):
             with semantics:
                 loss = _loss(model, inputs, semantics, autocast is not None)
             recorder.end_of_forward()
@@ -55,13 +62,6 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
         for handle in handles:
             handle.remove()
     return recorder.tape()
-
-
-def _experts(config: Any) -> int:
-    """Return how many experts tokens are routed between, 1 where there are none."""
-    text = config.get_text_config()
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return max((int(getattr(text, name, None) or 1) for name in names), default=1)
 
 
 def _loss(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool) -> torch.Tensor:
@@ -77,20 +77,29 @@ def _loss(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mix
     return loss * 1.0
 
 
-def _set_checkpointing(model: Any, family: Family, semantics: Semantics) -> None:
+def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorder: Recorder) -> None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if family.checkpointing == "none":
         if base.supports_gradient_checkpointing:
             base._set_gradient_checkpointing(enable=False)
         return
+    kind = KINDS[family.checkpointing]
+
+    def contexts() -> tuple[Any, Any]:
+        return nullcontext(), semantics.again()
+
     run: Callable[..., Any] = functools.partial(
-        checkpoint,
-        use_reentrant=False,
-        preserve_rng_state=False,
-        determinism_check="none",
-        context_fn=lambda: (nullcontext(), semantics.again()),
+        checkpoint, use_reentrant=False, preserve_rng_state=False, determinism_check="none", context_fn=contexts
     )
-    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=run)
+    if kind.reentrant:
+        run = reentrant(contexts)
+        if base.main_input_name == "input_ids":  # as transformers does: else frozen embeddings would end all gradients
+            base.disable_input_require_grads()
+            base.enable_input_require_grads()
+    if kind.offload:
+        run = offloaded(run, recorder)
+    every = {"every_n_layers": kind.every} if kind.every > 1 else {}
+    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=run, **every)
 
 
 def make_inputs(
@@ -103,13 +112,12 @@ def make_inputs(
     def ids(*size: int, below: int | None = None) -> torch.Tensor:
         return torch.randint(below or vocabulary, size, device=device)
 
+    if shape.task.takes_audio:
+        return _sound(config, shape, batch, device, ids)
     if not shape.task.takes_text:
-        vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", None) or 224
-        height, width = (size, size) if isinstance(size, int) else size
-        channels = getattr(vision, "num_channels", 3)
-        pixels = torch.zeros((batch, channels, height, width), device=device)
-        return {"pixel_values": pixels, "labels": ids(batch, below=classes)}
+        name, size, clusters = image_input(config)
+        image = ids(batch, *size, below=clusters) if clusters else torch.zeros((batch, *size), device=device)
+        return {name: image, "labels": ids(batch, below=classes)}
     inputs = {
         "input_ids": ids(batch, shape.length),
         "attention_mask": torch.ones((batch, shape.length), dtype=torch.long, device=device),
@@ -120,4 +128,25 @@ def make_inputs(
         inputs["labels"] = ids(batch, below=classes)
     else:
         inputs["labels"] = ids(batch, shape.length)
+    return inputs
+
+
+def _sound(
+    config: Any, shape: Shape, batch: int, device: torch.device | str, ids: Callable[..., torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the inputs of a speech model.
+
+    Labels of CTC are real: the library looks at their values. They are no blanks and no two neighbours alike.
+    """
+    name, size = audio_input(config, shape.length)
+    inputs = {name: torch.zeros((batch, *size), device=device)}
+    if shape.task is Task.AUDIO_CLASSIFICATION:
+        inputs["labels"] = ids(batch, below=config.num_labels)
+    elif shape.task is Task.SPEECH_SEQ2SEQ:
+        inputs["labels"] = ids(batch, shape.target_length or shape.length)
+    else:
+        ordinary = [i for i in range(config.vocab_size) if i != config.pad_token_id][:2]
+        inputs["labels"] = (
+            torch.tensor(ordinary).repeat(labels_of(shape.length))[: labels_of(shape.length)].repeat(batch, 1)
+        )
     return inputs

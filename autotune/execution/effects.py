@@ -12,9 +12,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
 from transformers import TrainerCallback
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from autotune.batches import PackCollator
+from autotune.checkpointing import KINDS, CheckpointingKind
 from autotune.config import Precision, TrainConfig
+from autotune.execution import adapter_effects
+from autotune.execution.no_effect import NoEffectError
+from autotune.optimizers import OPTIMIZERS
 
 _OUTPUT_DTYPE = {
     Precision.FP32: torch.float32,
@@ -22,23 +30,6 @@ _OUTPUT_DTYPE = {
     Precision.BF16: torch.bfloat16,
     Precision.PURE_BF16: torch.bfloat16,
 }
-
-# (class name, attribute that must hold) by optimizer; attributes are looked up in the first parameter group or in
-# bitsandbytes' own arguments. An optimizer that isn't listed is checked by the Trainer's own name for it alone.
-_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw_torch": ("torch.optim.adamw.AdamW", {"fused": None}),
-    "adamw_torch_fused": ("torch.optim.adamw.AdamW", {"fused": True}),
-    "adafactor": ("transformers.optimization.Adafactor", {}),
-    "adamw_bnb_8bit": ("bitsandbytes.optim.adamw.AdamW", {"optim_bits": 8}),
-    "adamw_8bit": ("bitsandbytes.optim.adamw.AdamW", {"optim_bits": 8}),
-    "paged_adamw_8bit": ("bitsandbytes.optim.adamw.AdamW", {"optim_bits": 8, "is_paged": True}),
-    "paged_adamw_32bit": ("bitsandbytes.optim.adamw.AdamW", {"optim_bits": 32, "is_paged": True}),
-    "sgd": ("torch.optim.sgd.SGD", {}),
-}
-
-
-class NoEffectError(Exception):
-    """Something that was asked for did not happen; the message says what and what happened instead."""
 
 
 class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -48,6 +39,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._config = config
         self._dtypes: set[torch.dtype] = set()
         self._checkpointed = 0
+        self._sdpa_backends: set[str] = set()
         self._undo: list[Callable[[], None]] = []
         self._seen: dict[str, Any] = {}
 
@@ -57,6 +49,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if self._config.torch_compile_backend is None:  # hooks would change what is compiled
             self._watch_dtype(kwargs["model"])
             self._watch_checkpointing(kwargs["model"])
+            self._watch_sdpa()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the hooks away."""
@@ -65,6 +58,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def _watch_dtype(self, model: nn.Module) -> None:
         for module in model.modules():
+            if adapter_effects.is_packed(module):
+                continue
             if isinstance(module, nn.Linear | nn.Conv2d | nn.Conv1d) or type(module).__name__ == "Conv1D":
                 handle = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
                 self._undo.append(handle.remove)
@@ -76,6 +71,20 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             if original is not None:
                 module._gradient_checkpointing_func = self._counted(original)  # type: ignore[assignment]
                 self._undo.append(lambda m=module, f=original: setattr(m, "_gradient_checkpointing_func", f))  # type: ignore[misc]
+
+    def _watch_sdpa(self) -> None:
+        original = functional.scaled_dot_product_attention
+
+        def watch(*args: Any, **kwargs: Any) -> torch.Tensor:
+            self._sdpa_backends.add(_sdpa_backend(*args, **kwargs))
+            return original(*args, **kwargs)
+
+        functional.scaled_dot_product_attention = watch
+        self._undo.append(lambda: setattr(functional, "scaled_dot_product_attention", original))
+
+    def _sdpa(self) -> str:
+        """Say which of torch's kernels ran, in words to add."""
+        return f" ({', '.join(sorted(self._sdpa_backends))})" if self._sdpa_backends else ""
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def count(*args: Any, **kwargs: Any) -> Any:
@@ -93,12 +102,16 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return {
             "precision": self._precision(trainer, model),
             "tf32": _tf32(self._config),
-            "optim": _optimizer(self._config, trainer.optimizer),
+            "optim": _optimizer(self._config, trainer.optimizer, model),
             "checkpointing": self._checkpointing(model),
-            "attn_implementation": _attention(self._config, model),
+            "attn_implementation": _attention(self._config, model) + self._sdpa(),
+            "experts_implementation": _experts(self._config, model),
+            "use_liger_kernel": _liger(self._config, model),
             "torch_compile_backend": _compiled(self._config, trainer),
             "dataloader_num_workers": _workers(self._config, self._seen["train_dataloader"]),
-            "adapter": _adapter(self._config, model),
+            "packing": _packing(self._config, self._seen["train_dataloader"]),
+            "adapter": adapter_effects.adapter(self._config, model),
+            "quantization": adapter_effects.quantization(self._config, model),
         }
 
     def _precision(self, trainer: Any, model: nn.Module) -> str:
@@ -126,7 +139,21 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             raise NoEffectError("checkpointing was asked for, but no layer of the model has it switched on")
         if self._config.torch_compile_backend is None and not self._checkpointed:
             raise NoEffectError("checkpointing was asked for and switched on, but no layer was checkpointed")
+        _check_kind(KINDS[self._config.checkpointing], model)
         return f"{self._checkpointed} checkpointed calls in the first step" if self._checkpointed else "switched on"
+
+
+def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:
+    """Raise NoEffectError unless the layers that should be are checkpointed, and by the implementation asked for."""
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    switched_on = [m for m in layers if m.gradient_checkpointing]
+    if layers and len(switched_on) != -(-len(layers) // kind.every):
+        raise NoEffectError(f"every {kind.every} layers were to be checkpointed, but {len(switched_on)} of them are")
+    for layer in switched_on:
+        function = layer._gradient_checkpointing_func
+        reentrant = getattr(function, "keywords", {}).get("use_reentrant")
+        if reentrant is not None and reentrant != kind.reentrant:
+            raise NoEffectError(f"use_reentrant={kind.reentrant} was asked for, but it is {reentrant}")
 
 
 def _names(dtypes: Any) -> str:
@@ -142,20 +169,28 @@ def _tf32(config: TrainConfig) -> str:
     return str(actual)
 
 
-def _optimizer(config: TrainConfig, optimizer: Any) -> str:
+def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
     inner = getattr(optimizer, "optimizer", optimizer)
     name = f"{type(inner).__module__}.{type(inner).__name__}"
-    expected = _OPTIMIZERS.get(config.optim)
-    if expected is None:
-        return name
-    if name != expected[0]:
+    facts = OPTIMIZERS[config.optim]
+    if name != facts.class_name:
         raise NoEffectError(f"optimizer {config.optim} was asked for, but {name} ran")
     own = getattr(inner, "args", None)
-    for key, value in expected[1].items():
+    for key, value in facts.attributes:
         actual = getattr(inner, key, getattr(own, key, inner.param_groups[0].get(key)))
         if actual != value and not (value is None and not actual):
             raise NoEffectError(f"optimizer {config.optim} was asked for, but {key} is {actual}")
-    return name + "".join(f" {k}={v}" for k, v in expected[1].items())
+    seen = name + "".join(f" {key}={value}" for key, value in facts.attributes)
+    return seen + _embedding_states(inner, model) if ("optim_bits", 8) in facts.attributes else seen
+
+
+def _embedding_states(optimizer: Any, model: nn.Module) -> str:
+    """Say that states of embeddings are kept in 32 bits, as bitsandbytes advises and the Trainer has it."""
+    tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and m.weight in optimizer.state]
+    states = {optimizer.state[table]["state1"].dtype for table in tables}
+    if states - {torch.float32}:
+        raise NoEffectError(f"states of embeddings should be kept in 32 bits, but are {_names(states)}")
+    return ", embeddings' states in float32" if states else ""
 
 
 def _attention(config: TrainConfig, model: Any) -> str:
@@ -166,6 +201,50 @@ def _attention(config: TrainConfig, model: Any) -> str:
     if actual != config.attn_implementation:
         raise NoEffectError(f"attention {config.attn_implementation} was asked for, but {actual} ran")
     return str(actual)
+
+
+def _sdpa_backend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> str:
+    """Return the name of the kernel that torch chooses for a call of `scaled_dot_product_attention`."""
+    choice = torch._fused_sdp_choice(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return str(SDPBackend(choice).name).removesuffix("_ATTENTION").lower()
+
+
+def _experts(config: TrainConfig, model: Any) -> str:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    text = base.config.get_text_config()
+    for name, field in (("experts_per_token", "num_experts_per_tok"), ("expert_capacity", "expert_capacity")):
+        wanted = getattr(config, name)
+        if wanted is not None and getattr(text, field, None) != wanted:
+            raise NoEffectError(f"{name} {wanted} was asked for, but the model has {getattr(text, field, None)}")
+    if config.experts_implementation is None:
+        return "none to choose"
+    actual = text._experts_implementation
+    if actual != config.experts_implementation:
+        raise NoEffectError(f"experts {config.experts_implementation} were asked for, but {actual} ran")
+    return str(actual)
+
+
+def _liger(config: TrainConfig, model: nn.Module) -> str:
+    def is_liger(module: nn.Module) -> bool:
+        forward = getattr(module.forward, "__func__", module.forward)
+        return "liger_kernel" in type(module).__module__ or "liger_kernel" in getattr(forward, "__module__", "")
+
+    patched = sum(map(is_liger, model.modules()))
+    if bool(patched) != config.use_liger_kernel:
+        asked = "was" if config.use_liger_kernel else "was not"
+        raise NoEffectError(f"Liger {asked} asked for, but {patched} modules run its kernels")
+    return f"{patched} modules" if patched else "none"
 
 
 def _compiled(config: TrainConfig, trainer: Any) -> str:
@@ -187,20 +266,18 @@ def _workers(config: TrainConfig, loader: Any) -> str:
     actual = getattr(loader, "num_workers", 0)
     if actual != config.dataloader_num_workers:
         raise NoEffectError(f"{config.dataloader_num_workers} data-loader workers were asked for, but {actual} ran")
+    ahead = getattr(loader, "prefetch_factor", None)
+    if actual and config.dataloader_prefetch_factor and ahead != config.dataloader_prefetch_factor:
+        raise NoEffectError(f"prefetching {config.dataloader_prefetch_factor} was asked for, but {ahead} ran")
     return str(actual)
 
 
-def _adapter(config: TrainConfig, model: nn.Module) -> str:
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
-    adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and p.requires_grad)
-    if config.adapter is None:
-        if adapters:
-            raise NoEffectError(f"no adapter was asked for, but {adapters} parameters of adapters are trained")
-        return f"none, {trained} parameters trained"
-    kind = config.adapter.kind
-    if not adapters and trained != total:
-        raise NoEffectError(f"{kind} was asked for, but no adapter is trained")
-    if trained == total:
-        raise NoEffectError(f"{kind} was asked for, but {trained} of {total} parameters are trained")
-    return f"{kind}, {trained} of {total} parameters trained"
+def _packing(config: TrainConfig, loader: Any) -> str:
+    packed = isinstance(getattr(loader, "collate_fn", None), PackCollator)
+    if packed != config.packing:
+        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {_rows(packed)}")
+    return _rows(packed)
+
+
+def _rows(packed: bool) -> str:
+    return "one row each" if packed else "a row a sample"

@@ -6,9 +6,12 @@ A trial sees its own device and no other. The Trainer takes every visible device
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 # See each library's reason. A value that the user has set stays.
 ENVIRONMENT = {
@@ -55,3 +58,24 @@ def _visible(device: str, present: Mapping[str, str]) -> str:
 def trial_device(device: str) -> str:
     """Return the name that the parent's `device` has inside a trial."""
     return "cpu" if device == "cpu" else "cuda:0"
+
+
+@contextlib.contextmanager
+def cold_compile_cache(directory: Path) -> Iterator[None]:
+    """Let inductor and Triton find nothing compiled, and leave nothing behind in `directory`.
+
+    Otherwise they share their own caches in the user's temporary directory, from trial to trial and search to search.
+    """
+    cache = directory / "compile-cache"
+    kept = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+        shutil.rmtree(cache, ignore_errors=True)

@@ -10,11 +10,14 @@ import math
 import statistics
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from autotune.checks import LossTask
 from autotune.errors import AutotuneError
-from autotune.execution.environment import trial_device
+from autotune.execution.environment import cold_compile_cache, trial_device
 from autotune.execution.guard import MemoryGuard, is_out_of_memory, memory_guard
 from autotune.execution.verdict import OUTCOME_FILE
 from autotune.files import read_value, write_value
@@ -33,7 +36,8 @@ def run_trial(directory: Path) -> None:
     """Run the request in `directory` and write the outcome beside it."""
     started_at = time.perf_counter()
     request = read_value(TrialRequest, directory / "request.json")
-    outcome = _guarded(request, directory, started_at)
+    with cold_compile_cache(directory) if request.cold_compile else nullcontext():
+        outcome = _guarded(request, directory, started_at)
     write_value(outcome, directory / OUTCOME_FILE)
 
 
@@ -51,7 +55,7 @@ def _guarded(request: TrialRequest, directory: Path, started_at: float) -> Outco
 
 
 def _failure(error: Exception, guard: MemoryGuard) -> Failure:
-    from autotune.execution.effects import NoEffectError
+    from autotune.execution.no_effect import NoEffectError
 
     traceback.print_exc()  # into the trial's log
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
@@ -69,6 +73,7 @@ def _failure(error: Exception, guard: MemoryGuard) -> Failure:
 
 
 def _measure(request: TrialRequest, directory: Path, started_at: float, guard: MemoryGuard) -> Outcome:
+    from autotune.execution import checking
     from autotune.execution.effects import EffectsProbe
     from autotune.execution.measure import CudaClock, HostClock, StepTimer
 
@@ -87,7 +92,8 @@ def _measure(request: TrialRequest, directory: Path, started_at: float, guard: M
         if is_out_of_memory(error):
             raise
         raise _Refused(f"{type(error).__name__}: {error}") from error
-    loss = float(trainer.train().training_loss)
+    with checking.around_training(request.task, trainer):
+        loss = float(trainer.train().training_loss)
     effects = probe.verify(trainer, trainer.model)
     if not math.isfinite(loss):
         return Failure(
@@ -102,7 +108,19 @@ def _measure(request: TrialRequest, directory: Path, started_at: float, guard: M
             cause=f"the loss scaler skipped the first {SCALER_STEPS} steps and more",
             memory=guard.peak(),
         )
-    return _measurement(request, timer, times, loss, effects, guard)
+    longest = _longest_first(request, directory, trainer.model.config)
+    found = checking.findings(request.task, trainer, longest, guard.peak)
+    found["padding_share"] = _padding_share(request, trainer)
+    return _measurement(request, timer, times, loss, effects, guard).model_copy(update=found)
+
+
+def _padding_share(request: TrialRequest, trainer: Any) -> float | None:
+    """Return how much of the batches was padding, the first step with its longest samples left out."""
+    from autotune.batches import padding_share
+
+    per_step = request.accumulation_steps * request.config.per_device_train_batch_size
+    last = min(trainer.state.global_step * per_step, len(trainer.train_dataset))
+    return padding_share(trainer.train_dataset, request.config, min(per_step, last - per_step), last)
 
 
 def _measurement(
@@ -135,7 +153,7 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> An
     """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
     from transformers import Trainer, TrainingArguments
 
-    from autotune.data import training_data
+    from autotune.execution.checking import arguments_of
     from autotune.execution.measure import EXTRA_DISCARDED_STEPS
     from autotune.hardware import detect
     from autotune.training_args import plan
@@ -150,19 +168,42 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> An
             **mapping.harness,
             "gradient_accumulation_steps": request.accumulation_steps,
             "max_steps": max_steps,
+            "train_sampling_strategy": "sequential",  # the order was made beforehand, for its sampler: see `batches`
+            **arguments_of(request.task),
         },
     )
     model = _model(request, mapping)
     per_step = request.accumulation_steps * config.per_device_train_batch_size
+    dataset, collator = _data(request, directory, model.config, samples=max_steps * per_step, longest_first=per_step)
+    return Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
+
+
+def _data(
+    request: TrialRequest, directory: Path, model_config: Any, *, samples: int, longest_first: int
+) -> tuple[Any, Any]:
+    """Return samples and what makes batches of them; a loss run goes over the same few again and again."""
+    from autotune.data import Repeated, training_data
+
+    own, config = samples, request.config
+    if isinstance(request.task, LossTask):
+        own = min(samples, request.task.pass_steps * request.workload.samples_per_step(config))
+        # Losses are those of the same samples in the same order, whatever the sampler that is tried.
+        config = config.model_copy(update={"train_sampling_strategy": "random"})
     # The tokenized rows are shared by all trials of a search: <run>/data beside <run>/trials/NNNN.
     dataset, collator = training_data(
-        workload,
-        model.config,
-        samples=max_steps * per_step,
+        request.workload,
+        model_config,
+        samples=own,
         directory=directory.parent.parent / "data",
-        longest_first=per_step,
+        longest_first=longest_first,
+        config=config,
     )
-    return Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
+    return Repeated(dataset, samples), collator
+
+
+def _longest_first(request: TrialRequest, directory: Path, model_config: Any) -> Callable[[int], Any]:
+    """Return a function that gives so many samples, the longest first."""
+    return lambda samples: _data(request, directory, model_config, samples=samples, longest_first=samples)[0]
 
 
 def _model(request: TrialRequest, mapping: Any) -> Any:
@@ -172,8 +213,8 @@ def _model(request: TrialRequest, mapping: Any) -> Any:
     model = build_model(
         request.workload.model,
         request.workload.task,
-        dtype=mapping.model["dtype"],
-        attn_implementation=mapping.model.get("attn_implementation"),
         device=trial_device(request.device),
+        quantization=mapping.quantization,
+        **mapping.model,
     )
     return prepare_model(model, mapping.adapter)

@@ -204,7 +204,7 @@ def _work_lines(run: RunCost | None) -> list[str]:
 
 def _about(workload: Workload) -> str:
     batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
-    length = f", sequence {workload.sequence_length}" if workload.task.takes_text else ""
+    length = f", {workload.shown_length}" if workload.shown_length else ""
     target = f" + {workload.target_length}" if workload.target_length else ""
     return f"{workload.model.name} ({workload.task}), {batch}{length}{target}"
 
@@ -226,6 +226,8 @@ def _brief(config: TrainConfig) -> str:
         parts.append("checkpointing")
     if config.adapter is not None:
         parts.append(config.adapter.kind)
+    if config.quantization is not None:
+        parts.append(config.quantization)
     return ", ".join(parts)
 
 

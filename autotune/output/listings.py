@@ -10,6 +10,7 @@ from rich.text import Text
 
 from autotune.catalogue import CatalogueEntry
 from autotune.doctor import Report
+from autotune.search.sizing import MOST_POINTS
 from autotune.search.space_file import SpaceFile
 
 
@@ -24,14 +25,19 @@ def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
     return table
 
 
-def spaces_table(found: Sequence[SpaceFile]) -> RenderableType:
-    """Return the built-in search spaces as a table."""
+def spaces_table(found: Sequence[tuple[SpaceFile, int]], device: str, global_batch: int) -> RenderableType:
+    """Return the built-in search spaces as a table, with the number of points that are legal on a device."""
     table = Table(title="search spaces (--space NAME, or your own YAML file)", title_justify="left")
-    for heading in ("name", "for whom", "parameters"):
-        table.add_column(heading)
-    for space in found:
-        table.add_row(space.name, space.description, ", ".join(space.parameters))
-    return table
+    for heading in ("name", "for whom", "points here", "parameters"):
+        table.add_column(heading, justify="right" if heading == "points here" else "left")
+    for space, points in found:
+        count = f"{points:,} or more" if points >= MOST_POINTS else f"{points:,}"
+        table.add_row(space.name, space.description, count, ", ".join(space.parameters))
+    note = (
+        f"points here: legal on {device} for a mixture of experts at a global batch of {global_batch}, with "
+        "--effort standard --allow method; other models and options leave fewer"
+    )
+    return Group(table, Text(note))
 
 
 def doctor_table(report: Report) -> RenderableType:

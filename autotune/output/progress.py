@@ -56,7 +56,7 @@ class Progress:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _started(self, event: TrialStarted) -> None:
-        what = {Purpose.BASELINE: "baseline", Purpose.FINAL: "final"}.get(event.purpose, "trial")
+        what = "trial" if event.purpose is Purpose.SEARCH else event.purpose
         best = f", best {show_rate(self._best)} samples/s" if self._best else ""
         text = (
             f"{what} {event.number}: {show_changes(event.changes)}{best}, "
@@ -69,10 +69,15 @@ class Progress:
         self._best = event.best_samples_per_second
         result = event.result
         outcome = result.outcome
-        detail = (
-            outcome.cause if isinstance(outcome, Failure) else measurement_detail(outcome, result.request.prediction)
-        )
-        purpose = " (final)" if result.request.purpose is Purpose.FINAL else ""
+        if isinstance(outcome, Failure):
+            detail = outcome.cause
+        elif outcome.soaked is not None:
+            detail = str(outcome.soaked)
+        elif outcome.curve is not None:
+            detail = f"{len(outcome.curve.losses)} losses, the last {outcome.curve.losses[-1]:.4g}"
+        else:
+            detail = measurement_detail(outcome, result.request.prediction)
+        purpose = "" if result.request.purpose.explores else f" ({result.request.purpose})"
         line = trial_line(result.request.number, result.status, event.changes, detail)
         self._line(f"{line}{purpose}, {show_time(result.duration_s)}")
         for warning in result.warnings:

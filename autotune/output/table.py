@@ -10,22 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.config import TrainConfig
+from autotune.knobs import SHORT_NAMES
 from autotune.result import Change, Contender, TuningResult
 from autotune.trial import Interval, Measurement, Prediction, TrialStatus
 from autotune.units import show_memory, show_rate, show_time
 
-_SHORT_KNOBS = {
-    "per_device_train_batch_size": "micro-batch",
-    "attn_implementation": "attention",
-    "torch_compile_backend": "compile",
-    "dataloader_num_workers": "workers",
-    "dataloader_pin_memory": "pin memory",
-}
+# A share of padding from which on it is told.
+WORTH_A_WORD = 0.05
 
 
 def show_changes(changed: Sequence[Change]) -> str:
     """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'."""
-    return ", ".join(f"{_SHORT_KNOBS.get(c.knob, c.knob)} {c.after}" for c in changed) or "(baseline)"
+    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "(baseline)"
 
 
 def show_config(config: TrainConfig) -> str:
@@ -37,12 +33,26 @@ def show_config(config: TrainConfig) -> str:
         parts.append(f"checkpointing {config.checkpointing}")
     if config.attn_implementation:
         parts.append(f"{config.attn_implementation} attention")
+    if config.experts_implementation:
+        parts.append(f"{config.experts_implementation} experts")
+    if config.experts_per_token:
+        parts.append(f"{config.experts_per_token} experts a token")
+    if config.expert_capacity:
+        parts.append(f"expert capacity {config.expert_capacity}")
+    if config.use_liger_kernel:
+        parts.append("Liger")
     if config.torch_compile_backend:
-        parts.append(f"compile {config.torch_compile_backend}")
+        parts.append(" ".join(filter(None, ("compile", config.torch_compile_backend, config.torch_compile_mode))))
     if config.adapter:
-        parts.append(f"{config.adapter.kind} rank {config.adapter.rank} on {config.adapter.target_modules}")
+        parts.append(config.adapter.shown)
+    if config.quantization:
+        parts.append(f"{config.quantization} base weights")
     if config.dataloader_num_workers:
         parts.append(f"{config.dataloader_num_workers} workers")
+    if config.train_sampling_strategy == "group_by_length":
+        parts.append("grouped by length")
+    if config.packing:
+        parts.append("packed")
     return ", ".join(parts)
 
 
@@ -57,8 +67,23 @@ def result_table(result: TuningResult, answer_path: str) -> RenderableType:
     _row(table, "best = baseline" if same else "best", result.best, style="bold green")
     for contender in result.runners_up:
         _row(table, "runner-up", contender)
-    lines = [verdict_line(result), *_allowance_lines(result), f"written: {answer_path}"]
+    lines = [
+        verdict_line(result),
+        *_compilation_lines(result),
+        *_proof_lines(result),
+        *_allowance_lines(result),
+        f"written: {answer_path}",
+    ]
     return Group(table, *(Text(line) for line in lines), *(Text(f"note: {n}") for n in _closing_notes(result)))
+
+
+def _compilation_lines(result: TuningResult) -> list[str]:
+    """Say what compiling costs at the start, and from which step on it pays."""
+    if result.compilation is None:
+        return []
+    steps = result.compilation.break_even_steps
+    pays = f"pays from step {steps:,} on" if steps is not None else "is not won back"
+    return [f"compiling: {show_time(result.compilation.cold_start_s)} at the start, which {pays}"]
 
 
 def verdict_line(result: TuningResult) -> str:
@@ -106,7 +131,7 @@ def _relative_half(measurement: Measurement) -> float | None:
 def _title(result: TuningResult) -> str:
     workload = result.workload
     batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
-    length = f", sequence {workload.sequence_length}" if workload.task.takes_text else ""
+    length = f", {workload.shown_length}" if workload.shown_length else ""
     return (
         f"{workload.model.name} ({workload.task}), {batch}{length}, on {result.hardware.name} "
         f"within {show_memory(result.memory_budget_bytes)}; {show_time(result.search_time_s)}"
@@ -130,6 +155,14 @@ def _show_interval(interval: Interval) -> str:
     return f" ({show_rate(interval.low)} to {high})"
 
 
+def _proof_lines(result: TuningResult) -> list[str]:
+    """Return what the best has passed."""
+    lines = [f"soaked: {result.soaked}"] if result.soaked is not None else []
+    if result.loss_check is not None:
+        lines.append(f"checked: {result.loss_check.statement}")
+    return [*lines, *result.proof_notes]
+
+
 def _allowance_lines(result: TuningResult) -> list[str]:
     """Return what each permission is worth, where more than one class was open."""
     if len(result.best_by_allowance) < 2:
@@ -147,4 +180,7 @@ def _closing_notes(result: TuningResult) -> list[str]:
     notes = []
     if any(c.measurement and not c.confirmed for c in shown):
         notes.append("* measured once, with part of the accumulation inferred")
+    padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
+    if padding is not None and padding >= WORTH_A_WORD:
+        notes.append(f"{padding:.0%} of what the baseline runs is padding, which tokens/s leaves out")
     return notes

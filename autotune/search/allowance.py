@@ -5,8 +5,10 @@ Pure. The classes are those of :class:`autotune.config.Allowance`; where a knob 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from autotune.adapter_config import Adapter
 from autotune.architecture import ModelFacts
 from autotune.config import Allowance, Precision, TrainConfig
 from autotune.result import Change
@@ -14,31 +16,42 @@ from autotune.result import Change
 # The same update rule, differently scheduled on the device.
 _SAME_OPTIMIZER = frozenset({"adamw_torch", "adamw_torch_fused"})
 
-_EXACT_KNOBS = frozenset({"checkpointing", "attn_implementation", "dataloader_num_workers", "dataloader_pin_memory"})
+_EXACT_KNOBS = frozenset(
+    {
+        "checkpointing", "attn_implementation", "experts_implementation", "dataloader_num_workers",
+        "dataloader_prefetch_factor", "dataloader_pin_memory",
+    }
+)  # fmt: skip
+_METHOD_KNOBS = frozenset({"adapter", "quantization", "experts_per_token", "expert_capacity"})
 
 
 def changes(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts) -> tuple[Change, ...]:
     """Return what `config` changes against `baseline`, in the order of the fields."""
-    found = []
-    for knob in TrainConfig.model_fields:
-        before, after = getattr(baseline, knob), getattr(config, knob)
-        if before != after:
-            allowance = _class_of(knob, before, after, facts)
-            found.append(Change(knob=knob, before=_shown(before), after=_shown(after), allowance=allowance))
-    return tuple(found)
+    return tuple(
+        Change(knob=knob, before=_shown(before), after=_shown(after), allowance=_class_of(knob, before, after, facts))
+        for knob, before, after in _differences(config, baseline)
+    )
 
 
 def allowance_of(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts) -> Allowance:
     """Return the class of the deepest change of `config` against `baseline`."""
-    classes = [change.allowance for change in changes(config, baseline, facts)]
+    classes = (_class_of(knob, before, after, facts) for knob, before, after in _differences(config, baseline))
     return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
+
+
+def _differences(config: TrainConfig, baseline: TrainConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the knobs that differ, with the baseline's value and the configuration's."""
+    for knob in TrainConfig.model_fields:
+        before, after = getattr(baseline, knob), getattr(config, knob)
+        if before != after:
+            yield knob, before, after
 
 
 def _shown(value: Any) -> str:
     if value is None:
         return "none"
-    if hasattr(value, "rank") and hasattr(value, "kind"):
-        return f"{value.kind} rank {value.rank} on {value.target_modules}"
+    if isinstance(value, Adapter):
+        return value.shown
     return str(value)
 
 
@@ -47,10 +60,12 @@ def _class_of(knob: str, before: Any, after: Any, facts: ModelFacts) -> Allowanc
         return Allowance.EXACT
     if knob == "per_device_train_batch_size":
         return Allowance.NUMERICS if facts.batch_coupled else Allowance.EXACT
-    if knob == "torch_compile_backend":  # compiled dropout draws other random numbers
+    if knob in ("torch_compile_backend", "torch_compile_mode"):  # compiled dropout draws other random numbers
         return Allowance.NUMERICS if facts.has_dropout else Allowance.EXACT
+    if knob == "packing":  # the same samples in the same step; a batch that is coupled is so by its padding too
+        return Allowance.NUMERICS if facts.has_dropout or facts.batch_coupled else Allowance.EXACT
     if knob == "optim":
         return Allowance.EXACT if {before, after} <= _SAME_OPTIMIZER else Allowance.OPTIMIZER
-    if knob == "adapter" or Precision.PURE_BF16 in (before, after):
+    if knob in _METHOD_KNOBS or Precision.PURE_BF16 in (before, after):
         return Allowance.METHOD
-    return Allowance.NUMERICS  # precision, tf32
+    return Allowance.NUMERICS  # precision, tf32, fused loss kernels, the order of the samples

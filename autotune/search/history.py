@@ -7,8 +7,11 @@ harder ones of its kind, and the micro-batch stops growing where throughput has 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from autotune.checkpointing import keeps_less
 from autotune.config import TrainConfig
+from autotune.objective import Objective
 from autotune.trial import TrialResult, TrialStatus
 
 # Growing the micro-batch has to bring more than this, about the noise of a trial, to be carried on.
@@ -21,14 +24,30 @@ _LIGHTER = {
     "adamw_bnb_8bit": frozenset({"paged_adamw_8bit"}),
 }
 
+# Workers can only win back time that a step spends waiting for data.
+WORTHWHILE_DATA_WAIT = 0.02
+
+# Knobs of how data are loaded.
+LOADING = {"dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"}
+
 # Knobs that don't move the device's memory: they don't make another kind.
-_FREE_OF_MEMORY = {"dataloader_num_workers": 0, "dataloader_pin_memory": False}
+_FREE_OF_MEMORY = {
+    "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": None,
+    "dataloader_pin_memory": False,
+    "train_sampling_strategy": "random",  # the longest samples come first whatever the sampler
+}
 
 
 class History:
-    """The finished trials of a search, by configuration."""
+    """The finished trials of a search, by configuration.
 
-    def __init__(self) -> None:
+    Args:
+        objective: What they are compared by; the steady state's throughput by default.
+    """
+
+    def __init__(self, objective: Objective | None = None) -> None:
+        self._objective = objective or Objective()
         self._results: list[TrialResult] = []
         self._by_config: dict[TrainConfig, TrialResult] = {}
 
@@ -51,11 +70,15 @@ class History:
 
     def best(self) -> TrialResult | None:
         """Return the completed trial with the highest throughput."""
-        return max(self.ranking(), key=_rate, default=None)
+        return max(self.ranking(), key=self.rate, default=None)
 
     def ranking(self) -> list[TrialResult]:
         """Return the latest completed trial of each configuration, the fastest first."""
-        return sorted((r for r in self._by_config.values() if r.measurement), key=_rate, reverse=True)
+        return sorted((r for r in self._by_config.values() if r.measurement), key=self.rate, reverse=True)
+
+    def rate(self, result: TrialResult) -> float:
+        """Return the samples per second that a completed trial counts for; tokens follow samples."""
+        return self._objective.rate(result.measurement) if result.measurement else 0.0
 
     @property
     def memory_bound(self) -> bool:
@@ -64,7 +87,7 @@ class History:
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why `config` is hopeless after what was seen, or None."""
-        return self._out_of_memory(config) or self._no_growth(config)
+        return self._out_of_memory(config) or self._no_growth(config) or self._no_waiting(config)
 
     def _out_of_memory(self, config: TrainConfig) -> str | None:
         for result in self._results:
@@ -76,7 +99,7 @@ class History:
     def _no_growth(self, config: TrainConfig) -> str | None:
         size = config.per_device_train_batch_size
         rates = {
-            r.request.config.per_device_train_batch_size: _rate(r)
+            r.request.config.per_device_train_batch_size: self.rate(r)
             for r in self._by_config.values()
             if r.measurement and _same_but_micro_batch(r.request.config, config)
         }
@@ -86,10 +109,24 @@ class History:
             return f"throughput did not grow from micro-batch {best} to {largest}"
         return None
 
+    def _no_waiting(self, config: TrainConfig) -> str | None:
+        """Return why another way of loading data is not worth a trial: it can only win back what a step waits."""
+        first, leader = next(iter(self._results), None), self.best()
+        usual = [r.request.config for r in (first, leader) if r is not None]
+        if not usual or any(_loading(config) == _loading(known) for known in usual):
+            return None
+        if leader is None or leader.measurement is None:
+            return "nothing measured says that a step waits for its data"
+        share = leader.measurement.data_wait_share
+        if share < WORTHWHILE_DATA_WAIT:
+            return f"a step of the leader waits for data {share:.1%} of its time: loading them otherwise can't pay"
+        if config.model_copy(update=_loading(leader.request.config)) != leader.request.config:
+            return "another way of loading data is tried with the leader alone"
+        return None
 
-def _rate(result: TrialResult) -> float:
-    """Return samples per second of a completed trial; with a free global batch tokens follow samples."""
-    return result.measurement.samples_per_second if result.measurement else 0.0
+
+def _loading(config: TrainConfig) -> dict[str, Any]:
+    return config.model_dump(include=LOADING)
 
 
 def _same_but_micro_batch(a: TrainConfig, b: TrainConfig) -> bool:
@@ -100,7 +137,7 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
     """Return whether `easy` surely needs no more memory than `hard`: a partial order, False where not comparable."""
     if easy.per_device_train_batch_size > hard.per_device_train_batch_size:
         return False
-    if easy.checkpointing == "none" and hard.checkpointing != "none":
+    if easy.checkpointing != hard.checkpointing and not keeps_less(easy.checkpointing, hard.checkpointing):
         return False
     if easy.optim != hard.optim and easy.optim not in _LIGHTER.get(hard.optim, frozenset()):
         return False

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.search.history import History
+from autotune.search.history import LOADING, WORTHWHILE_DATA_WAIT, History
+from autotune.search.points import Scalar
 from autotune.search.space import MICRO_BATCH, Dimension, Point, SearchSpace
-from autotune.search.space_file import Scalar
 from autotune.trial import TrialResult, TrialStatus
-
-# Workers can only win back time that a step spends waiting for data.
-WORTHWHILE_DATA_WAIT = 0.02
 
 # So many different configurations that fail of one cause say that the configuration isn't the cause.
 SAME_FAILURES = 4
@@ -67,7 +64,7 @@ def _is_pointless(dimension: Dimension, history: History, leader: TrialResult) -
     """Return whether what was measured says that a dimension can't help the leader."""
     if dimension.name == "checkpointing":  # it saves memory and costs time
         return leader.request.config.checkpointing == "none" and not history.memory_bound
-    if dimension.name == "dataloader_num_workers":
+    if dimension.name in LOADING:
         return leader.measurement is not None and leader.measurement.data_wait_share < WORTHWHILE_DATA_WAIT
     return False
 
@@ -84,7 +81,7 @@ def _lighter(space: SearchSpace) -> Iterator[Point]:
     """Yield ever lighter points, starting at the baseline.
 
     First what leaves the method alone: checkpointing, smaller micro-batches, lighter optimizers; then 16-bit weights
-    and adapters, and both together.
+    and adapters, and both together; at last adapters on quantized weights.
     """
     names = {d.name: d for d in space.dimensions}
     point = space.point(space.baseline)
@@ -98,12 +95,15 @@ def _lighter(space: SearchSpace) -> Iterator[Point]:
     optimizers: list[Scalar] = [o for o in _LIGHT_OPTIMIZERS if "optim" in names and o in names["optim"].choices]
     yield from ({**point, "optim": optimizer} for optimizer in optimizers)
     adapters = [a for a in (names["adapter"].choices if "adapter" in names else ()) if a is not None]
+    ways: tuple[Point, ...] = (point,)
     if "precision" in names and "pure_bf16" in names["precision"].choices:
         pure: Point = {**point, "precision": "pure_bf16"}
         yield from ({**pure, "optim": optimizer} for optimizer in optimizers or [point["optim"]])
-        yield from ({**at, "adapter": adapter} for at in (point, pure) for adapter in adapters)
-    else:
-        yield from ({**point, "adapter": adapter} for adapter in adapters)
+        ways = (point, pure)
+    lightest: list[Point] = [{**at, "adapter": adapter} for at in ways for adapter in adapters]
+    yield from lightest
+    packed = [q for q in (names["quantization"].choices if "quantization" in names else ()) if q is not None]
+    yield from ({**at, "quantization": quantization} for at in lightest for quantization in packed)
 
 
 def _size(point: Point) -> int:

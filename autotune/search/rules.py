@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotune.architecture import ModelFacts
+from autotune import checkpointing
+from autotune.architecture import HUB_EXPERTS, ModelFacts
+from autotune.compilers import BACKENDS
 from autotune.config import Precision, TrainConfig, Workload
 from autotune.hardware import Hardware
+from autotune.optimizers import OPTIMIZERS
+from autotune.search import adapter_rules, data_rules
+from autotune.training_args import transformers_version
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 
 # https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.
 _OVERFLOWS_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
-# Heads that hand the images to a convolution as they come, in fp32, which bf16 weights refuse.
+# Heads that hand images to a convolution as they come, in fp32, which bf16 weights refuse; those of sound all do so.
 _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
 
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
@@ -42,8 +47,11 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             return "fp16 on a CPU silently stays fp32 in the Trainer"
         if workload.model.model_type in _OVERFLOWS_IN_FP16:
             return f"{workload.model.model_type} overflows in fp16; bf16 has fp32's range"
-    if config.precision is Precision.PURE_BF16 and workload.model.model_type in _FP32_PIXELS:
-        return f"{workload.model.model_type} in transformers does not cast images to its weights' bf16"
+    if config.precision is Precision.PURE_BF16:
+        if workload.model.model_type in _FP32_PIXELS:
+            return f"{workload.model.model_type} in transformers does not cast images to its weights' bf16"
+        if workload.task.takes_audio:
+            return f"{workload.model.model_type} in transformers does not cast sound to its weights' bf16"
     if config.precision in (Precision.BF16, Precision.PURE_BF16) and not hardware.has_bf16:
         return f"{hardware.name} has no bf16 (compute capability 8.0 or newer)"
     return None
@@ -74,20 +82,53 @@ def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
 
 
 def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    if "paged" in config.optim and hardware.is_cpu:
-        return "paged optimizer states need CUDA; on the CPU bitsandbytes silently doesn't page"
-    if ("8bit" in config.optim or "paged" in config.optim) and "bitsandbytes" not in hardware.versions:
-        return f"{config.optim} needs the package bitsandbytes"
+    row = OPTIMIZERS[config.optim]
+    if row.unusable is not None:
+        return f"{config.optim}: {row.unusable}"
+    if row.device == "cuda" and hardware.is_cpu:
+        paged = "; on the CPU bitsandbytes silently doesn't page" if "paged" in config.optim else ""
+        return f"{config.optim} needs CUDA{paged}"
+    if row.package is not None and row.package not in hardware.versions:
+        return f"{config.optim} needs the package {row.package}"
+    if row.compiles and hardware.is_cpu and hardware.cxx is None:
+        return f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"
+    if row.updates_in_backward and _accumulates(config, workload):
+        return f"{config.optim} updates weights during the backward pass, which gradient accumulation forbids"
+    if row.targets and not facts.linear_modules:
+        return f"{config.optim} projects the gradients of linear layers, and {workload.model.model_type} has none"
+    if row.targets and config.adapter is not None:
+        return f"{config.optim} projects full gradients; an adapter's are low-rank already"
     return None
 
 
+def _accumulates(config: TrainConfig, workload: Workload) -> bool:
+    return (workload.global_batch_size or 0) > config.per_device_train_batch_size
+
+
 def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    if config.checkpointing != "none" and not facts.supports_checkpointing:
+    if config.checkpointing == "none":
+        return None
+    if not facts.supports_checkpointing:
         return f"{workload.model.model_type} has no activation checkpointing"
+    kind = checkpointing.KINDS[config.checkpointing]
+    if transformers_version(hardware) < kind.since:
+        needed = ".".join(map(str, kind.since))
+        return f"checkpointing {config.checkpointing} needs transformers {needed} or newer"
+    if kind.offload and hardware.is_cpu:
+        return "checkpointing offload holds activations in pinned memory of the host, which needs a CUDA device"
+    if kind.every > 1 and (facts.layers or kind.every) < kind.every:
+        return f"checkpointing {config.checkpointing}: {workload.model.name} has {facts.layers} layers"
     return None
 
 
 def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.torch_compile_backend is None:
+        return "a mode of torch.compile needs a backend" if config.torch_compile_mode else None
+    backend = BACKENDS[config.torch_compile_backend]
+    if backend.use not in ("training", "debugging"):
+        return backend.reason
+    if config.torch_compile_mode is not None and config.torch_compile_backend != "inductor":
+        return f"modes of torch.compile are inductor's; {config.torch_compile_backend} has none"
     if config.torch_compile_backend == "inductor":
         if hardware.is_cpu and hardware.cxx is None:
             return "inductor needs a C++ compiler on the CPU (g++)"
@@ -98,9 +139,39 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     return None
 
 
-def _adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    if config.adapter is not None and not facts.linear_modules:
-        return f"{workload.model.model_type} has no linear layers for LoRA"
+def _routing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    for name, own in (("experts_per_token", facts.experts_per_token), ("expert_capacity", facts.expert_capacity)):
+        wanted = getattr(config, name)
+        if wanted is not None and own is None:
+            return f"{workload.model.model_type} has no {name} to set"
+    if (config.experts_per_token or 0) > facts.experts:
+        return f"{config.experts_per_token} experts a token are more than the {facts.experts} of a layer"
+    return None
+
+
+def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    kind = config.experts_implementation
+    if kind is None:
+        return None
+    if kind not in facts.experts_implementations:
+        has = "has experts of its own way" if facts.experts else "has no experts"
+        return f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
+    if kind in HUB_EXPERTS and "kernels" not in hardware.versions:
+        return f"experts_implementation {kind} needs the package kernels and its kernel cached"
+    if kind in HUB_EXPERTS and hardware.is_cpu:
+        return f"experts_implementation {kind} needs a CUDA device"
+    return None
+
+
+def _liger(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if not config.use_liger_kernel:
+        return None
+    if hardware.is_cpu:
+        return "Liger's kernels are written in Triton and need a CUDA device"
+    if "liger-kernel" not in hardware.versions:
+        return "use_liger_kernel needs the package liger-kernel"
+    if not facts.liger:
+        return f"liger-kernel has no kernels for {workload.model.model_type}; the Trainer would silently go without"
     return None
 
 
@@ -112,5 +183,11 @@ _RULES: tuple[Rule, ...] = (
     _optimizer,
     _checkpointing,
     _compile,
-    _adapter,
+    _experts,
+    _routing,
+    _liger,
+    adapter_rules.adapter,
+    adapter_rules.quantization,
+    data_rules.sampling,
+    data_rules.packing,
 )

@@ -15,7 +15,8 @@ from autotune.config import Allowance, Effort, TrainConfig, Workload
 from autotune.hardware import Hardware
 from autotune.search import rules
 from autotune.search.allowance import allowance_of
-from autotune.search.space_file import Scalar, SpaceFile, make_config, make_point
+from autotune.search.points import Scalar, fitting, has_field, make_config, make_point
+from autotune.search.space_file import SpaceFile
 from autotune.values import Value
 
 Point = dict[str, Scalar]
@@ -116,10 +117,7 @@ class SearchSpace:
 
     def config(self, point: Point) -> TrainConfig:
         """Return the configuration at `point`; parameters it doesn't name keep the baseline's value."""
-        merged = {**self._origin, **point}
-        if merged.get("adapter") is None:
-            merged = {k: v for k, v in merged.items() if not k.startswith("adapter")}
-        return make_config(merged)
+        return make_config(fitting(point, self._origin))
 
     def point(self, config: TrainConfig) -> Point:
         """Return the point of `config`, with the fields of an adapter behind a dot."""
@@ -162,9 +160,8 @@ class SearchSpace:
         return None
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:
-        """Return whether `dimension` exists at `point`; a field of an adapter does only where there is one."""
-        parent, dot, _ = dimension.name.partition(".")
-        if dot and point.get(parent) is None:
+        """Return whether `dimension` exists at `point`; a field of an adapter does only where its kind has it."""
+        if not has_field(point.get("adapter"), dimension.name):
             return False
         return all(point.get(name) in values for name, values in dimension.when.items())
 

@@ -25,25 +25,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from autotune.config import Effort, LoraAdapter, TrainConfig
+from autotune.config import Effort
 from autotune.errors import SearchSpaceError, suggestion
+from autotune.search.points import PARAMETERS, Scalar, has_field, problem
 from autotune.values import Value
-
-Scalar = bool | int | float | str | None
-
-ADAPTERS: dict[str, type[LoraAdapter]] = {"lora": LoraAdapter}
-
-# The names a file may use: every field of TrainConfig, and the fields of adapters behind a dot.
-PARAMETERS = frozenset(TrainConfig.model_fields) | {
-    f"adapter.{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"
-}
-
-
-# What the free texts among the parameters may say; optimizers are checked by TrainConfig itself.
-_KNOWN_TEXTS = {
-    "attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
-    "torch_compile_backend": ("inductor", "cudagraphs", "onnxrt", "openxla", "tvm", "aot_eager", "eager"),
-}
 
 
 class Parameter(Value):
@@ -238,6 +223,10 @@ def _check_values(path: Path, space: SpaceFile) -> None:
             _check_all(path, f"parameters.{name}.when.{other}", other, values)
             if other not in names[: names.index(name)]:
                 raise SearchSpaceError(f"{path}: parameters.{name}.when: {other!r} is not a parameter above it")
+        for kind in parameter.when.get("adapter", ()):
+            if not has_field(kind, name):
+                field = name.partition(".")[2]
+                raise SearchSpaceError(f"{path}: parameters.{name}.when.adapter: {kind} has no {field}")
     for name in space.parameters:
         if name.startswith("adapter.") and "adapter" not in space.parameters:
             raise SearchSpaceError(f"{path}: parameters.{name}: there is no parameter 'adapter'")
@@ -248,52 +237,6 @@ def _check_values(path: Path, space: SpaceFile) -> None:
 
 def _check_all(path: Path, where: str, name: str, values: tuple[Scalar, ...]) -> None:
     for value in values:
-        problem = _problem(name, value)
-        if problem is not None:
-            raise SearchSpaceError(f"{path}: {where}: {problem}")
-
-
-def _problem(name: str, value: Scalar) -> str | None:
-    """Return why no configuration has exactly `value`, or None; what would have to be converted is refused too."""
-    known = _KNOWN_TEXTS.get(name)
-    if known is not None and value is not None and value not in known:
-        return f"{value!r} is unknown{suggestion(str(value), known)}"
-    adapter: dict[str, Scalar] = {"adapter": "lora"} if name.startswith("adapter.") else {}
-    try:
-        config = make_config({"per_device_train_batch_size": 1, **adapter, name: value})
-    except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        return f"{value!r} is no value for it ({message})"
-    except KeyError:
-        return f"{value!r} is unknown{suggestion(str(value), ADAPTERS)}"
-    taken = make_point(config)[name]
-    return None if type(taken) is type(value) else f"{value!r} is no value for it (did you mean {taken!r}?)"
-
-
-def make_config(point: dict[str, Scalar]) -> TrainConfig:
-    """Return the configuration at `point`: a value for each parameter, an adapter's fields behind a dot.
-
-    Raises:
-        pydantic.ValidationError: A value doesn't fit its field.
-        KeyError: The adapter is unknown.
-    """
-    fields: dict[str, Any] = {k: v for k, v in point.items() if not k.startswith("adapter")}
-    kind = point.get("adapter")
-    if kind is not None:
-        options = {k.removeprefix("adapter."): v for k, v in point.items() if k.startswith("adapter.")}
-        fields["adapter"] = ADAPTERS[str(kind)](**options)
-    return TrainConfig(**fields)
-
-
-def make_point(config: TrainConfig) -> dict[str, Scalar]:
-    """Return the point of `config`: the inverse of `make_config`."""
-    point: dict[str, Scalar] = {}
-    for name in TrainConfig.model_fields:
-        value = getattr(config, name)
-        if name == "adapter":
-            point[name] = value.kind if value is not None else None
-            if value is not None:
-                point |= {f"adapter.{field}": v for field, v in value.model_dump(exclude={"kind"}).items()}
-        else:
-            point[name] = str(value) if name == "precision" else value
-    return point
+        found = problem(name, value)
+        if found is not None:
+            raise SearchSpaceError(f"{path}: {where}: {found}")

@@ -16,6 +16,7 @@ import sqlalchemy
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from autotune.objective import Objective
 from autotune.search.space import Point, SearchSpace
 from autotune.trial import TrialResult, TrialStatus
 
@@ -45,12 +46,22 @@ class Study:
         space: The points that exist.
         capacity_bytes: The memory budget that constraints are relative to.
         seed: Of the sampler.
+        objective: What is maximised; the steady state's throughput by default.
     """
 
-    def __init__(self, directory: Path, space: SearchSpace, *, capacity_bytes: int, seed: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        space: SearchSpace,
+        *,
+        capacity_bytes: int,
+        seed: int,
+        objective: Objective | None = None,
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         self._capacity_bytes = capacity_bytes
+        self._objective = objective or Objective()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=6)
@@ -96,7 +107,10 @@ class Study:
         asked.trial.set_user_attr(_STATUS, str(result.status))
         for name, value in self._constraints(result).items():
             asked.trial.set_constraint(name, value)
-        self._study.tell(asked.trial, values=_value(result), state=_state(result.status))
+        self._study.tell(asked.trial, values=self._value(result), state=_state(result.status))
+
+    def _value(self, result: TrialResult) -> float | None:
+        return self._objective.rate(result.measurement) if result.measurement else None
 
     def refuse(self, asked: Asked, reason: str) -> None:
         """Close a trial of the study that was refused without running."""
@@ -114,7 +128,7 @@ class Study:
         choices = {d.name: CategoricalDistribution(list(d.choices)) for d in self._space.dimensions}
         return optuna.create_trial(
             state=_state(result.status),
-            value=_value(result),
+            value=self._value(result),
             params=params,
             distributions={name: choices[name] for name in params},
             user_attrs={_NUMBER: result.request.number, _STATUS: str(result.status)},
@@ -148,10 +162,6 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 def _do_not_sync(connection: Any, record: Any) -> None:
     connection.execute("PRAGMA synchronous=OFF")
-
-
-def _value(result: TrialResult) -> float | None:
-    return result.measurement.samples_per_second if result.measurement else None
 
 
 def _state(status: TrialStatus) -> TrialState:

@@ -20,10 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from autotune.cost.reentrant import reentrant
 from published.attention import EAGER_OF_2022, REPEATED_FLASH
 from published.kernels import FastCrossEntropy, FastNorm, FastRope, FusedLora, linear_cross_entropy
 from published.quantized import LoraPacked, PackedLinear, Quantization, quantize
-from published.reentrant import reentrant
 
 Version = tuple[int, ...]
 

@@ -25,6 +25,30 @@ MODELS: dict[str, dict[str, Any]] = {
     "bert": {"model_type": "bert", **SIZES, "num_hidden_layers": 4},
     "t5": {"model_type": "t5", **T5, "num_layers": 4, "num_decoder_layers": 4},
     "vit": {"model_type": "vit", **SIZES, "num_hidden_layers": 4, "image_size": 32, "patch_size": 8},
+    "wav2vec2": {
+        "model_type": "wav2vec2",
+        **SIZES,
+        "num_hidden_layers": 4,
+        "conv_dim": [16] * 7,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+        "layerdrop": 0.5,
+    },
+    "whisper": {
+        "model_type": "whisper",
+        "vocab_size": 512,
+        "d_model": 64,
+        **{
+            f"{side}_{name}": value
+            for side in ("encoder", "decoder")
+            for name, value in {"layers": 4, "ffn_dim": 128, "attention_heads": 4}.items()
+        },
+        "num_mel_bins": 8,
+        "max_source_positions": 64,
+        "max_target_positions": 32,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 1,
+    },
     "mixtral": {"model_type": "mixtral", **DECODER, "num_local_experts": 4, "sliding_window": None},
     "switch": {
         "model_type": "switch_transformers",
@@ -106,7 +130,7 @@ def profile_of(spec_of, facts_of) -> Callable[..., Profile]:
 
     @functools.cache
     def traced(name: str, task: Task, family: Family, whole: bool) -> Profile:
-        shape = Shape(task=task, length=LENGTH, target_length=TARGET_LENGTH if task is Task.SEQ2SEQ_LM else None)
+        shape = Shape(task=task, length=LENGTH, target_length=TARGET_LENGTH if task.has_targets else None)
         parameters = IMPOSSIBLE if whole else facts_of(name, task).parameters
         return profile(spec_of(name), family, shape, parameters=parameters)
 

@@ -6,7 +6,7 @@ import pytest
 from factories import Clock, make_workload
 from profiles import make_family, make_profile
 
-from autotune.config import LoraAdapter
+from autotune.adapter_config import LoraAdapter
 from autotune.cost import child, profiler
 from autotune.cost.child import TraceRequest, Traces, run_trace, traces_of
 from autotune.cost.family import Family

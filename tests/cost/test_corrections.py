@@ -7,7 +7,7 @@ import os
 import pytest
 from factories import make_config, make_gpu, make_hardware
 
-from autotune.config import LoraAdapter
+from autotune.adapter_config import LoraAdapter
 from autotune.cost.corrections import (
     KEPT,
     Corrections,

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from autotune.config import LoraAdapter
+from autotune.adapter_config import LoraAdapter
 from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks
 from autotune.cost.kinds import CONTRACTION, ELEMENTWISE
 from autotune.cost.memory import allocated_peaks

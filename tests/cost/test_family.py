@@ -3,8 +3,9 @@
 import pytest
 from factories import make_config, make_gpu, make_hardware, make_workload
 
+from autotune.adapter_config import LoraAdapter
 from autotune.architecture import Task
-from autotune.config import LengthProfile, LoraAdapter
+from autotune.config import LengthProfile
 from autotune.cost.family import family_of, shape_of
 
 LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, maximum=60)

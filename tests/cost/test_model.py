@@ -200,6 +200,15 @@ def test_short_samples_are_faster_than_the_longest_but_need_as_much_memory(model
 # Learning
 
 
+@pytest.mark.parametrize("knobs", [{"train_sampling_strategy": "group_by_length"}, {"packing": True}])
+def test_without_padding_samples_are_faster_and_need_as_much_memory(knobs):
+    padded = make_model(workload=make_workload(lengths=LENGTHS))
+    config = make_config(8)
+    plain, saving = padded.predict([config]), padded.predict([config.model_copy(update=knobs)])
+    assert saving.samples_per_second > 1.2 * plain.samples_per_second
+    assert saving.needed_bytes == plain.needed_bytes
+
+
 def measured(model, config, *, slower: float = 1.0, more: float = 1.0, **fields):
     """The result of a trial that takes so many times the predicted seconds and memory."""
     estimate = model.estimate(config)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from autotune.adapter_config import LoraAdapter
 from autotune.architecture import Task
-from autotune.config import LoraAdapter
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
+from autotune.cost.kinds import TRANSFER
 from autotune.cost.memory import components
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
@@ -19,6 +20,9 @@ HEADS = [
     ("bert", Task.CAUSAL_LM),
     ("t5", Task.SEQ2SEQ_LM),
     ("vit", Task.IMAGE_CLASSIFICATION),
+    ("wav2vec2", Task.SPEECH_CTC),
+    ("wav2vec2", Task.AUDIO_CLASSIFICATION),
+    ("whisper", Task.SPEECH_SEQ2SEQ),
     ("mixtral", Task.CAUSAL_LM),
     ("switch", Task.SEQ2SEQ_LM),
     ("a leading dense layer", Task.CAUSAL_LM),
@@ -39,9 +43,17 @@ def trained(traced) -> int:
 def test_every_head_is_traced_with_all_its_parameters(profile_of, facts_of, model, task):
     traced = profile_of(model, task)
     assert sum(g.count * g.elements for g in traced.parameters) == facts_of(model, task).parameters
-    assert trained(traced) == facts_of(model, task).parameters
+    frozen = 64 * 64 if model == "whisper" else 0  # the encoder's positions, which are sines
+    assert trained(traced) == facts_of(model, task).parameters - frozen
     assert peak(traced) > traced.weights_bytes
     assert traced.needed_flops.per_sample > 0
+
+
+@pytest.mark.parametrize("model", ["wav2vec2", "whisper"])
+def test_speech_is_traced_without_values_and_with_all_layers_whatever_a_step_leaves_out(profile_of, model):
+    traced = profile_of(model)
+    assert traced.traced_by == "meta"
+    assert len(traced.excerpt.parameters) < sum(g.count for g in traced.parameters)
 
 
 def test_a_model_whose_layers_do_not_repeat_is_traced_whole(profile_of):
@@ -55,6 +67,39 @@ def test_checkpointing_needs_less_and_computes_more(profile_of, model):
     assert peak(checkpointed, 64) < peak(plain, 64)
     assert work(checkpointed) > work(plain)
     assert checkpointed.needed_flops == plain.needed_flops
+
+
+@pytest.mark.parametrize("model", ["llama", "t5"])
+def test_the_more_layers_are_checkpointed_the_less_is_kept_and_the_more_computed(profile_of, model):
+    kinds = ("none", "every-4th", "every-2nd", "full")
+    found = [profile_of(model, **MIXED, checkpointing=kind) for kind in kinds]
+    peaks, works = [peak(p, 64) for p in found], [work(p) for p in found]
+    assert peaks == sorted(peaks, reverse=True)
+    assert works == sorted(works)
+    assert len(set(peaks)) == len(set(works)) == len(kinds)
+
+
+def test_offloaded_activations_leave_the_device_and_come_back(profile_of):
+    kept, offloaded = (profile_of("llama", **MIXED, checkpointing=kind) for kind in ("full", "offload"))
+    moved = [w for w in offloaded.work if w.kind == TRANSFER]
+    out_and_back = sum(w.count * w.moved_bytes.at(8) for w in moved)
+    layers, width, length = 4, 64, 64
+    assert out_and_back >= 2 * layers * 8 * length * width * 4  # the input of each layer, in fp32
+    assert peak(offloaded, 64) <= peak(kept, 64) - (layers - 2) * 64 * length * width * 4
+
+
+def test_reentrant_checkpointing_trains_adapters_whose_embeddings_are_frozen(profile_of):
+    found = [profile_of("llama", checkpointing=kind, adapter=LoraAdapter()) for kind in ("full", "reentrant")]
+    assert peak(found[1], 64) == pytest.approx(peak(found[0], 64), rel=0.1)
+    assert work(found[1]) == pytest.approx(work(found[0]), rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["eager", "batched_mm", "grouped_mm"])
+def test_experts_are_traced_in_each_way_of_running_them(profile_of, kind):
+    traced = profile_of("mixtral", experts_implementation=kind)
+    one = profile_of("mixtral", experts_implementation=kind, experts_per_token=1)
+    assert one.weights_bytes == traced.weights_bytes
+    assert one.needed_flops.per_sample < traced.needed_flops.per_sample
 
 
 def work(traced) -> float:

@@ -30,6 +30,9 @@ LLAMA = {
 }
 
 
+USUAL = {"per_device_train_batch_size": 8}
+
+
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "llama"
@@ -51,6 +54,9 @@ def runner(tmp_path_factory):
         pytest.param({"per_device_train_batch_size": 16, "checkpointing": "full"}, id="checkpointing"),
         pytest.param({"per_device_train_batch_size": 8, "precision": "bf16"}, id="bf16"),
         pytest.param({"per_device_train_batch_size": 32, "optim": "adafactor"}, id="adafactor"),
+        *(pytest.param({**USUAL, "adapter": {"kind": kind}}, id=kind) for kind in ("lora", "dora", "ia3", "prefix")),
+        pytest.param({**USUAL, "adapter": {}, "quantization": "nf4"}, id="nf4"),
+        pytest.param({**USUAL, "adapter": {}, "quantization": "int8", "checkpointing": "full"}, id="int8"),
     ],
 )
 def test_the_measured_peak_is_within_10_percent_of_the_predicted_one(runner, workload, fields, request):

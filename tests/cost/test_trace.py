@@ -43,6 +43,19 @@ def test_images_have_the_size_of_the_config(spec_of):
     assert inputs(spec_of, "vit") == {"pixel_values": (3, 3, 32, 32), "labels": (3,)}
 
 
+def test_sound_has_the_length_of_its_frames(spec_of):
+    assert inputs(spec_of, "whisper", target_length=16) == {"input_features": (3, 8, 128), "labels": (3, 16)}
+
+
+def test_labels_of_ctc_are_values_that_the_library_can_look_at(spec_of):
+    config = build_config(spec_of("wav2vec2"), Task.SPEECH_CTC)
+    made = make_inputs(config, Shape(task=Task.SPEECH_CTC, length=64), 3)
+    assert made["input_values"].is_meta
+    assert made["input_values"].shape == (3, 63 * 320 + 400)
+    assert made["labels"].shape == (3, 16)
+    assert (made["labels"] != config.pad_token_id).all()
+
+
 def test_a_step_has_a_forward_and_a_backward_pass(llama):
     tape = micro_step(llama, PLAIN, Shape(task=Task.CAUSAL_LM, length=16), 2)
     assert 0 < tape.forward_end < len(tape.names)

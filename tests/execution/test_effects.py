@@ -10,7 +10,8 @@ from transformers import Trainer, TrainingArguments
 
 from autotune.config import TrainConfig
 from autotune.data import training_data
-from autotune.execution.effects import EffectsProbe, NoEffectError
+from autotune.execution.effects import EffectsProbe
+from autotune.execution.no_effect import NoEffectError
 from autotune.models import build_model
 
 # The libraries' own, to each other: the argument's old name, which peft still uses.
@@ -70,7 +71,7 @@ def plain_model(bench, *, dtype: str = "float32", attention: str = "eager") -> A
 def lora(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    return get_peft_model(model, LoraConfig(r=4, lora_alpha=32, target_modules="all-linear"))
 
 
 def test_what_was_asked_for_is_confirmed(train):
@@ -80,9 +81,13 @@ def test_what_was_asked_for_is_confirmed(train):
         "optim": "torch.optim.adamw.AdamW fused=True",
         "checkpointing": "none",
         "attn_implementation": "eager",
+        "experts_implementation": "none to choose",
+        "use_liger_kernel": "none",
         "torch_compile_backend": "none",
         "dataloader_num_workers": "0",
+        "packing": "a row a sample",
         "adapter": "none, 139584 parameters trained",
+        "quantization": "none",
     }
 
 
@@ -96,6 +101,12 @@ def test_what_was_asked_for_is_confirmed(train):
         ({"optim": "adamw_bnb_8bit"}, {"optim": "paged_adamw_32bit"}, "but optim_bits is 32"),
         ({"optim": "paged_adamw_8bit"}, {"optim": "adamw_8bit"}, "but is_paged is False"),
         ({"optim": "adafactor"}, {"optim": "adamw_torch"}, "adafactor was asked for"),
+        ({"packing": True}, {}, "packing True was asked for, but micro-batches are a row a sample"),
+        (
+            {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 4},
+            {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
+            "prefetching 4 was asked for, but 2 ran",
+        ),
         ({"checkpointing": "full"}, {}, "no layer of the model has it switched on"),
         ({}, {"gradient_checkpointing": True}, "no checkpointing was asked for"),
         ({"precision": "bf16"}, {}, "bf16 was asked for, but autocast is off"),
@@ -106,6 +117,14 @@ def test_what_was_asked_for_is_confirmed(train):
         ({}, {"torch_compile": True, "torch_compile_backend": "eager"}, "but the model is compiled"),
         ({"dataloader_num_workers": 2}, {}, "2 data-loader workers were asked for, but 0 ran"),
         ({"attn_implementation": "sdpa"}, {}, "attention sdpa was asked for, but eager ran"),
+        ({"checkpointing": "every-2nd"}, {"gradient_checkpointing": True}, "every 2 layers were to be checkpointed"),
+        (
+            {"checkpointing": "reentrant"},
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+            "use_reentrant=True was asked for, but it is False",
+        ),
+        ({"use_liger_kernel": True}, {}, "Liger was asked for, but 0 modules run its kernels"),
+        ({"experts_per_token": 1}, {}, "experts_per_token 1 was asked for, but the model has None"),
         ({"adapter": {}}, {}, "139584 of 139584 parameters are trained"),
     ],
     ids=str,

@@ -16,8 +16,19 @@ CLASSES = [
     ({"attn_implementation": "eager"}, make_facts(), "exact"),
     ({"dataloader_num_workers": 2}, make_facts(), "exact"),
     ({"dataloader_pin_memory": True}, make_facts(), "exact"),
+    ({"dataloader_prefetch_factor": 4}, make_facts(), "exact"),
+    ({"packing": True}, make_facts(), "exact"),
+    ({"packing": True}, RANDOM, "numerics"),
+    ({"packing": True}, COUPLED, "numerics"),
+    ({"train_sampling_strategy": "group_by_length"}, make_facts(), "numerics"),
     ({"torch_compile_backend": "inductor"}, make_facts(), "exact"),
     ({"torch_compile_backend": "inductor"}, RANDOM, "numerics"),
+    ({"torch_compile_mode": "max-autotune"}, make_facts(), "exact"),
+    ({"torch_compile_mode": "max-autotune"}, RANDOM, "numerics"),
+    ({"experts_implementation": "eager"}, make_facts(), "exact"),
+    ({"experts_per_token": 1}, make_facts(), "method"),
+    ({"expert_capacity": 32}, make_facts(), "method"),
+    ({"use_liger_kernel": True}, make_facts(), "numerics"),
     ({"optim": "adamw_torch"}, make_facts(), "exact"),
     ({"tf32": True}, make_facts(), "numerics"),
     ({"precision": "bf16"}, make_facts(), "numerics"),
@@ -26,6 +37,7 @@ CLASSES = [
     ({"optim": "adafactor"}, make_facts(), "optimizer"),
     ({"precision": "pure_bf16"}, make_facts(), "method"),
     ({"adapter": {}}, make_facts(), "method"),
+    ({"quantization": "nf4"}, make_facts(), "method"),
 ]
 
 

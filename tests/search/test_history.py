@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from factories import CRASHED, OUT_OF_MEMORY, make_config, make_result
+from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_result
 
 from autotune.config import TrainConfig
 from autotune.search.history import History, is_no_harder
@@ -137,3 +137,33 @@ def test_nothing_completed_has_no_best():
     assert history.best() is None
     assert history.memory_bound
     assert not history_of(make_result(make_config(), CRASHED)).memory_bound
+
+
+def waiting(share: float, config: TrainConfig | None = None) -> TrialResult:
+    return make_result(config or make_config(), make_measurement(data_wait_share=share))
+
+
+def test_workers_are_not_tried_where_steps_hardly_wait_for_data():
+    history = history_of(waiting(0.004))
+    refusal = history.refusal(make_config(dataloader_num_workers=2))
+    assert refusal == "a step of the leader waits for data 0.4% of its time: loading them otherwise can't pay"
+    assert history.refusal(make_config(16)) is None
+
+
+def test_workers_are_tried_with_the_leader_where_its_steps_wait():
+    history = history_of(waiting(0.2))
+    assert history.refusal(make_config(dataloader_num_workers=2)) is None
+    assert "with the leader alone" in history.refusal(make_config(4, dataloader_num_workers=2))
+
+
+def test_a_leader_with_workers_is_varied_with_and_without_them():
+    history = history_of(waiting(0.2), make_result(make_config(dataloader_num_workers=2), 1e6))
+    assert history.refusal(make_config(4, dataloader_num_workers=2)) is None
+    assert history.refusal(make_config(4)) is None
+    assert "0.0%" in history.refusal(make_config(4, dataloader_num_workers=4))
+
+
+def test_without_a_measurement_the_loading_of_data_stays_as_it_is():
+    history = history_of(make_result(make_config(), OUT_OF_MEMORY))
+    assert "nothing measured" in history.refusal(make_config(4, dataloader_num_workers=2))
+    assert History().refusal(make_config(dataloader_num_workers=2)) is None

@@ -147,3 +147,10 @@ def test_every_proposal_is_complete():
         found = list(proposals(space, history))
         assert found
         assert all(space.complete(point) == point for point in found)
+
+
+def test_at_the_very_end_are_adapters_on_quantized_weights():
+    quantization = {"choices": ["nf4"], "when": {"adapter": ["lora"]}}
+    space = make_space({**PARAMETERS, **ADAPTERS, "precision": ["fp32", "pure_bf16"], "quantization": quantization})
+    last = proposed(space, (make_config(), OUT_OF_MEMORY))[-1]
+    assert (last.adapter.kind, last.quantization, last.precision) == ("lora", "nf4", "pure_bf16")

@@ -3,7 +3,8 @@
 import pytest
 from factories import make_config, make_facts, make_gpu, make_hardware, make_spec, make_workload
 
-from autotune.config import Workload
+from autotune.architecture import Task
+from autotune.config import LengthProfile, Workload
 from autotune.search.rules import refusals
 
 CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
@@ -14,12 +15,46 @@ def why(hardware=GPU, *, model_type: str = "llama", workload: Workload | None = 
     return refusals(make_config(**knobs), workload, facts or make_facts(), hardware)
 
 
+def with_packages(hardware, *packages: str, version: str = "1.0"):
+    return hardware.model_copy(update={"versions": {**hardware.versions, **dict.fromkeys(packages, version)}})
+
+
+MOE = make_facts(experts=8, experts_implementations=("grouped_mm", "eager", "sonicmoe"), experts_per_token=2)
+
+
 def without(hardware, *packages: str):
     versions = {k: v for k, v in hardware.versions.items() if k not in packages}
     return hardware.model_copy(update={"versions": versions})
 
 
+LENGTHS = LengthProfile(samples=100, mean=40.0, minimum=8, median=32, p95=90, maximum=128)
+TEXTS = make_workload(lengths=LENGTHS)
+ALIKE = make_workload(lengths=LENGTHS.model_copy(update={"minimum": 128}))
+SPEECH = make_workload(task=Task.SPEECH_CTC, model=make_spec(model_type="wav2vec2"))
+PACKS = make_facts(packs=True)
+
 ILLEGAL = [
+    (why(workload=SPEECH, precision="pure_bf16"), "wav2vec2 in transformers does not cast sound"),
+    (why(train_sampling_strategy="group_by_length"), "grouping by length: all samples have one length"),
+    (why(workload=ALIKE, train_sampling_strategy="group_by_length"), "grouping by length: all samples have one length"),
+    (why(packing=True, facts=PACKS), "packing: all samples have one length"),
+    (why(workload=TEXTS, packing=True), "packing: llama lets the samples of a row see each other"),
+    (
+        why(workload=make_workload(task=Task.MASKED_LM, lengths=LENGTHS), packing=True, facts=PACKS),
+        "packing joins the texts of causal models",
+    ),
+    (
+        why(workload=TEXTS, packing=True, facts=PACKS, attn_implementation="eager"),
+        "packing with eager attention would hold",
+    ),
+    (
+        why(workload=TEXTS, packing=True, facts=PACKS, train_sampling_strategy="group_by_length"),
+        "packed batches have no padding",
+    ),
+    (
+        why(workload=TEXTS, packing=True, facts=PACKS, adapter={"kind": "prompt"}),
+        "packing: prompt puts its virtual tokens before a row",
+    ),
     (why(micro_batch=3), "a micro-batch of 3 does not divide the global batch of 16"),
     (why(micro_batch=32), "a micro-batch of 32 does not divide the global batch of 16"),
     (why(CPU, precision="fp16"), "fp16 on a CPU silently stays fp32"),
@@ -40,14 +75,47 @@ ILLEGAL = [
         why(CPU, facts=make_facts(attn_implementations=("flex_attention",)), attn_implementation="flex_attention"),
         "flex attention has no backward on the CPU",
     ),
-    (why(CPU, optim="paged_adamw_8bit"), "paged optimizer states need CUDA"),
+    (why(CPU, optim="paged_adamw_8bit"), "paged_adamw_8bit needs CUDA; on the CPU bitsandbytes silently doesn't page"),
+    (why(optim="adamw_torch_xla"), "adamw_torch_xla: it needs an XLA device"),
+    (why(optim="galore_adamw"), "galore_adamw needs the package galore-torch"),
+    (why(with_packages(CPU, "lomo-optim"), optim="adalomo"), "adalomo needs CUDA"),
+    (why(with_packages(GPU, "lomo-optim"), optim="lomo", micro_batch=8), "gradient accumulation forbids"),
+    (why(with_packages(GPU, "galore-torch"), optim="galore_adamw", adapter={}), "an adapter's are low-rank already"),
+    (
+        why(with_packages(GPU, "galore-torch"), optim="galore_adamw", facts=make_facts(linear_modules=())),
+        "projects the gradients of linear layers, and llama has none",
+    ),
+    (why(make_hardware(cxx=None), optim="adamw_torch_4bit"), "adamw_torch_4bit needs the package torchao"),
+    (
+        why(with_packages(make_hardware(cxx=None), "torchao"), optim="adamw_torch_4bit"),
+        "compiles its step, which needs a C++ compiler",
+    ),
+    (why(CPU, checkpointing="offload"), "pinned memory of the host, which needs a CUDA device"),
+    (
+        why(with_packages(GPU, "transformers", version="5.17.0"), checkpointing="every-2nd"),
+        "checkpointing every-2nd needs transformers 5.23 or newer",
+    ),
+    (why(facts=make_facts(layers=2), checkpointing="every-4th"), "checkpointing every-4th: tiny has 2 layers"),
+    (why(torch_compile_mode="max-autotune"), "a mode of torch.compile needs a backend"),
+    (why(torch_compile_backend="onnxrt"), "ONNX Runtime runs forward passes only"),
+    (why(torch_compile_backend="nvfuser"), "nvfuser is gone from torch; inductor replaced it"),
+    (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
+    (why(experts_implementation="grouped_mm"), "llama has no experts"),
+    (why(facts=make_facts(experts=8), experts_implementation="eager"), "llama has experts of its own way"),
+    (why(facts=MOE, experts_implementation="sonicmoe"), "needs the package kernels"),
+    (why(facts=MOE, experts_per_token=9), "9 experts a token are more than the 8 of a layer"),
+    (why(facts=MOE, expert_capacity=64), "llama has no expert_capacity to set"),
+    (why(experts_per_token=1), "llama has no experts_per_token to set"),
+    (why(CPU, use_liger_kernel=True), "written in Triton and need a CUDA device"),
+    (why(without(GPU, "liger-kernel"), use_liger_kernel=True), "needs the package liger-kernel"),
+    (why(with_packages(GPU, "liger-kernel"), use_liger_kernel=True), "liger-kernel has no kernels for llama"),
     (why(without(GPU, "bitsandbytes"), optim="adamw_bnb_8bit"), "adamw_bnb_8bit needs the package bitsandbytes"),
     (why(without(GPU, "bitsandbytes"), optim="paged_adamw_32bit"), "needs the package bitsandbytes"),
     (why(facts=make_facts(supports_checkpointing=False), checkpointing="full"), "has no activation checkpointing"),
     (why(make_hardware(cxx=None), torch_compile_backend="inductor"), "inductor needs a C++ compiler"),
     (why(without(GPU, "triton"), torch_compile_backend="inductor"), "inductor needs the package triton"),
     (why(CPU, torch_compile_backend="cudagraphs"), "cudagraphs does nothing on a CPU"),
-    (why(facts=make_facts(linear_modules=()), adapter={}), "has no linear layers for LoRA"),
+    (why(facts=make_facts(linear_modules=()), adapter={}), "has no linear layers for lora"),
 ]
 
 LEGAL = {
@@ -56,6 +124,13 @@ LEGAL = {
     "the whole global batch": why(micro_batch=16),
     "any micro-batch of a free global batch": why(micro_batch=3, workload=make_workload(global_batch_size=None)),
     "bf16 on a CPU": why(CPU, precision="bf16"),
+    "an optimizer that updates in the backward pass, without accumulation": why(
+        with_packages(GPU, "lomo-optim"), optim="lomo", micro_batch=16
+    ),
+    "experts in another way": why(facts=MOE, experts_implementation="eager", experts_per_token=1),
+    "a mode of inductor": why(torch_compile_backend="inductor", torch_compile_mode="max-autotune"),
+    "offloaded activations": why(checkpointing="offload"),
+    "Liger": why(with_packages(GPU, "liger-kernel"), facts=make_facts(liger=True), use_liger_kernel=True),
     "fp16 on an old GPU": why(OLD_GPU, precision="fp16"),
     "bf16 where fp16 overflows": why(model_type="t5", precision="bf16"),
     "flash attention in 16 bits": why(attn_implementation="flash_attention_2", precision="fp16"),

@@ -6,16 +6,8 @@ import pytest
 
 from autotune.config import Effort, TrainConfig
 from autotune.errors import SearchSpaceError
-from autotune.search.space_file import (
-    PARAMETERS,
-    Parameter,
-    builtin_spaces,
-    load_space,
-    make_config,
-    make_point,
-    read_space,
-    spaces_directory,
-)
+from autotune.search.points import PARAMETERS, make_config, make_point
+from autotune.search.space_file import Parameter, builtin_spaces, load_space, read_space, spaces_directory
 
 HEAD = "description: a test's\n"
 
@@ -103,11 +95,19 @@ MALFORMED = {
     ),
     "a misspelt adapter": (
         HEAD + "parameters: {adapter: {choices: [lroa]}}",
-        "parameters.adapter.choices: 'lroa' is unknown (did you mean 'lora'?)",
+        "parameters.adapter.choices: 'lroa' is unknown (did you mean 'lora'",
     ),
     "a rank of zero": (
         HEAD + "parameters: {adapter: {choices: [lora]}, adapter.rank: {choices: [0]}}",
         "parameters.adapter.rank.choices: 0 is no value for it",
+    ),
+    "a field for a kind that hasn't it": (
+        HEAD + "parameters: {adapter: {choices: [ia3]}, adapter.rank: {choices: [8], when: {adapter: [ia3]}}}",
+        "parameters.adapter.rank.when.adapter: ia3 has no rank",
+    ),
+    "quantization-aware training": (
+        HEAD + "parameters: {quantization: {choices: [qat]}}",
+        "parameters.quantization.choices: 'qat': quantization-aware training is not offered",
     ),
     "a field of an adapter without the adapter": (
         HEAD + "parameters: {adapter.rank: {choices: [8]}}",
@@ -127,7 +127,7 @@ MALFORMED = {
     ),
     "a condition on a misspelt value": (
         HEAD + "parameters: {adapter: {choices: [lora]}, adapter.rank: {choices: [8], when: {adapter: [lroa]}}}",
-        "parameters.adapter.rank.when.adapter: 'lroa' is unknown (did you mean 'lora'?)",
+        "parameters.adapter.rank.when.adapter: 'lroa' is unknown (did you mean 'lora'",
     ),
     "a condition on a misspelt parameter": (
         HEAD + "parameters: {adapter: {choices: [lora]}, adapter.rank: {choices: [8], when: {adaptor: [lora]}}}",

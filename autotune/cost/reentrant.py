@@ -1,7 +1,7 @@
-"""Reentrant checkpointing on the meta device: `torch.utils.checkpoint(use_reentrant=True)`, which transformers 4 used.
+"""Reentrant checkpointing on the meta device: `torch.utils.checkpoint(use_reentrant=True)`, once the default.
 
 It runs a layer again as a whole when its backward pass begins, and holds the layer's output meanwhile. Called by
-`software`.
+`trace`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def reentrant(contexts: Contexts) -> Callable[..., Any]:
     """
 
     def run(function: Any, *inputs: Any) -> Any:
-        return _Checkpoint.apply(function, contexts, *inputs)
+        return _Checkpoint.apply(function, contexts, *inputs)  # type: ignore[no-untyped-call]
 
     return run
 

@@ -1,0 +1,196 @@
+"""Carries out a check in a trial's process: a soak (evaluation and saving beside training) or a loss run.
+
+Entered by the worker around the Trainer's training. A soak stays under the trial's memory budget throughout; what it
+writes lies in the trial's directory, which the runner clears of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from autotune.checks import CheckTask, LossCurve, LossTask, Soaked, SoakTask
+from autotune.execution.guard import is_out_of_memory
+from autotune.execution.randomness import is_random, randomness_off
+from autotune.trial import Memory
+from autotune.units import show_memory
+
+# Draws of dropout whose spread is looked at.
+_DRAWS = 8
+
+# Disk that a checkpoint must leave free: the rest of the search writes some, and a full disk ends more than a trial.
+_SPARE_DISK_BYTES = 512 << 20
+
+DataOf = Callable[[int], Any]
+
+
+class CheckError(Exception):
+    """Something failed in a check; the message says in what part of it, the cause is chained."""
+
+
+def arguments_of(task: CheckTask | None) -> dict[str, Any]:
+    """Return what a check adds to the Trainer's arguments: a loss run logs each step."""
+    if not isinstance(task, LossTask):
+        return {}
+    return {"max_steps": task.steps, "seed": task.seed, "logging_strategy": "steps", "logging_steps": 1}
+
+
+@contextmanager
+def around_training(task: CheckTask | None, trainer: Any) -> Iterator[None]:
+    """Train inside this: without randomness for a loss run, with a checkpoint at the end for a soak.
+
+    Raises:
+        CheckError: Saving failed.
+    """
+    if isinstance(task, LossTask):
+        with randomness_off(trainer.model):
+            yield
+    elif isinstance(task, SoakTask):
+        saver = CheckpointSaver(trainer)
+        trainer.add_callback(saver)
+        try:
+            yield
+        except Exception as error:
+            if not saver.is_saving:
+                raise
+            raise CheckError(f"while saving a checkpoint: {_first_line(error)}") from error
+    else:
+        yield
+
+
+def findings(task: CheckTask | None, trainer: Any, longest: DataOf, peak: Callable[[], Memory]) -> dict[str, Any]:
+    """Return what a check adds to the measurement of the training that has ended.
+
+    Args:
+        task: The check.
+        trainer: After `train`.
+        longest: Gives so many samples, the longest of the data first.
+        peak: Tells the highest memory so far.
+
+    Raises:
+        CheckError: Evaluation failed.
+    """
+    if isinstance(task, LossTask):
+        return {"curve": _curve(task, trainer)}
+    if isinstance(task, SoakTask):
+        saver = trainer.pop_callback(CheckpointSaver)
+        memory, size = peak(), _evaluated(task, trainer, longest)
+        soaked = Soaked(eval_batch_size=size, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
+        # An attempt that failed has been at the limit; what came after it stayed below, or it would have failed too.
+        return {"soaked": soaked, "memory": peak() if size == task.eval_batch_sizes[0] else memory}
+    return {}
+
+
+class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    """Has the Trainer save a checkpoint after the last step, if the disk has room for it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.is_saving = False
+        self.bytes: int | None = None
+        self.not_saved: str | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint when training is about to stop."""
+        if not control.should_training_stop or self.is_saving:
+            return
+        needed = _checkpoint_bytes(self._trainer)
+        free = shutil.disk_usage(Path(args.output_dir).parent).free
+        if free < needed + _SPARE_DISK_BYTES:
+            self.not_saved = (
+                f"no checkpoint was saved: it takes {show_memory(needed)}, and {show_memory(free)} of disk are free"
+            )
+            return
+        self.is_saving = control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at what was written."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self.bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        self.is_saving = False
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checkpoint_bytes(trainer: Any) -> int:
+    """Return what weights and optimizer states take; peft saves the adapter's weights alone."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    states = [value for state in getattr(optimizer, "state", {}).values() for value in _values(state)]
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    weights = trained if hasattr(trainer.model, "peft_config") else _values(trainer.model.state_dict())
+    tensors = (t for t in (*weights, *states) if isinstance(t, torch.Tensor))
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _values(mapping: Any) -> list[Any]:
+    return list(mapping.values()) if isinstance(mapping, dict) else []
+
+
+def _evaluated(task: SoakTask, trainer: Any, longest: DataOf) -> int:
+    """Return the first batch size with which evaluation fits; two batches, so that one is there while the next comes.
+
+    Raises:
+        CheckError: None fits, or evaluation fails for another reason.
+    """
+    trainer.args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
+    for size in task.eval_batch_sizes:
+        trainer.args.per_device_eval_batch_size = size
+        try:
+            trainer.evaluate(longest(2 * size))
+        except Exception as error:
+            if size == task.eval_batch_sizes[-1] or not is_out_of_memory(error):
+                raise CheckError(f"while evaluating with a batch of {size}: {_first_line(error)}") from error
+        else:
+            return size
+        # Out here the exception, whose frames hold the failed batch, is gone.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    raise AssertionError("a ladder has a last rung")
+
+
+def _curve(task: LossTask, trainer: Any) -> LossCurve:
+    """Return the loss of each step, which the Trainer logs as the mean over the step's accumulation."""
+    losses = tuple(float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
+    if len(losses) != task.steps:
+        raise CheckError(f"{len(losses)} losses were logged in {task.steps} steps")
+    return LossCurve(losses=losses, dropout_spread=_dropout_spread(task, trainer))
+
+
+def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
+    """Return how far dropout spreads the loss of the first step's samples; None if compiled, which would start again.
+
+    Drawn with one seed after the other; the samples are the same whatever the micro-batch.
+    """
+    if hasattr(trainer.model_wrapped, "_orig_mod"):
+        return None
+    if not is_random(trainer.model):
+        return 0.0
+    trainer.model.train()
+    batches = _first_step(trainer)
+    draws = []
+    for draw in range(_DRAWS):
+        torch.manual_seed(task.seed * _DRAWS + draw)
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            draws.append(statistics.fmean(float(trainer.model_wrapped(**batch)["loss"]) for batch in batches))
+    return statistics.stdev(draws)
+
+
+def _first_step(trainer: Any) -> list[dict[str, Any]]:
+    """Return the micro-batches of the first step on the device."""
+    args, data = trainer.args, trainer.train_dataset
+    size = args.per_device_train_batch_size
+    starts = range(0, size * args.gradient_accumulation_steps, size)
+    made = (trainer.data_collator([data[i] for i in range(start, start + size)]) for start in starts)
+    return [{name: tensor.to(args.device) for name, tensor in batch.items()} for batch in made]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

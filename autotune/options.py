@@ -1,0 +1,38 @@
+"""What a user asked of a search, before anything of it is looked at. Values only."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from autotune.config import Allowance, Effort
+from autotune.values import Value
+
+
+class Options(Value):
+    """What the user asked for; None means the default, which depends on the device."""
+
+    model: str
+    task: str | None = None
+    data: str | None = None
+    text_field: str | None = None
+    seq_len: PositiveInt | None = None
+    target_len: PositiveInt | None = None
+    global_batch: PositiveInt | Literal["any"] | None = None
+    baseline: str | None = None
+    allow: Allowance = Allowance.OPTIMIZER
+    effort: Effort = Effort.STANDARD
+    space: str | None = None
+    device: str = "auto"
+    memory_bytes: PositiveInt | None = None
+    max_trials: PositiveInt | None = None
+    max_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    exhaustive: bool = False
+    repeat: PositiveInt = 1
+    check_loss: NonNegativeInt | None = None
+    train_steps: PositiveInt | None = None
+    train_tokens: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    seed: int = 42
+    revision: str | None = None
+    trust_remote_code: bool = False

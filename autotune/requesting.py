@@ -1,0 +1,77 @@
+"""From a configuration and a purpose to the request of a trial: how much of the step is run, and for how long.
+
+Pure; called by the tuner.
+"""
+
+from __future__ import annotations
+
+from autotune.checks import CheckTask, LossTask
+from autotune.config import TrainConfig
+from autotune.planning import SearchPlan
+from autotune.trial import Limits, Prediction, Purpose, TrialRequest
+
+# Micro-steps of a search trial: the gradients of one are kept during the next, and the rest is inferred.
+SEARCH_ACCUMULATION = 2
+
+# Purposes whose trials run the workload's true accumulation.
+_WHOLE_STEPS = (Purpose.FINAL, Purpose.LOSS_CHECK)
+
+# A check is over after the steps it asks for, however long they take and however much they differ.
+_NEVER_SURE, _NO_TIME_LIMIT_S = 1e-12, 1e9
+
+
+def request_of(
+    plan: SearchPlan,
+    config: TrainConfig,
+    purpose: Purpose,
+    *,
+    number: int,
+    timeout_s: float,
+    task: CheckTask | None = None,
+    prediction: Prediction | None = None,
+    cold_compile: bool = False,
+) -> TrialRequest:
+    """Return the request for a trial of `config`.
+
+    Args:
+        plan: The search.
+        config: What is run.
+        purpose: Why.
+        number: Of the trial.
+        timeout_s: When it is ended.
+        task: Of a check.
+        prediction: What the cost model expects.
+        cold_compile: Whether what is compiled is compiled anew, as in a user's first run.
+    """
+    full = plan.workload.accumulation_steps(config)
+    return TrialRequest(
+        number=number,
+        purpose=purpose,
+        config=config,
+        workload=plan.workload,
+        device=plan.hardware.device,
+        accumulation_steps=full if purpose in _WHOLE_STEPS else min(full, SEARCH_ACCUMULATION),
+        prediction=prediction,
+        limits=_limits(plan, task, timeout_s),
+        task=task,
+        cold_compile=cold_compile,
+    )
+
+
+def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limits:
+    budget = plan.budget
+    limits = Limits(
+        memory_bytes=plan.memory_bytes,
+        timeout_s=timeout_s,
+        discarded_steps=budget.discarded_steps,
+        discarded_s=budget.discarded_s,
+        measure_steps=budget.measure_steps,
+        measure_time_s=budget.measure_time_s,
+        relative_interval=budget.relative_interval,
+    )
+    if task is None:
+        return limits
+    # Of a soak, the first step makes the optimizer's states and the next two meet them.
+    steps = task.steps if isinstance(task, LossTask) else 2
+    fixed = {"measure_time_s": _NO_TIME_LIMIT_S, "relative_interval": _NEVER_SURE}
+    return limits.model_copy(update={"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": max(2, steps), **fixed})
