@@ -20,11 +20,11 @@ from autotune.errors import InputError
 from autotune.estimate_report import Device
 from autotune.hardware import Hardware, default_budget_bytes, detect
 from autotune.knobs import Scalar, knobs, refused, shown
-from autotune.models import resolve
 from autotune.optimizers import OPTIMIZERS
 from autotune.options import Options
 from autotune.planning import SearchPlan
 from autotune.rates import Rates
+from autotune.resolving import resolve
 from autotune.search.points import make_config, make_point
 from autotune.search.rules import refusals
 from autotune.search.space_file import SpaceFile, load_space

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from autotune import models
+from autotune import models, resolving
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.cost_estimate import CostEstimate
 from autotune.errors import InputError, NothingFitsError
@@ -130,7 +130,7 @@ def estimate(
         workload, said = workload_of(options, target.device.hardware.kind)
     elif given := [name for name, value in fields.items() if value is not None]:
         raise InputError(f"estimate: {given[0]} is part of the workload")
-    elif model is not None and models.resolve(model).name != workload.model.name:
+    elif model is not None and resolving.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
     facts = models.describe(workload.model, workload.task)
     question = Question(options, point, None, workload, facts, Profiles(workload, facts.parameters))

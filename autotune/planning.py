@@ -16,9 +16,9 @@ from autotune.checks import planned_loss_steps
 from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.hardware import Hardware
-from autotune.models import resolve
 from autotune.objective import Objective
 from autotune.options import Options
+from autotune.resolving import resolve
 from autotune.search.space import SearchSpace
 from autotune.search.space_file import SpaceFile, load_space
 from autotune.units import GIB, show_memory, show_time

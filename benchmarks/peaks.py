@@ -30,7 +30,8 @@ from autotune.cost.profiler import profile
 from autotune.errors import AutotuneError
 from autotune.execution.runner import LocalRunner
 from autotune.hardware import Hardware, default_budget_bytes, detect
-from autotune.models import default_task, describe, resolve
+from autotune.models import default_task, describe
+from autotune.resolving import resolve
 from autotune.search.rules import refusals
 from autotune.trial import Limits, Purpose, TrialRequest, TrialResult
 

@@ -42,6 +42,7 @@ FOUNDATIONS = {
     "batches",
     "images",
     "models",
+    "resolving",
     "model_facts",
     "catalogue",
     "data",

@@ -55,7 +55,14 @@ BAD_INPUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "expected"), BAD_INPUT.values(), ids=list(BAD_INPUT))
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    # The model's classes have to be looked at for a sequence that is too long.
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name.startswith("sequence") else [])
+        for name, case in BAD_INPUT.items()
+    ],
+)
 def test_bad_input_is_one_line_and_exit_code_2(autotune, arguments, expected):
     done = autotune("find", *arguments)
     assert done.returncode == 2
@@ -120,16 +127,12 @@ def test_models_can_be_searched(autotune):
 
 def test_spaces_say_how_many_of_their_points_are_legal_here(autotune):
     points = {s["name"]: s["legal_points_here"] for s in json.loads(autotune("spaces", "--json").stdout)}
+    assert points.keys() >= {"adapters", "cpu", "default", "exact", "full", "lora", "moe", "qlora", "speech", "vision"}
     assert points["cpu"] > 100
     assert 1 < points["inference_backends"] < 20
-    assert "points here" in autotune("spaces").stdout
 
 
-def test_spaces_are_listed(autotune):
-    names = {s["name"] for s in json.loads(autotune("spaces", "--json").stdout)}
-    assert names >= {"adapters", "cpu", "default", "lora", "qlora"}
-
-
+@pytest.mark.slow
 def test_doctor_tells_what_a_cpu_cannot_do(autotune):
     report = json.loads(autotune("doctor", "--device", "cpu", "--json").stdout)
     findings = {f["name"]: f for f in report["findings"]}

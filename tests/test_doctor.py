@@ -58,6 +58,7 @@ def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(home, 
     assert "can't be written" in json.loads(failed.stdout)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_broken_file_does_not_stop_the_doctor(home):
     examine("--calibrate")
     (file,) = home.rglob("*.json")

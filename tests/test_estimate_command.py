@@ -91,6 +91,7 @@ def test_without_a_speed_the_table_has_no_column_for_it(estimate):
     assert "MFU" not in text
 
 
+@pytest.mark.slow
 def test_all_devices_are_drawn_with_what_a_run_costs(estimate, tmp_path):
     prices = tmp_path / "prices.yaml"
     prices.write_text("currency: EUR\nh100-80gb: 2.9\n")

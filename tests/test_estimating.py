@@ -21,7 +21,8 @@ from autotune.errors import InputError, MachineError, NothingFitsError
 from autotune.estimate_report import ConfigReport, DevicesReport, RankingReport, Report, fit
 from autotune.estimating import BEST, options_of, report, shortfall
 from autotune.hardware import default_budget_bytes, detect
-from autotune.models import default_task, resolve
+from autotune.models import default_task
+from autotune.resolving import resolve
 from autotune.trial import Interval
 from autotune.units import GIB
 
@@ -106,6 +107,7 @@ def test_whether_it_fits_goes_by_the_interval(estimated, high, middle, low, expe
     assert fit(memory.model_copy(update=changed), 10) == expected
 
 
+@pytest.mark.slow
 def test_a_larger_micro_batch_never_takes_less_memory(estimated):
     sizes = [1, 2, 3, 16, 64]
     found = [estimated(global_batch="any", knobs={"micro-batch": str(size), "precision": "bf16"}) for size in sizes]
@@ -145,6 +147,7 @@ def test_what_does_not_fit_is_a_report_with_the_one_change_that_would(estimated,
     assert found.would_fit in str(error)
 
 
+@pytest.mark.slow
 def test_where_no_one_change_would_do_the_device_that_would_is_named(estimated):
     found = estimated(model="gpt2", memory_bytes=1100 << 20, knobs={"micro-batch": "1"})
     assert found.largest_micro_batch is None
@@ -252,6 +255,7 @@ def test_of_equals_what_changes_the_training_least_comes_first(estimated):
     assert estimated().best[0].config.optim == "adamw_torch_fused"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("allow", "precisions"),
     [("exact", {"fp32"}), ("numerics", {"fp32", "bf16"}), ("method", {"fp32", "bf16", "pure_bf16"})],
@@ -332,6 +336,7 @@ def test_all_devices_are_compared_with_a_trace_for_each_family(estimated, monkey
         assert row.largest_micro_batch >= row.best.config.per_device_train_batch_size
 
 
+@pytest.mark.slow
 def test_a_device_that_can_not_run_the_configuration_says_why(estimated):
     found = estimated(gpu="all", knobs={"precision": "bf16"})
     rows = {row.device.name: row for row in found.rows}
@@ -354,6 +359,7 @@ def test_a_model_too_large_for_any_device_fits_nothing(estimated, tmp_path):
         estimated(gpu="all", model=str(write_model(tmp_path / "giant", giant)), allow="exact")
 
 
+@pytest.mark.slow
 def test_a_run_costs_money_where_a_price_is_known(estimated, tmp_path):
     prices = tmp_path / "prices.json"
     prices.write_text('{"currency": "EUR", "rtx-3070": 0.1}')

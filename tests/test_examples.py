@@ -40,6 +40,7 @@ def test_train_with_result_trains_the_searched_step_and_says_how_fast(answer, tm
     assert printed["loss"] == pytest.approx(result.best.measurement.loss, rel=0.05)
 
 
+@pytest.mark.slow
 def test_train_with_result_trains_an_adapter_if_one_won(answer, tmp_path):
     result = autotune.load(answer)
     config = result.best.config.model_copy(update={"adapter": LoraAdapter(rank=2)})

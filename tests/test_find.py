@@ -153,6 +153,7 @@ def test_a_small_memory_budget_makes_real_out_of_memory_trials_and_is_kept(wide_
     assert result.speedup is None
 
 
+@pytest.mark.slow
 def test_nothing_fits_says_what_came_closest_and_exits_with_5(autotune, wide_llama):
     done = autotune("find", "--model", wide_llama, "--effort", "quick", "--device", "cpu", "--memory", "40MiB")
     assert done.returncode == 5
@@ -258,6 +259,7 @@ def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(au
     assert json.loads((run / "best-config.json").read_text())["verdict"] in ("faster", "no clear winner")
 
 
+@pytest.mark.slow
 def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_with_130(autotune, tiny_llama, tmp_path):
     run = tmp_path / "run"
     search = _start(tiny_llama, run, "--effort", "standard")

@@ -15,17 +15,10 @@ import pytest
 
 from autotune.architecture import ModelSpec, Task
 from autotune.audio import audio_input
+from autotune.catalogue import catalogue
 from autotune.errors import InputError, UnknownModelError
-from autotune.models import (
-    build_config,
-    build_model,
-    catalogue,
-    check_task,
-    default_task,
-    describe,
-    resolve,
-    tasks_of,
-)
+from autotune.models import build_config, build_model, check_task, default_task, describe, tasks_of
+from autotune.resolving import resolve
 
 # Models small enough to train a step in milliseconds, as their config.json would be.
 TINY = {
@@ -237,7 +230,14 @@ def hub(monkeypatch, hub_cache):
 # The catalogue
 
 
-@pytest.mark.parametrize("entry", catalogue(), ids=lambda e: e.id)
+# Every fourth in each test run, all of them with `pytest -m "slow or not slow"`.
+ENTRIES = [
+    pytest.param(entry, id=entry.id, marks=[pytest.mark.slow] if number % 4 else [])
+    for number, entry in enumerate(catalogue())
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_the_figures_of_an_entry_give_its_parameters(entry):
     spec = resolve(entry.id)
     if entry.parameters_task == "base":
@@ -312,7 +312,7 @@ def test_a_catalogue_name_touches_no_network():
 
 def test_the_catalogue_can_be_searched_without_torch():
     code = (
-        "import sys; from autotune.models import resolve; resolve('t5-small');"
+        "import sys; from autotune.resolving import resolve; resolve('t5-small');"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -27,6 +27,7 @@ def predicted(row: Row) -> Prediction:
     return prediction
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [

@@ -52,6 +52,7 @@ def test_any_order_ends_with_every_point(table):
     assert trials[-1].ended_at_s == 100.0
 
 
+@pytest.mark.slow
 def test_a_search_that_never_comes_near_says_so(table):
     found = replay(table, lambda table, plan: STRATEGIES["search"](table, plan)[:1], OPTIONS)
     assert found["never"] == 3

@@ -16,8 +16,9 @@ from autotune.adapter_config import ADAPTERS
 from autotune.config import TrainConfig, Workload
 from autotune.execution.runner import LocalRunner
 from autotune.hardware import detect
-from autotune.models import default_task, describe, resolve
+from autotune.models import default_task, describe
 from autotune.optimizers import OPTIMIZERS
+from autotune.resolving import resolve
 from autotune.search.rules import refusals
 from autotune.trial import Limits, Purpose, TrialRequest, TrialStatus
 

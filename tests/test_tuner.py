@@ -152,7 +152,7 @@ def test_the_baseline_is_run_first(search):
     assert run.count(Purpose.BASELINE) == 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_the_optimum_of_a_separable_throughput_is_found(search, seed):
     factors = product_rate(table(seed))
     run = search(factors, budget=make_budget(max_trials=20))
@@ -161,7 +161,7 @@ def test_the_optimum_of_a_separable_throughput_is_found(search, seed):
     assert run.plan.search_space().size() == 90
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_configuration_is_searched_twice(search, seed):
     run = search(product_rate(table(seed)), budget=make_budget(max_trials=25))
     run.run()
@@ -182,6 +182,7 @@ def test_trials_are_numbered_one_after_the_other(search):
     assert [r.number for r in run.runner.requests] == list(range(len(run.runner.requests)))
 
 
+@pytest.mark.slow
 def test_a_combination_beyond_single_steps_is_the_samplers(search, monkeypatch):
     """Each change alone is worse than the baseline, both together are the best."""
     monkeypatch.undo()  # the real patience

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.architecture import Kind, ModelSpec
 from autotune.catalogue import catalogue
-from autotune.models import resolve
+from autotune.resolving import resolve
 
 _HUB = "https://huggingface.co/{}/blob/main/config.json"
 

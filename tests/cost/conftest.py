@@ -13,7 +13,8 @@ import pytest
 from autotune.architecture import ModelFacts, ModelSpec, Task
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import Profile
-from autotune.models import default_task, describe, resolve
+from autotune.models import default_task, describe
+from autotune.resolving import resolve
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 DECODER = {**SIZES, "num_hidden_layers": 4, "num_key_value_heads": 2}

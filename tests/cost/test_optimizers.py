@@ -150,7 +150,8 @@ def test_frozen_weights_cost_an_optimizer_nothing():
 def t5_3b() -> list:
     """The weights of t5-3b."""
     from autotune.architecture import Task
-    from autotune.models import build_model, resolve
+    from autotune.models import build_model
+    from autotune.resolving import resolve
 
     model = build_model(resolve("t5-3b"), Task.SEQ2SEQ_LM, dtype="float32", attn_implementation=None, device="meta")
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}

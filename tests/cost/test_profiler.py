@@ -61,6 +61,7 @@ def test_a_model_whose_layers_do_not_repeat_is_traced_whole(profile_of):
     assert len(traced.excerpt.parameters) == sum(g.count for g in traced.parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["bert", "t5"])
 def test_checkpointing_needs_less_and_computes_more(profile_of, model):
     plain, checkpointed = profile_of(model, **MIXED), profile_of(model, **MIXED, checkpointing="full")

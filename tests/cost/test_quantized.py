@@ -40,6 +40,7 @@ def test_every_kind_of_adapter_is_traced_and_trains_little(kind, profile_of, fac
     assert not [g for g in traced.parameters if g.trained and not g.adapter]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ia3", "prefix", "prompt"])
 def test_adapters_of_an_encoder_decoder_are_traced(kind, profile_of):
     assert profile_of("t5", adapter=ADAPTERS[kind]()).traced_by == "meta"

@@ -12,7 +12,7 @@ from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
 from autotune.hardware import detect
-from autotune.models import resolve
+from autotune.resolving import resolve
 from autotune.units import GIB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -8,7 +8,7 @@ from autotune.architecture import Task
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
 from autotune.errors import InputError
-from autotune.models import resolve
+from autotune.resolving import resolve
 
 LLAMA = {
     "model_type": "llama",

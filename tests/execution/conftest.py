@@ -15,7 +15,7 @@ from autotune.architecture import ModelSpec, Task
 from autotune.config import TrainConfig, Workload
 from autotune.execution.runner import LocalRunner, trial_directory
 from autotune.hardware import detect
-from autotune.models import resolve
+from autotune.resolving import resolve
 from autotune.trial import Limits, Purpose, TrialRequest, TrialResult
 
 MIB = 1 << 20

@@ -16,7 +16,8 @@ from autotune.execution.checking import CheckError, CheckpointSaver, around_trai
 from autotune.execution.guard import is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
 from autotune.execution.worker import _data
-from autotune.models import build_config, resolve
+from autotune.models import build_config
+from autotune.resolving import resolve
 from autotune.trial import Purpose, TrialStatus
 
 MIB = 1 << 20

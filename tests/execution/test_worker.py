@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.models import resolve
+from autotune.resolving import resolve
 from autotune.trial import Measurement, TrialStatus
 
 MIB = 1 << 20
@@ -21,6 +21,7 @@ def measured(bench, **fields: Any) -> Measurement:
     return result.outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "effects"),
     [
@@ -68,6 +69,7 @@ def test_knobs_go_together(bench, config):
     assert math.isfinite(measured(bench, config=config).loss)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_compiled(bench):
     measurement = measured(bench, config={"torch_compile_backend": "aot_eager"})
     assert measurement.effects["torch_compile_backend"] == "aot_eager: 1 graphs, 0 graph breaks"
@@ -81,6 +83,7 @@ def test_inductor_compiles(bench, config):
     assert measurement.first_step_s > 10 * statistics.fmean(measurement.step_times_s)
 
 
+@pytest.mark.slow
 def test_what_only_schedules_differently_trains_the_same(bench):
     same = {"workload": {"global_batch_size": 4}}
     plain = measured(bench, **same).loss
@@ -124,12 +127,14 @@ def test_limits_say_how_many_steps_are_measured(bench):
     assert len(measured(bench, limits=limits).step_times_s) == 4
 
 
+@pytest.mark.slow
 def test_more_memory_is_taken_by_a_larger_micro_batch(bench):
     small = measured(bench, config={"per_device_train_batch_size": 64}).memory.peak_bytes
     large = measured(bench, config={"per_device_train_batch_size": 256}).memory.peak_bytes
     assert large > 2 * small
 
 
+@pytest.mark.slow
 def test_gradients_of_the_last_micro_step_are_kept_during_the_next(bench, tmp_path):
     """So that a trial of two micro-steps meets the memory of any number of them."""
     (tmp_path / "model").mkdir()

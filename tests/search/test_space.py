@@ -147,7 +147,15 @@ def test_a_point_is_completed_with_what_exists_there_and_nothing_else(point, who
     assert make_space({"precision": ["bf16"], **ADAPTERS}).complete(point) == whole
 
 
-@pytest.mark.parametrize(("name", "effort"), list(itertools.product(builtin_spaces(), [Effort.QUICK, Effort.STANDARD])))
+BUILTIN = [
+    pytest.param(
+        name, effort, marks=[pytest.mark.slow] if effort is Effort.STANDARD and name not in ("cpu", "moe") else []
+    )
+    for name, effort in itertools.product(builtin_spaces(), [Effort.QUICK, Effort.STANDARD])
+]
+
+
+@pytest.mark.parametrize(("name", "effort"), BUILTIN)
 def test_every_legal_point_of_a_built_in_space_is_one_configuration_and_back(name, effort):
     space, seen = builtin(name, effort), set()
     for point in itertools.islice(space.points(), 0, 10_000, 7):
@@ -188,6 +196,7 @@ def test_a_built_in_space_is_as_big_as_its_first_line_says(name, smallest, large
     assert f"{low:,} to {high:,} legal points" in first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", builtin_spaces())
 def test_a_stricter_allowance_is_a_smaller_space(name):
     sizes = [builtin(name, allowance=allowance).size() for allowance in Allowance]
