@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Three processes test at a time on as few as two cores: threads that wait for each other would slow all of them down.
+# Two processes test at a time on as few as two cores: threads that wait for each other would slow both down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]

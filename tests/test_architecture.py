@@ -1,6 +1,7 @@
 """The arrows between modules run one way, and importing the package stays light."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,7 @@ PACKAGES = {"search", "cost", "execution", "output"}
 HEAVY = {"torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy"}
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     found = {}
     for path in PACKAGE.rglob("*.py"):
@@ -66,6 +68,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def imports(path: Path, *, inside_functions: bool) -> set[str]:
     """Return the modules that `path` imports: at its top level, or anywhere; type-checking blocks are left out."""
     found = set()

@@ -1,8 +1,12 @@
 """The command line: errors are one line and an exit code, and its options don't change unnoticed."""
 
 import json
+import signal
 
 import pytest
+from typer.testing import CliRunner
+
+from autotune.cli import app
 
 COMMANDS = ("find", "resume", "estimate", "models", "doctor", "spaces")
 
@@ -63,9 +67,11 @@ BAD_INPUT = {
         for name, case in BAD_INPUT.items()
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(autotune, arguments, expected):
-    done = autotune("find", *arguments)
-    assert done.returncode == 2
+def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, tmp_path, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    done = CliRunner().invoke(app, ["find", *arguments])
+    assert done.exit_code == 2
     assert done.stdout == ""
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("autotune: ")

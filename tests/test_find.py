@@ -33,7 +33,7 @@ def found(tiny_llama, tmp_path_factory) -> tuple[TuningResult, Path, list]:
     slow = run.parent / "one-by-one.json"  # a baseline that something is sure to beat
     slow.write_text(json.dumps({"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16}))
     result = autotune.find(
-        str(tiny_llama), effort="quick", device="cpu", seq_len=32, max_trials=3, run_dir=run, observer=events.append,
+        str(tiny_llama), effort="quick", device="cpu", seq_len=32, max_trials=2, run_dir=run, observer=events.append,
         baseline=slow,
     )  # fmt: skip
     return result, run, events
@@ -238,7 +238,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(autotune, tiny_llama, tmp_path):
     run = tmp_path / "run"
-    search = _start(tiny_llama, run, "--max-trials", 3)
+    search = _start(tiny_llama, run, "--max-trials", 2)
     try:
         _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
         below = _descendants(search.pid)

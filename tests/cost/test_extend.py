@@ -28,7 +28,11 @@ CASES = [
 SIZES = np.array([1.0, 3, 8, 100])
 
 
-@pytest.fixture(params=CASES, ids=lambda case: ", ".join(case))
+SLOW = {"a leading dense layer", "layers of two kinds", "vit"}
+PARAMS = [pytest.param(c, id=", ".join(c), marks=[pytest.mark.slow] if c[0] in SLOW else []) for c in CASES]
+
+
+@pytest.fixture(params=PARAMS)
 def both(request, profile_of):
     """The extended profile and the whole one."""
     model, way = request.param
