@@ -225,7 +225,7 @@ def main() -> int:
         except AutotuneError as error:
             print(f"{name}: {error}", file=sys.stderr)
     summary = figures(rows)
-    out = options.out or results_path("peaks", hardware)
+    out = options.out or results_path("peaks", hardware).with_suffix(".json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({**provenance(hardware), "figures": summary, "rows": rows}, indent=1) + "\n")
     print(json.dumps(summary))

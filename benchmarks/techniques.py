@@ -77,7 +77,7 @@ def main() -> int:
         wanted = [TrainConfig(**fields) for fields in TECHNIQUES.values()]
         run_model(name, hardware, rows, math.inf, 128 if hardware.is_cpu else 512, wanted)
         everything[name], figures[name] = rows, shares(rows)
-    out = options.out or results_path("techniques", hardware)
+    out = options.out or results_path("techniques", hardware).with_suffix(".json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({**provenance(hardware), "figures": figures, "rows": everything}, indent=1) + "\n")
     for name, found in figures.items():
