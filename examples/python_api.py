@@ -33,7 +33,7 @@ def main() -> None:
             seq_len=64,
             allow="numerics",  # other rounding is fine, another optimizer or method is not
             effort="quick",
-            max_trials=4,
+            max_trials=2,
             max_time="1m",
             run_dir=Path(scratch) / "run",
         )

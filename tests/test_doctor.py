@@ -35,6 +35,7 @@ def test_without_measured_rates_it_says_how_to_get_them(home):
     assert not list(home.iterdir())
 
 
+@pytest.mark.slow
 def test_calibrating_keeps_the_rates_and_shows_them_beside_the_tables(home):
     shown = examine("--calibrate")
     assert shown.exit_code == 0

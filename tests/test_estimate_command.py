@@ -84,6 +84,7 @@ def test_the_best_are_drawn(estimate):
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_without_a_speed_the_table_has_no_column_for_it(estimate):
     text = estimate("--memory", "8GiB").stdout
     assert "on a GPU of 8.00 GiB" in text
@@ -207,6 +208,7 @@ def test_a_configuration_that_does_not_fit_is_drawn_and_an_error(estimate, wide_
     assert document["predicted"]["memory"]["device_peak_bytes"] > 4 * GIB
 
 
+@pytest.mark.slow
 def test_the_true_command_says_nothing_but_the_answer(autotune, tiny_llama):
     done = autotune(
         "estimate", "--model", tiny_llama, "--seq-len", 64, "--gpu", "t4", "--adapter", "lora", COLUMNS="80"

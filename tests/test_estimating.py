@@ -67,6 +67,7 @@ def test_the_estimate_of_a_configuration_is_that_of_the_cost_model(estimated):
     assert found.predicted.accumulation_steps == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["t5-small", "vit-base", "resnet-18"])
 @pytest.mark.parametrize("knobs", [{"micro-batch": "8"}, {"micro-batch": "8", "precision": "fp16", "optim": "sgd"}])
 def test_the_components_sum_to_the_allocated_peak(estimated, model, knobs):
@@ -377,6 +378,7 @@ def test_a_run_costs_money_where_a_price_is_known(estimated, tmp_path):
 # As a value, and from Python
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"knobs": {"micro-batch": "8"}}, {}, {"gpu": "all", "knobs": {"precision": "bf16"}}],

@@ -151,6 +151,7 @@ def test_no_trial_has_a_time_limit_but_its_own(recording):
     assert {r.limits.timeout_s for r in run.finished} == {300.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [1, 7, 25])
 def test_a_stopped_recording_leaves_its_table_and_goes_on_without_running_anything_again(recording, stop_after):
     whole = [r.config for r in _whole(recording(repeats=2).plan)]

@@ -47,6 +47,7 @@ def test_allocated_peaks_are_reproduced(rows, row):
     assert predicted(rows[row]).allocated_error == pytest.approx(0, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 3, 4, 7, 9])
 def test_readings_of_bert_large_are_reproduced(rows, number):
     assert predicted(rows[f"hf_docs_bert_large-{number:03}"]).device_error == pytest.approx(0, abs=0.05)

@@ -58,6 +58,7 @@ def test_virtual_tokens_take_activations_as_real_ones_do(profile_of):
     assert per_sample[1] > 1.5 * per_sample[0]  # 64 tokens and 64 or 8 virtual ones
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "quantization"), [*(("llama", kind) for kind in ("int8", "nf4", "nf4-double")), ("t5", "nf4-double")]
 )
@@ -110,6 +111,7 @@ def test_lora_on_experts_is_traced(profile_of):
     assert on_experts.gradients_bytes > 10 * beside.gradients_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "device"), [("lora", "cpu"), ("lora", "cuda"), ("dora", "cuda"), ("prefix", "cuda")])
 def test_adapters_on_packed_weights_are_traced_under_autocast(kind, device, profile_of):
     mixed = {"device": device, "autocast": "bfloat16", "quantization": "nf4-double"}

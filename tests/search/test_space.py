@@ -167,6 +167,7 @@ def test_every_legal_point_of_a_built_in_space_is_one_configuration_and_back(nam
     assert seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", builtin_spaces())
 def test_the_baseline_is_a_point_of_every_built_in_space(name):
     space = builtin(name)
