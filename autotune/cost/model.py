@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.config import LengthProfile, TrainConfig, Workload
+from autotune.config import TrainConfig, Workload
 from autotune.cost import memory, time
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
 from autotune.cost.family import Family, family_of
 from autotune.cost.framework import framework_bytes, time_deviation
+from autotune.cost.padding import padded_share
 from autotune.cost.profile import Profile
 from autotune.cost.reserve import unused_bytes
 from autotune.cost_estimate import CostEstimate, MemoryBreakdown
@@ -117,7 +118,7 @@ class CostModel:
             profile,
             self.rates,
             kind.optim,
-            sizes * self._padded_share(kind, sizes),
+            sizes * padded_share(self.workload.lengths, kind, sizes),
             accumulation,
             tf32=kind.tf32,
             compiled=kind.torch_compile_backend == "inductor",
@@ -148,15 +149,6 @@ class CostModel:
         found = np.array(factors)[where]
         return found[:, 0], found[:, 1]
 
-    def _padded_share(self, kind: TrainConfig, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the expected longest sample of a micro-batch over the longest of all: the mean without padding."""
-        lengths = self.workload.lengths
-        if lengths is None:
-            return np.ones_like(sizes)
-        if kind.packing or kind.train_sampling_strategy == "group_by_length":
-            return np.full_like(sizes, lengths.mean / lengths.maximum)
-        return expected_longest(lengths, sizes) / lengths.maximum
-
     def estimate(self, config: TrainConfig) -> CostEstimate | None:
         """Return what is predicted of one configuration, None if its family has no profile."""
         profile = self.profile(config)
@@ -169,7 +161,7 @@ class CostModel:
         step_s = samples / rate
         accumulation = self.workload.accumulation_steps(config)
         size = config.per_device_train_batch_size
-        share = float(self._padded_share(config, np.array([float(size)]))[0])
+        share = float(padded_share(self.workload.lengths, config, np.array([float(size)]))[0])
         flops = accumulation * profile.needed_flops.at(size * share)
         peak = time.dense_peak(self.rates, config.precision, tf32=config.tf32)
         tokens = self.workload.tokens_per_sample
@@ -312,11 +304,3 @@ def _kind(config: TrainConfig) -> tuple[object, ...]:
         config.train_sampling_strategy,
         config.packing,
     )
-
-
-def expected_longest(lengths: LengthProfile, samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return about how long the longest of so many samples is: their n/(n+1) quantile, and the mean for one."""
-    known = [(0.0, lengths.minimum), (0.5, lengths.median), (0.95, lengths.p95), (1.0, lengths.maximum)]
-    quantiles, values = zip(*known, strict=True)
-    longest = np.maximum(np.interp(samples / (samples + 1), quantiles, values), lengths.mean)
-    return np.where(samples == 1, lengths.mean, longest)

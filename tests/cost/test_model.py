@@ -20,7 +20,7 @@ from autotune.config import LengthProfile
 from autotune.cost.family import family_of
 from autotune.cost.framework import framework_bytes
 from autotune.cost.memory import components
-from autotune.cost.model import expected_longest
+from autotune.cost.padding import expected_longest
 from autotune.cost.reserve import unused_bytes
 from autotune.cost.time import step_seconds
 from autotune.trial import Memory
