@@ -121,6 +121,7 @@ def _pair(model: Any, family: Family, shape: Shape) -> Pair:
     try:
         with seen_autocast(family):
             low, high = (micro_step(model, family, shape, samples) for samples in SAMPLES)
+    # What torch (no kernel for these tensors, a value that isn't there) and models' own code raise without values.
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise Untraceable(one_line(error)) from error
     return Pair(samples=SAMPLES, tapes=(low, high))
