@@ -1,5 +1,6 @@
 """Fixtures that several test modules share: tiny models in local directories, and the command line in a process."""
 
+import gc
 import json
 import os
 import subprocess
@@ -85,3 +86,16 @@ def autotune(tmp_path):
         )
 
     return run
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Use one thread, since small matrices lose by more, and spare each Trainer a collection of all libraries."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)

@@ -5,7 +5,6 @@ The reference is the plain model's own loss over the whole batch, without any Tr
 
 import copy
 import functools
-import gc
 import os
 from unittest import mock
 
@@ -20,6 +19,8 @@ from autotune.audio import audio_input
 from autotune.data import PadCollator, Repeated, StackCollator
 from autotune.loss import normalize_loss
 from autotune.model_facts import HEADS, facts_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SAMPLES = 8
 SPLITS = ((8, 1), (4, 2), (2, 4), (1, 8))
@@ -164,17 +165,6 @@ RESNET = (
     {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 3},
 )
 CASES = {**MODELS, "routed": ROUTED, "ResNet": RESNET}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_steps():
-    """Use one thread, since such small matrices lose by more, and spare the Trainer a collection of all libraries."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 @functools.cache

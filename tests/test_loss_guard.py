@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import math
 
 import pytest
@@ -13,6 +12,8 @@ from factories import make_config, make_facts, make_workload
 from autotune.checks import LossCurve, LossTask
 from autotune.loss_guard import Yardstick, compare, smoothed, yardstick
 from autotune.search.allowance import changes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BASE = make_config(8)
 RESPLIT = make_config(4)
@@ -142,17 +143,6 @@ T5 = {
     "eos_token_id": 2,
     "decoder_start_token_id": 0,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_steps():
-    """One thread: such small matrices lose by more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 def trained(directory, *, micro_batch=4, task=TASK, dropout=0.1, normalized=True, lora=False, **arguments) -> LossCurve:
