@@ -20,6 +20,7 @@ from rich.console import Console
 from autotune.answer import RUNNERS_UP, assemble, nothing_found
 from autotune.config import Allowance, TrainConfig
 from autotune.errors import InfrastructureError, NothingFitsError
+from autotune.objective import Objective
 from autotune.output.table import result_table
 from autotune.result import TuningResult
 from autotune.search.history import History
@@ -34,6 +35,7 @@ BIG = make_config(16)
 BF16 = make_config(16, precision="bf16")
 ADAFACTOR = make_config(16, precision="bf16", optim="adafactor")
 LORA = make_config(16, adapter={})
+COMPILED = make_config(torch_compile_backend="inductor")
 
 TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "cut short")
 
@@ -63,6 +65,27 @@ def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
     assert result.speedup.reference == "the baseline"
     assert result.best.confirmed
     assert result.best.trials == (1, 3, 5)
+
+
+def compiled(rate: float, start_s: float) -> Outcome:
+    measured = make_measurement(rate)
+    return measured.model_copy(update={"first_step_s": measured.step_times_s[0] + start_s})
+
+
+@pytest.mark.parametrize(("run_samples", "winner"), [(None, "inductor"), (160.0, None), (16_000.0, "inductor")])
+def test_compiling_wins_where_the_run_is_long_enough(run_samples, winner):
+    """16 samples a step: 1.6 s, compiled 1.07 s after 40 s at the start."""
+    trials = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
+    result = answer(trials, trials * 2, objective=Objective(run_samples=run_samples))
+    assert result.best.config.torch_compile_backend == winner
+    assert (result.compilation is None) == (winner is None)
+
+
+def test_the_answer_says_from_which_step_on_compiling_pays():
+    trials = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
+    compilation = answer(trials, trials * 2).compilation
+    assert compilation.cold_start_s == pytest.approx(40.0, rel=0.02)
+    assert compilation.break_even_steps == pytest.approx(40.0 / (1.6 - 16 / 15), rel=0.05)
 
 
 def test_finals_and_not_the_search_decide():

@@ -307,6 +307,13 @@ def test_finals_measure_the_baseline_and_the_leaders_in_turn(search):
     assert [r.config for r in run.finished if r.purpose is Purpose.FINAL] == [BASE, BEST, BASE, BEST]
 
 
+def test_the_first_final_of_a_configuration_compiles_anew(search):
+    run = search(rate, budget=make_budget(finalists=1, final_rounds=2))
+    run.run()
+    assert [r.cold_compile for r in run.finished if r.purpose is Purpose.FINAL] == [True, True, False, False]
+    assert not any(r.cold_compile for r in run.finished if r.purpose is not Purpose.FINAL)
+
+
 def test_what_was_refused_is_told_with_its_reason_and_never_ran(search):
     result = search(memory_bound, {**PARAMETERS, "checkpointing": ["none", "full"]}, baseline=make_config(2)).run()
     refused = {t.config for t in result.trials if t.status is TrialStatus.REJECTED}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.execution.environment import ENVIRONMENT, launcher_environment, trial_device
+from autotune.execution.environment import ENVIRONMENT, cold_compile_cache, launcher_environment, trial_device
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,16 @@ def test_modules_are_searched_where_the_parent_searches(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
     path = launcher_environment("cpu", {}, {"PYTHONPATH": "/elsewhere"})["PYTHONPATH"]
     assert path.split(os.pathsep) == [str(Path.cwd()), str(tmp_path)]
+
+
+def test_a_cold_compile_finds_nothing_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/the/users/own")
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    with cold_compile_cache(tmp_path):
+        cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert not cache.exists()
+        Path(os.environ["TRITON_CACHE_DIR"]).mkdir(parents=True)
+        assert cache.parent == tmp_path
+    assert not cache.exists()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/the/users/own"
+    assert "TRITON_CACHE_DIR" not in os.environ

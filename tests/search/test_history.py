@@ -167,3 +167,18 @@ def test_without_a_measurement_the_loading_of_data_stays_as_it_is():
     history = history_of(make_result(make_config(), OUT_OF_MEMORY))
     assert "nothing measured" in history.refusal(make_config(4, dataloader_num_workers=2))
     assert History().refusal(make_config(dataloader_num_workers=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("light", "heavy"), list(itertools.pairwise(("offload", "full", "every-2nd", "every-4th", "none")))
+)
+def test_the_more_layers_are_checkpointed_the_easier_on_memory(light, heavy):
+    easy, hard = (make_config(checkpointing=kind) for kind in (light, heavy))
+    assert is_no_harder(easy, hard)
+    assert not is_no_harder(hard, easy)
+
+
+def test_two_implementations_of_checkpointing_are_not_compared():
+    full, reentrant = (make_config(checkpointing=kind) for kind in ("full", "reentrant"))
+    assert not is_no_harder(full, reentrant)
+    assert not is_no_harder(reentrant, full)
