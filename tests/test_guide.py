@@ -22,6 +22,7 @@ from profiles import MB, make_family, make_group, make_model, make_point, make_p
 from autotune.config import TrainConfig
 from autotune.cost.model import CostModel
 from autotune.guide import Guide
+from autotune.objective import Objective
 from autotune.planning import SearchPlan
 from autotune.search.history import History
 from autotune.trial import Memory, Outcome
@@ -59,8 +60,8 @@ def make_model_of(profiles=PROFILES) -> CostModel:
 class Search:
     """A search without a runner: a function says what each trial gives."""
 
-    def __init__(self, model: CostModel | None = None, *, memory_bytes: int = 100 * GB, **fields) -> None:
-        self.plan: SearchPlan = make_plan(space=SPACE, memory_bytes=memory_bytes, **fields)
+    def __init__(self, model: CostModel | None = None, *, memory_bytes: int = 100 * GB, space=SPACE, **fields) -> None:
+        self.plan: SearchPlan = make_plan(space=space, memory_bytes=memory_bytes, **fields)
         self.space = self.plan.search_space()
         self.model = model or make_model_of()
         self.guide = Guide(self.model, self.plan, self.space)
@@ -102,6 +103,13 @@ def test_it_starts_with_the_best_predicted():
     first = search.next()
     rates = {c: search.model.estimate(c).samples_per_second for c in map(search.space.config, search.space.points())}
     assert first == max(rates, key=rates.__getitem__) == BEST
+
+
+@pytest.mark.parametrize(("run_samples", "first"), [(None, "inductor"), (1e9, "inductor"), (100.0, None)])
+def test_what_is_compiled_comes_first_where_the_run_is_long_enough(run_samples, first):
+    space = make_space_file({"torch_compile_backend": [None, "inductor"]})
+    search = Search(space=space, objective=Objective(run_samples=run_samples))
+    assert search.next().torch_compile_backend == first
 
 
 def test_what_ran_is_not_proposed_again():
