@@ -59,6 +59,9 @@ class ModelSpec(Value):
     trust_remote_code: bool = False
 
 
+# What brings each kernel (https://github.com/Dao-AILab/flash-attention): the third is a distribution of its own.
+FLASH_PACKAGES = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
+
 # Ways of running experts that transformers 5 can switch its models between (`ExpertsInterface` in integrations/moe.py);
 # the last two are kernels from the hub.
 EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager", "deepgemm", "sonicmoe")

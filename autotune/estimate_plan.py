@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt, ValidationError
 
 from autotune import planning, workload_plan
-from autotune.architecture import ModelFacts
+from autotune.architecture import FLASH_PACKAGES, ModelFacts
 from autotune.audio import fixed_frames
 from autotune.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.config import Allowance, Effort, TrainConfig, Workload
@@ -138,10 +138,10 @@ def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
     hardware = target.device.hardware
     optimizer = OPTIMIZERS.get(str(point.get("optim")))
     wanted = {
-        "flash-attn": str(point.get("attn_implementation") or "").startswith("flash_attention"),
-        (optimizer.package if optimizer else None) or "torch": True,
+        FLASH_PACKAGES.get(str(point.get("attn_implementation"))),
+        optimizer.package if optimizer is not None else None,
     }
-    missing = [name for name, asked in wanted.items() if asked and name not in hardware.versions]
+    missing = sorted(name for name in wanted if name is not None and name not in hardware.versions)
     if not missing or hardware.driver is not None or hardware.is_cpu:
         return target
     installed = hardware.model_copy(update={"versions": {**dict.fromkeys(missing, "assumed"), **hardware.versions}})

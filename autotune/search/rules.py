@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autotune import checkpointing
-from autotune.architecture import HUB_EXPERTS, ModelFacts
+from autotune.architecture import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts
 from autotune.compilers import BACKENDS
 from autotune.config import Precision, TrainConfig, Workload
 from autotune.hardware import Hardware
@@ -72,8 +72,11 @@ def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
     if kernel.startswith("flash_attention"):
         if hardware.is_cpu:
             return "flash attention needs a CUDA device"
-        if "flash-attn" not in hardware.versions:
-            return "flash attention needs the package flash-attn"
+        package = FLASH_PACKAGES[kernel]
+        if package not in hardware.versions:
+            return f"flash attention needs the package {package}"
+        if hardware.capability is not None and hardware.capability < (8, 0):
+            return f"flash attention needs compute capability 8.0 or newer (Ampere), which {hardware.name} hasn't"
         if config.precision not in _HALF:
             return "flash attention computes in fp16 or bf16 only"
     if kernel == "flex_attention" and hardware.is_cpu:

@@ -19,6 +19,7 @@ def with_packages(hardware, *packages: str, version: str = "1.0"):
     return hardware.model_copy(update={"versions": {**hardware.versions, **dict.fromkeys(packages, version)}})
 
 
+FLASH_3 = make_facts(attn_implementations=("sdpa", "flash_attention_3"))
 MOE = make_facts(experts=8, experts_implementations=("grouped_mm", "eager", "sonicmoe"), experts_per_token=2)
 
 
@@ -71,6 +72,11 @@ ILLEGAL = [
         why(without(GPU, "flash-attn"), attn_implementation="flash_attention_2", precision="bf16"),
         "flash attention needs the package flash-attn",
     ),
+    (
+        why(facts=FLASH_3, attn_implementation="flash_attention_3", precision="bf16"),
+        "flash attention needs the package flash-attn-3",
+    ),
+    (why(OLD_GPU, attn_implementation="flash_attention_2", precision="fp16"), "needs compute capability 8.0 or newer"),
     (
         why(CPU, facts=make_facts(attn_implementations=("flex_attention",)), attn_implementation="flex_attention"),
         "flex attention has no backward on the CPU",
@@ -129,6 +135,9 @@ LEGAL = {
     ),
     "experts in another way": why(facts=MOE, experts_implementation="eager", experts_per_token=1),
     "a mode of inductor": why(torch_compile_backend="inductor", torch_compile_mode="max-autotune"),
+    "flash attention 3 where it is installed": why(
+        with_packages(GPU, "flash-attn-3"), facts=FLASH_3, attn_implementation="flash_attention_3", precision="bf16"
+    ),
     "offloaded activations": why(checkpointing="offload"),
     "Liger": why(with_packages(GPU, "liger-kernel"), facts=make_facts(liger=True), use_liger_kernel=True),
     "fp16 on an old GPU": why(OLD_GPU, precision="fp16"),
