@@ -59,6 +59,7 @@ def assemble(
             adapter=mapping.adapter,
         ),
         soaked=soaked,
+        skewed_routing=proof.skewed_routing(best),
         loss_check=proof.verdict(best),
         proof_notes=_proof_notes(plan, finals, best),
         objective=plan.objective,

@@ -1,8 +1,9 @@
 """What a winner has to pass before it is called one, as values: what a trial is asked to do, and what it found.
 
-Two checks are trials of their own, run by the same worker through the same Trainer: a *soak* trains on the longest
-batch, evaluates and saves a checkpoint under the memory budget; a *loss run* trains a fixed number of optimizer steps
-on the same samples from the same weights, so that two configurations' losses can be compared (see `loss_guard`).
+Three checks are trials of their own, run by the same worker through the same Trainer: a *soak* trains on the longest
+batch, evaluates and saves a checkpoint under the memory budget; a *routing run* measures a mixture of experts whose
+tokens are shared out unevenly; a *loss run* trains a fixed number of optimizer steps on the same samples from the same
+weights, so that two configurations' losses can be compared (see `loss_guard`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.config import Effort
 from autotune.errors import InputError
-from autotune.units import show_memory
+from autotune.units import show_memory, show_rate
 from autotune.values import Value
 
 # A loss run goes over the same samples so often: what is learnt shows on samples that have been seen before, be they
@@ -41,7 +42,13 @@ class LossTask(Value):
     seed: NonNegativeInt = Field(description="of what is random in training; weights and samples are the workload's")
 
 
-CheckTask = Annotated[SoakTask | LossTask, Field(discriminator="kind")]
+class RoutingTask(Value):
+    """Train and measure as in the search, the tokens shared out unevenly among the experts."""
+
+    kind: Literal["routing"] = "routing"
+
+
+CheckTask = Annotated[SoakTask | LossTask | RoutingTask, Field(discriminator="kind")]
 
 
 class Soaked(Value):
@@ -60,6 +67,30 @@ class Soaked(Value):
         if self.checkpoint_bytes is None:
             return f"evaluation batch {self.eval_batch_size}; {self.not_saved}"
         return f"evaluation batch {self.eval_batch_size}, checkpoint saved ({show_memory(self.checkpoint_bytes)})"
+
+
+class Routed(Value):
+    """How unevenly a trial's tokens went to the experts of a layer, as a mean over the layers."""
+
+    busiest_share: float = Field(description="of the tokens, what the busiest expert got")
+    even_busiest_share: float = Field(description="the same as random weights route them, as in the search")
+
+
+class SkewedRouting(Value):
+    """What a routing run of a configuration measured, beside what the search did with even routing."""
+
+    routed: Routed
+    samples_per_second: float
+    even_samples_per_second: float
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        change = self.samples_per_second / self.even_samples_per_second - 1
+        shares = self.routed
+        return (
+            f"{show_rate(self.samples_per_second)} samples/s ({change:+.0%}), peak {show_memory(self.peak_bytes)}; the "
+            f"busiest expert gets {shares.busiest_share:.0%} of the tokens, not {shares.even_busiest_share:.0%}"
+        )
 
 
 class LossCurve(Value):

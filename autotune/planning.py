@@ -63,6 +63,7 @@ class SearchPlan(Value):
     repeats: PositiveInt = Field(default=1, description="trials of each point of an exhaustive plan")
     objective: Objective = Objective()
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
+    skewed_routing: bool = Field(default=False, description="a winner with experts is measured with uneven routing too")
     loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: not")
     loss_insisted: bool = Field(default=False, description="compared whatever it takes: the user has asked for it")
     notes: tuple[str, ...]
@@ -143,6 +144,7 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         repeats=outline.options.repeat,
         objective=objective_of(outline.options, workload),
         soak=not outline.options.exhaustive,
+        skewed_routing=facts.experts > 0 and not outline.options.exhaustive,
         loss_steps=_loss_steps(outline.options),
         loss_insisted=bool(outline.options.check_loss),
         notes=outline.notes + notes,

@@ -1,4 +1,4 @@
-"""What a winner has to pass before it is called one: a soak, and the comparison of its losses with the baseline's.
+"""What a winner has to pass before it is called one: a soak, uneven routing, and the comparison of its losses.
 
 Pure: it says which trial is next and reads what was run; the tuner runs it. Everything is read from the results, so
 that a search that was stopped goes on where it was. Who fails is out of the finals (see `finals`), and the next fastest
@@ -11,7 +11,18 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.checks import DEFAULT_LOSS_STEPS, PASSES, CheckTask, LossCurve, LossTask, LossVerdict, Soaked, SoakTask
+from autotune.checks import (
+    DEFAULT_LOSS_STEPS,
+    PASSES,
+    CheckTask,
+    LossCurve,
+    LossTask,
+    LossVerdict,
+    RoutingTask,
+    SkewedRouting,
+    Soaked,
+    SoakTask,
+)
 from autotune.config import Effort, TrainConfig
 from autotune.loss_guard import compare
 from autotune.planning import SearchPlan
@@ -58,6 +69,8 @@ class Proof:
         soak = self._next_soak(winner)
         if soak is not None:
             return Check(winner, Purpose.SOAK, soak, self._soak_s(winner))
+        if self._plan.skewed_routing and not self._routing_runs(winner):
+            return Check(winner, Purpose.ROUTING, RoutingTask(), self._routing_s(winner))
         if self._not_compared(winner) is not None:
             return None
         for config, task in self._loss_runs(winner):
@@ -72,6 +85,9 @@ class Proof:
         soaks = self._soaks(config)
         if soaks and self._has_failed(soaks[-1]) and self._next_soak(config) is None:
             return _told(soaks[-1])
+        uneven = self._routing_runs(config)
+        if uneven and uneven[-1].status is TrialStatus.OUT_OF_MEMORY:
+            return _told(uneven[-1])
         verdict = self.verdict(config)
         if verdict is not None:
             return None if verdict.passed else verdict.statement
@@ -83,6 +99,19 @@ class Proof:
     def soaked(self, config: TrainConfig) -> Soaked | None:
         """Return what the soak of `config` found to fit; None without one."""
         return next((r.measurement.soaked for r in self._soaks(config) if r.measurement), None)
+
+    def skewed_routing(self, config: TrainConfig) -> SkewedRouting | None:
+        """Return what `config` did with uneven routing; None if that wasn't measured."""
+        even = self._measured(config)
+        for measured in (r.measurement for r in self._routing_runs(config)):
+            if measured is not None and measured.routed is not None and even is not None:
+                return SkewedRouting(
+                    routed=measured.routed,
+                    samples_per_second=measured.samples_per_second,
+                    even_samples_per_second=even.samples_per_second,
+                    peak_bytes=measured.memory.peak_bytes,
+                )
+        return None
 
     def verdict(self, config: TrainConfig) -> LossVerdict | None:
         """Return how the losses of `config` compare with the reference's; None unless all were run."""
@@ -110,6 +139,8 @@ class Proof:
         lines = []
         if self._plan.soak and self.soaked(winner) is None:
             lines.append(f"not soaked: {self._why_not(self._soaks(winner))}")
+        if self._plan.skewed_routing and self.skewed_routing(winner) is None:
+            lines.append(f"measured with even routing only: {self._why_not(self._routing_runs(winner))}")
         own, soaked = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), self.soaked(winner)
         if soaked is not None and own not in (None, soaked.eval_batch_size):
             lines.append(f"evaluating with your batch of {own} does not fit; {soaked.eval_batch_size} does")
@@ -130,10 +161,14 @@ class Proof:
         if best is None:
             return 0.0
         soak_s = self._soak_s(best.request.config) if self._plan.soak else 0.0
+        soak_s += self._routing_s(best.request.config) if self._plan.skewed_routing else 0.0
         return soak_s + (0.0 if self._too_costly() else self._losses_s())
 
     def _soaks(self, config: TrainConfig) -> list[TrialResult]:
         return [r for r in self._results if r.request.purpose is Purpose.SOAK and r.request.config == config]
+
+    def _routing_runs(self, config: TrainConfig) -> list[TrialResult]:
+        return [r for r in self._results if r.request.purpose is Purpose.ROUTING and r.request.config == config]
 
     def _next_soak(self, config: TrainConfig) -> SoakTask | None:
         """Return the task of the next soak: all sizes, and if that fails (it may die of a size) the last alone."""
@@ -227,6 +262,11 @@ class Proof:
         # Two steps more than the first, and in evaluation two batches of up to 8, 4, 2, 1 times the size, a third each.
         micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * (2 * EVAL_MULTIPLE - 1) / 3
         return measured.startup_s + measured.first_step_s + micro_steps * micro_step_s + 3.0
+
+    def _routing_s(self, config: TrainConfig) -> float:
+        """Return the seconds of a routing run: those of the search's trial."""
+        known = self._history.known(config)
+        return known.duration_s if known is not None else 0.0
 
     def _measured(self, config: TrainConfig) -> Measurement | None:
         known = self._history.known(config)

@@ -5,7 +5,7 @@ Pure; called by the tuner.
 
 from __future__ import annotations
 
-from autotune.checks import CheckTask, LossTask
+from autotune.checks import CheckTask, LossTask, RoutingTask
 from autotune.config import TrainConfig
 from autotune.planning import SearchPlan
 from autotune.trial import Limits, Prediction, Purpose, TrialRequest
@@ -69,7 +69,7 @@ def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limit
         measure_time_s=budget.measure_time_s,
         relative_interval=budget.relative_interval,
     )
-    if task is None:
+    if task is None or isinstance(task, RoutingTask):
         return limits
     # Of a soak, the first step makes the optimizer's states and the next two meet them.
     steps = task.steps if isinstance(task, LossTask) else 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 
 from autotune.architecture import ModelFacts
-from autotune.checks import LossVerdict, Soaked
+from autotune.checks import LossVerdict, SkewedRouting, Soaked
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.files import write_value
@@ -63,6 +63,7 @@ class TrialSummary(Value):
 
     number: int | None = Field(description="None: refused without a trial")
     purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
+    depths: dict[str, int] = Field(default_factory=dict, description="of a probe: the layers that were run")
     config: TrainConfig
     status: TrialStatus
     samples_per_second: float | None = None
@@ -108,6 +109,7 @@ class TuningResult(Value):
     objective: Objective = Objective()
     compilation: Compilation | None = Field(default=None, description="None: the best isn't compiled, or not confirmed")
     soaked: Soaked | None = Field(default=None, description="what the best was seen to have memory for beside training")
+    skewed_routing: SkewedRouting | None = Field(default=None, description="of a best that has experts")
     loss_check: LossVerdict | None = Field(default=None, description="the best's losses against the baseline's")
     proof_notes: tuple[str, ...] = Field(default=(), description="who failed a check, what of the best was not checked")
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")

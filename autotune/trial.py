@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.architecture import ModelFacts
-from autotune.checks import CheckTask, LossCurve, Soaked
+from autotune.checks import CheckTask, LossCurve, Routed, Soaked
 from autotune.config import LengthProfile, TrainConfig, Workload
 from autotune.values import Value
 
@@ -36,6 +36,7 @@ class Purpose(StrEnum):
     SEARCH = "search"
     FINAL = "final"
     SOAK = "soak"
+    ROUTING = "skewed routing"
     LOSS_CHECK = "loss check"
 
     @property
@@ -76,7 +77,7 @@ class TrialRequest(Value):
     )
     limits: Limits
     prediction: Prediction | None = Field(default=None, description="of the cost model, None if it knows nothing")
-    task: CheckTask | None = Field(default=None, description="of a soak or a loss check")
+    task: CheckTask | None = Field(default=None, description="of a check")
     cold_compile: bool = Field(default=False, description="compile without what earlier trials left in the cache")
 
 
@@ -130,6 +131,7 @@ class Measurement(Value):
     effects: dict[str, str] = Field(description="what was seen to be in effect, by knob")
     warnings: tuple[str, ...] = ()
     soaked: Soaked | None = Field(default=None, description="of a soak")
+    routed: Routed | None = Field(default=None, description="of a run with skewed routing")
     curve: LossCurve | None = Field(default=None, description="of a loss check")
 
 

@@ -1,4 +1,4 @@
-"""Carries out a check in a trial's process: a soak (evaluation and saving beside training) or a loss run.
+"""Carries out a check in a trial's process: a soak (evaluation and saving beside training), a routing or a loss run.
 
 Entered by the worker around the Trainer's training. A soak stays under the trial's memory budget throughout; what it
 writes lies in the trial's directory, which the runner clears of it.
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from autotune.checks import CheckTask, LossCurve, LossTask, Soaked, SoakTask
+from autotune.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
 from autotune.execution.guard import is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
+from autotune.execution.routing import skewed_routing
 from autotune.trial import Memory
 from autotune.units import show_memory
 
@@ -44,26 +45,33 @@ def arguments_of(task: CheckTask | None) -> dict[str, Any]:
 
 
 @contextmanager
-def around_training(task: CheckTask | None, trainer: Any) -> Iterator[None]:
+def around_training(task: CheckTask | None, trainer: Any) -> Iterator[dict[str, Any]]:
     """Train inside this: without randomness for a loss run, with a checkpoint at the end for a soak.
+
+    Yields what is added to the measurement, complete when training has ended.
 
     Raises:
         CheckError: Saving failed.
     """
+    found: dict[str, Any] = {}
     if isinstance(task, LossTask):
         with randomness_off(trainer.model):
-            yield
+            yield found
+    elif isinstance(task, RoutingTask):
+        with skewed_routing(trainer.model, lambda: _one_pass(trainer)) as routed:
+            yield found
+            found["routed"] = routed()
     elif isinstance(task, SoakTask):
         saver = CheckpointSaver(trainer)
         trainer.add_callback(saver)
         try:
-            yield
+            yield found
         except Exception as error:
             if not saver.is_saving:
                 raise
             raise CheckError(f"while saving a checkpoint: {_first_line(error)}") from error
     else:
-        yield
+        yield found
 
 
 def findings(task: CheckTask | None, trainer: Any, longest: DataOf, peak: Callable[[], Memory]) -> dict[str, Any]:
@@ -190,6 +198,12 @@ def _first_step(trainer: Any) -> list[dict[str, Any]]:
     starts = range(0, size * args.gradient_accumulation_steps, size)
     made = (trainer.data_collator([data[i] for i in range(start, start + size)]) for start in starts)
     return [{name: tensor.to(args.device) for name, tensor in batch.items()} for batch in made]
+
+
+def _one_pass(trainer: Any) -> None:
+    """Run the first micro-batch through the model, as training does, but not as compiled."""
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        trainer.model(**_first_step(trainer)[0])
 
 
 def _first_line(error: BaseException) -> str:

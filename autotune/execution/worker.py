@@ -92,7 +92,7 @@ def _measure(request: TrialRequest, directory: Path, started_at: float, guard: M
         if is_out_of_memory(error):
             raise
         raise _Refused(f"{type(error).__name__}: {error}") from error
-    with checking.around_training(request.task, trainer):
+    with checking.around_training(request.task, trainer) as found:
         loss = float(trainer.train().training_loss)
     effects = probe.verify(trainer, trainer.model)
     if not math.isfinite(loss):
@@ -109,7 +109,7 @@ def _measure(request: TrialRequest, directory: Path, started_at: float, guard: M
             memory=guard.peak(),
         )
     longest = _longest_first(request, directory, trainer.model.config)
-    found = checking.findings(request.task, trainer, longest, guard.peak)
+    found.update(checking.findings(request.task, trainer, longest, guard.peak))
     found["padding_share"] = _padding_share(request, trainer)
     return _measurement(request, timer, times, loss, effects, guard).model_copy(update=found)
 

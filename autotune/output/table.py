@@ -158,6 +158,8 @@ def _show_interval(interval: Interval) -> str:
 def _proof_lines(result: TuningResult) -> list[str]:
     """Return what the best has passed."""
     lines = [f"soaked: {result.soaked}"] if result.soaked is not None else []
+    if result.skewed_routing is not None:
+        lines.append(f"with uneven routing: {result.skewed_routing}")
     if result.loss_check is not None:
         lines.append(f"checked: {result.loss_check.statement}")
     return [*lines, *result.proof_notes]

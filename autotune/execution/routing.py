@@ -1,0 +1,155 @@
+"""Makes the routers of a mixture of experts uneven for one trial, and counts which experts the tokens go to.
+
+Routers with random weights share tokens out almost evenly; trained ones don't, and the busiest expert sets the pace and
+the memory of some implementations. To a router's input a constant vector is added which its weights turn into a bias of
+the logits that falls with the logarithm of an expert's rank, as in Zipf's law. No code of the model is replaced,
+whatever its router does with the logits, and training goes on through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotune.checks import Routed
+from autotune.execution.no_effect import NoEffectError
+from autotune.model_facts import experts_of
+
+
+class Router:
+    """One router of a model: the layer whose weights hold a row for each expert.
+
+    Args:
+        layer: It.
+        experts: How many there are.
+        first: The expert that becomes the busiest.
+    """
+
+    def __init__(self, layer: nn.Module, experts: int, first: int) -> None:
+        self._layer = layer
+        self._ranks = torch.roll(torch.arange(1, experts + 1, dtype=torch.float32), first)
+        self._spread = 0.0
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Note how far its logits spread over the tokens of the passes in here."""
+
+        def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
+            inputs, weights = args[0].detach().float(), _weights(layer)
+            self._spread = float((inputs.reshape(-1, weights.shape[1]) @ weights.T).std(dim=0).mean())
+
+        with _removed(self._layer.register_forward_pre_hook(note)):
+            yield
+
+    @contextmanager
+    def skewed(self) -> Iterator[None]:
+        """Route unevenly in here, by as much as the logits were seen to spread."""
+        weights = _weights(self._layer)
+        bias = -self._spread * self._ranks.to(weights.device).log()
+        shift = torch.linalg.pinv(weights) @ (bias - bias.mean())
+
+        def add(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (args[0] + shift.to(args[0].dtype), *args[1:])
+
+        with _removed(self._layer.register_forward_pre_hook(add)):
+            yield
+
+
+@contextmanager
+def skewed_routing(model: nn.Module, forward: Callable[[], Any]) -> Iterator[Callable[[], Routed]]:
+    """Route unevenly in here; yields what tells how unevenly.
+
+    Args:
+        model: With experts.
+        forward: Runs one batch through it.
+
+    Raises:
+        NoEffectError: No router is found, or its experts get as even a share as before.
+    """
+    routers = routers_of(model)
+    with ExitStack() as stack:
+        for router in routers:
+            stack.enter_context(router.observed())
+        even = busiest_share(model, forward)
+    with ExitStack() as stack:
+        for router in routers:
+            stack.enter_context(router.skewed())
+
+        def routed() -> Routed:
+            share = busiest_share(model, forward)
+            if share <= even:
+                raise NoEffectError(f"the busiest expert gets {share:.0%} of the tokens, with even routing {even:.0%}")
+            return Routed(busiest_share=share, even_busiest_share=even)
+
+        yield routed
+
+
+def routers_of(model: nn.Module) -> list[Router]:
+    """Return the routers of a model.
+
+    Raises:
+        NoEffectError: None is found.
+    """
+    experts = experts_of(model.config)
+    layers = [module for name, module in model.named_modules() if _is_router(name, module, experts)]
+    if not layers:
+        raise NoEffectError(f"{type(model).__name__}: no layer was recognised as the router of its {experts} experts")
+    return [Router(layer, experts, first=number % experts) for number, layer in enumerate(layers)]
+
+
+def busiest_share(model: nn.Module, forward: Callable[[], Any]) -> float:
+    """Return the share of the tokens that the busiest expert of a layer gets, as a mean over the layers.
+
+    Raises:
+        NoEffectError: The model's experts aren't told which tokens are theirs in a way that is known.
+    """
+    experts, shares = experts_of(model.config), []
+
+    def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        chosen = next((a for a in (*args, *kwargs.values()) if _is_choice(a)), None)
+        if chosen is not None:
+            tokens = _tokens_of(chosen, experts)
+            shares.append(float(tokens.max() / tokens.sum()))
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if name.rpartition(".")[2] == "experts":
+                stack.enter_context(_removed(module.register_forward_pre_hook(count, with_kwargs=True)))
+        forward()
+    if not shares:
+        raise NoEffectError(f"{type(model).__name__}: it can't be seen which experts its tokens go to")
+    return sum(shares) / len(shares)
+
+
+def _is_router(name: str, module: nn.Module, experts: int) -> bool:
+    weight = getattr(module, "weight", None)
+    named = any(word in name.lower() for word in ("router", "gate"))
+    return named and isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[0] == experts
+
+
+def _weights(layer: nn.Module) -> Tensor:
+    weights: Tensor = layer.weight.detach()  # type: ignore[operator]
+    return weights.float()
+
+
+def _is_choice(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and not argument.is_floating_point() and argument.dtype != torch.bool
+
+
+def _tokens_of(chosen: Tensor, experts: int) -> Tensor:
+    """Return how many tokens each expert gets, from their numbers or from a row of zeros and ones for each token."""
+    if chosen.shape[-1] == experts and int(chosen.max()) <= 1 and experts > 2:
+        return chosen.reshape(-1, experts).sum(dim=0).float()
+    return torch.bincount(chosen.reshape(-1), minlength=experts).float()
+
+
+@contextmanager
+def _removed(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
