@@ -6,10 +6,11 @@ wins, which is the one that changes less of the user's training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune import __version__
 from autotune.config import Allowance, TrainConfig
+from autotune.disturbance import disturbance_notes
 from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
 from autotune.finals import Finals
 from autotune.objective import break_even_steps, cold_start_s
@@ -18,6 +19,8 @@ from autotune.proving import largest_default
 from autotune.result import Arguments, Compilation, Contender, Speedup, TrialSummary, TuningResult, Verdict
 from autotune.search.allowance import changes
 from autotune.search.history import History
+from autotune.shallow import Probes
+from autotune.spending import spent_on
 from autotune.training_args import plan as training_plan
 from autotune.trial import Purpose, TrialResult, TrialStatus
 from autotune.units import show_memory
@@ -31,6 +34,7 @@ def assemble(
     results: Sequence[TrialResult],
     refused: dict[TrainConfig, str],
     search_time_s: float,
+    starting: Mapping[str, float] | None = None,
 ) -> TuningResult | None:
     """Return the answer as the trials stand now; None if nothing has completed."""
     if history.best() is None:
@@ -69,7 +73,10 @@ def assemble(
         runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
         trials=(*(_summary(r, finals) for r in results), *(_refusal(c, reason) for c, reason in refused.items())),
         notes=plan.notes + _notes(plan, history, results),
+        disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
+        probed=Probes(plan.probes, plan.workload, history, results).summary(),
         search_time_s=search_time_s,
+        spent=spent_on(results, search_time_s, starting or {}),
     )
 
 
@@ -172,13 +179,15 @@ def _summary(result: TrialResult, finals: Finals) -> TrialSummary:
     failure = result.outcome if result.outcome.kind == "failure" else None
     verdict = finals.proof.verdict(result.request.config) if result.request.purpose is Purpose.LOSS_CHECK else None
     refused = verdict.statement if verdict is not None and not verdict.passed else None
-    memory = result.outcome.memory
+    whole = not result.request.depths  # a probe's figures are not those of its configuration
+    memory = result.outcome.memory if whole else None
     return TrialSummary(
         number=result.request.number,
         purpose=result.request.purpose,
+        depths=result.request.depths,
         config=result.request.config,
         status=TrialStatus.INVALID if refused else result.status,
-        samples_per_second=result.measurement.samples_per_second if result.measurement else None,
+        samples_per_second=result.measurement.samples_per_second if result.measurement and whole else None,
         peak_bytes=memory.peak_bytes if memory else None,
         prediction=result.request.prediction,
         cause=failure.cause if failure else refused,

@@ -14,12 +14,15 @@ from autotune.events import Note, Observer, ignore
 from autotune.execution.runner import LocalRunner
 from autotune.exhaustive import Recorder
 from autotune.files import read_value
+from autotune.keeping import Keeper, keeper_of
 from autotune.options import Options
 from autotune.planning import SearchPlan
 from autotune.predicting import cost_model, learn
+from autotune.recall import Recall
 from autotune.result import TuningResult
 from autotune.run_cost import parse_count
 from autotune.rundir import PLAN_FILE, RunDirectory, default_run_directory
+from autotune.stopwatch import Stopwatch
 from autotune.trial import DescribeRequest
 from autotune.tuner import Tuner
 from autotune.units import parse_memory, parse_time_s
@@ -47,10 +50,12 @@ def find(
     train_steps: int | None = None,
     train_tokens: float | str | None = None,
     check_loss: int | None = None,
+    shallow: bool | None = None,
     run_dir: str | Path | None = None,
     seed: int = 42,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    record: bool = True,
     observer: Observer = ignore,
 ) -> TuningResult:
     """Find the fastest training configuration that fits the memory of a device.
@@ -82,10 +87,12 @@ def find(
         train_tokens: The same in tokens, such as "20B".
         check_loss: Optimizer steps over which the winner's losses are compared with the baseline's before it is called
             the winner; 0 for none; by default 20, none for 'quick', and only where that takes little of the time.
+        shallow: Whether candidates are first run with few of the model's layers; not by default.
         run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
         seed: Of weights, data and the search.
         revision: Of a hub id.
         trust_remote_code: Run the model's own code.
+        record: Keep the trials for later searches, and use what earlier ones kept.
         observer: Called with each :data:`autotune.events.Event`.
 
     Raises:
@@ -116,23 +123,30 @@ def find(
         train_steps=train_steps,
         train_tokens=_count(train_tokens),
         check_loss=check_loss,
+        shallow=shallow,
         seed=seed,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        record=record,
     )
+    stopwatch = Stopwatch("planning")
     directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(model))
     with directory:
         outline = planning.outline(options)
         for text in (*outline.notes, *planning.machine_notes(outline.hardware, directory.path)):
             observer(Note(text=text))
         with LocalRunner(directory.path, outline.hardware) as runner:
+            stopwatch.enter("launching")
+            runner.start()
+            stopwatch.enter("describing")
             description = runner.describe(DescribeRequest(workload=outline.workload))
+            stopwatch.enter("planning")
             workload = outline.workload.model_copy(update={"lengths": description.lengths})
             plan = planning.complete(outline, description.facts, workload, description.notes)
             directory.write_plan(plan)
             for text in plan.notes[len(outline.notes) :]:
                 observer(Note(text=text))
-            return _conduct(plan, directory, runner, observer)
+            return _conduct(plan, directory, runner, observer, stopwatch)
 
 
 def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
@@ -142,6 +156,7 @@ def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
         RunDirectoryError: There is no search in `run_dir`, or one is running.
         NothingFitsError, InfrastructureError, SearchInterrupted: As `find`.
     """
+    stopwatch = Stopwatch("planning")
     directory = RunDirectory.existing(Path(run_dir))
     with directory:
         try:
@@ -150,16 +165,32 @@ def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
             first = str(error).splitlines()[0]
             raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None
         with LocalRunner(directory.path, plan.hardware) as runner:
-            return _conduct(plan, directory, runner, observer)
+            stopwatch.enter("launching")
+            runner.start()
+            return _conduct(plan, directory, runner, observer, stopwatch)
 
 
-def _conduct(plan: SearchPlan, directory: RunDirectory, runner: LocalRunner, observer: Observer) -> TuningResult:
+def _conduct(
+    plan: SearchPlan, directory: RunDirectory, runner: LocalRunner, observer: Observer, stopwatch: Stopwatch
+) -> TuningResult:
     """Run a search or a recording to its end; what was observed is kept for the next one, however it ends."""
-    if plan.exhaustive:
-        return Recorder(plan, directory, runner, observer).run()
-    model = cost_model(plan, runner, directory.path, observer)
+    with keeper_of(plan, directory, observer) as keeper:
+        if plan.exhaustive:
+            return keeper.end(Recorder(plan, directory, runner, keeper).run())
+        return keeper.end(_search(plan, directory, runner, keeper, stopwatch))
+
+
+def _search(
+    plan: SearchPlan, directory: RunDirectory, runner: LocalRunner, keeper: Keeper, stopwatch: Stopwatch
+) -> TuningResult:
+    stopwatch.enter("tracing")
+    model = cost_model(plan, runner, directory.path, keeper)
+    stopwatch.enter("planning")
+    if model is None and plan.probes is not None:
+        keeper(Note(text="shallow probes are left out: without a prediction there is nothing they could correct"))
+    recall = Recall(plan, keeper.earlier())
     try:
-        return Tuner(plan, directory, runner, observer, model=model).run()
+        return Tuner(plan, directory, runner, keeper, model=model, recall=recall, starting=stopwatch.laps()).run()
     finally:
         learn(plan, model, directory.results())
 

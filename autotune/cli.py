@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune import listing_commands
+from autotune import history_commands, listing_commands
 from autotune.console import Debug, Json, error_document, guarded, print_json, stdout
 from autotune.errors import EXIT_INTERRUPTED, InputError
 from autotune.knob_options import KnobCommand, given_knobs
@@ -58,11 +58,13 @@ def find(
     train_steps: Annotated[int | None, typer.Option(min=1, help="Minimise the time of a run of so many steps.")] = None,
     train_tokens: Annotated[str | None, typer.Option(help="The same in tokens, such as 20B.")] = None,
     check_loss: Annotated[int | None, typer.Option(min=0, help="Steps whose losses must agree [20; quick 0].")] = None,
+    shallow: Annotated[bool | None, typer.Option(help="Run candidates with few layers first [no].")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and the search.")] = 42,
     revision: Annotated[str | None, typer.Option(help="Revision of a hub id.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    no_record: Annotated[bool, typer.Option("--no-record", help="Don't use or add to `autotune history`.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -94,10 +96,12 @@ def find(
             train_steps=train_steps,
             train_tokens=train_tokens,
             check_loss=check_loss,
+            shallow=shallow,
             run_dir=directory,
             seed=seed,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            record=not no_record,
             observer=observer,
         )
         return result, directory / ANSWER_FILE
@@ -259,6 +263,7 @@ def _check_writable(path: Path) -> None:
 
 for _command in (listing_commands.models, listing_commands.gpus, listing_commands.spaces, listing_commands.doctor):
     app.command()(_command)
+app.add_typer(history_commands.history, name="history")
 
 
 def main() -> None:

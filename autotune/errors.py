@@ -6,7 +6,8 @@
     ├── InputError            2   bad input: what, where, what to do
     │   ├── UnknownModelError     the model's name leads nowhere
     │   ├── SearchSpaceError      a search-space file is malformed
-    │   └── RunDirectoryError     a run directory can't be written, is in use or holds another search
+    │   ├── RunDirectoryError     a run directory can't be written, is in use or holds another search
+    │   └── RecordError           the lasting record can't be read or written
     ├── MachineError          3   this machine lacks something that was asked for
     ├── InfrastructureError   4   the trial processes themselves could not be run
     └── NothingFitsError      5   no configuration fits the memory budget
@@ -47,6 +48,10 @@ class SearchSpaceError(InputError):
 
 class RunDirectoryError(InputError):
     """A run directory can't be written, is in use, or holds another search."""
+
+
+class RecordError(InputError):
+    """The lasting record can't be read or written: unreachable, in use, damaged or of a newer autotune."""
 
 
 class MachineError(AutotuneError):

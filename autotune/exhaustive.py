@@ -81,6 +81,9 @@ class Recorder(Tuner):
     def _kept_s(self) -> float:
         return 0.0
 
+    def _to_beat(self) -> float | None:
+        return None  # a table has no losers
+
     def _timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
         return max(1.0, min(self._plan.budget.trial_timeout_s, self.time_left_s()))
 

@@ -13,7 +13,7 @@ from autotune.config import TrainConfig
 from autotune.planning import SearchPlan
 from autotune.proving import Proof
 from autotune.search.history import History
-from autotune.statistics import rate_interval, ratio_of_means
+from autotune.statistics import next_run_interval, ratio_of_means, trial_spread
 from autotune.trial import Interval, Measurement, Purpose, TrialResult, TrialStatus
 
 # A finalist is worth measuring again if the search saw it within this of the leader.
@@ -110,12 +110,14 @@ class Finals:
         times = tuple(t for m in measured for t in m.step_times_s)
         samples = self._plan.workload.samples_per_step(config)
         rate = samples / statistics.fmean(times)
+        others = [steps for c in self.contenders() if c != config and (steps := self._step_times(c))]
+        spread = trial_spread([self._step_times(config)], others, by_round=False)
         tokens = self._plan.workload.tokens_per_sample
         return measured[-1].model_copy(
             update={
                 "step_times_s": times,
                 "samples_per_second": rate,
-                "samples_per_second_interval": rate_interval(times, samples),
+                "samples_per_second_interval": next_run_interval(self._step_times(config), spread, samples),
                 "tokens_per_second": None if tokens is None else rate * tokens,
                 "first_step_s": max(m.first_step_s for m in measured),  # the coldest start
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
@@ -127,7 +129,11 @@ class Finals:
         ours, theirs = self._sample_times(config), self._sample_times(reference)
         if not ours or not theirs:
             return None
-        return Comparison(*ratio_of_means(theirs, ours))
+        others = [t for c in self.contenders() if c not in (config, reference) and (t := self._sample_times(c))]
+        return Comparison(*ratio_of_means(theirs, ours, others))
+
+    def _step_times(self, config: TrainConfig) -> list[tuple[float, ...]]:
+        return [r.measurement.step_times_s for r in self.trials(config) if r.measurement]
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
         """Return the seconds per sample of each measured step, its share of the start included, a list per trial."""

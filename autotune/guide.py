@@ -1,14 +1,15 @@
 """Leads a search by the cost model: what to refuse without a trial, what to try next, when to stop.
 
-The next trial is the untried configuration with the highest predicted throughput times its chance to fit, a little in
-favour of those that the model is unsure of. Each measurement corrects the model before the next choice. The search is
-over when no untried configuration has a fair chance of a gain that would show.
+The next trial is the untried configuration with the largest expected improvement over the leader, times its chance to
+fit; before anything has completed, the one with the highest predicted throughput, a little in favour of those that the
+model is unsure of. Each measurement corrects the model before the next choice. The search is over when no untried
+configuration has a fair chance of a gain that would show.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from autotune.search.history import History
 from autotune.search.space import SearchSpace
 from autotune.trial import Prediction, TrialResult
 from autotune.units import show_memory
+
+Vector = NDArray[np.float64]
 
 # Configurations that are ranked; of a larger space, those that come first.
 _MOST_CONFIGS = 20_000
@@ -57,15 +60,16 @@ class Guide:
 
     def _predict(self) -> None:
         predicted = self._model.predict(self._configs)
-        self._rates, self._deviations = self._over_the_run(predicted.samples_per_second), predicted.log_deviation
+        self._rates = self._over_the_run(predicted.samples_per_second, self._configs)
+        self._deviations = predicted.log_deviation
         self._fits = predicted.chance_to_fit(self._budget_bytes)
 
-    def _over_the_run(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _over_the_run(self, rates: Vector, configs: Sequence[TrainConfig]) -> Vector:
         """Return the rates with the start of what is compiled spread over the run, as the objective has it."""
         if self._run_samples is None:
             return rates
-        compiled = [config.torch_compile_backend == "inductor" for config in self._configs]
-        slowed: NDArray[np.float64] = 1.0 / (1.0 / rates + np.array(compiled) * _COMPILE_S / self._run_samples)
+        compiled = [config.torch_compile_backend == "inductor" for config in configs]
+        slowed: Vector = 1.0 / (1.0 / rates + np.array(compiled) * _COMPILE_S / self._run_samples)
         return slowed
 
     @property
@@ -73,9 +77,9 @@ class Guide:
         """Whether there is a prediction for every configuration."""
         return not bool(np.isnan(self._rates).any())
 
-    def observe(self, result: TrialResult) -> None:
-        """Learn from a finished trial."""
-        learned = self._model.observe(result)
+    def observe(self, *results: TrialResult) -> None:
+        """Learn from finished trials, of this search or recorded ones."""
+        learned = self._model.observe(*results)
         if learned is not self._model:
             self._model = learned
             self._predict()
@@ -96,30 +100,60 @@ class Guide:
             return None
         return f"predicted to need at least {show_memory(int(least))}; the budget is {show_memory(self._budget_bytes)}"
 
-    def next(self, history: History, is_open: Callable[[TrainConfig], bool]) -> TrainConfig | None:
+    def next(
+        self, history: History, is_open: Callable[[TrainConfig], bool], *, recalled: int = 0
+    ) -> TrainConfig | None:
         """Return the configuration that is worth the next trial, None if none is.
 
         Args:
             history: The trials so far.
             is_open: Whether a configuration may still be tried.
+            recalled: Trials of earlier searches that count as run.
         """
-        best = history.best()
-        bar = history.rate(best) * WORTHWHILE_GAIN if best is not None else 0.0
-        least_chance = WORTHWHILE_CHANCE if len(history) > LEAST_TRIALS else 0.0
-        scores = self._fits * self._rates * np.exp(_CURIOSITY * self._deviations)
+        scores, chances = self._worth(history)
+        least_chance = WORTHWHILE_CHANCE if len(history) + recalled > LEAST_TRIALS else 0.0
         for index in np.argsort(-np.nan_to_num(scores, nan=-1.0)).tolist():
             if math.isnan(self._rates[index]):
                 return None
-            if self._fits[index] < WORTHWHILE_CHANCE or self._fits[index] * self._chance(index, bar) < least_chance:
+            if self._fits[index] < WORTHWHILE_CHANCE or self._fits[index] * chances[index] < least_chance:
                 continue
             config: TrainConfig = self._configs[index]
             if is_open(config):
                 return config
         return None
 
-    def _chance(self, index: int, bar: float) -> float:
-        """Return how probable it is that a configuration is faster than `bar`."""
-        if bar <= 0.0:
-            return 1.0
-        z = (math.log(self._rates[index]) - math.log(bar)) / float(self._deviations[index])
-        return 0.5 * math.erfc(-z / math.sqrt(2))
+    def _worth(self, history: History) -> tuple[Vector, Vector]:
+        """Return for each configuration what a trial of it is worth, and the chance that it is faster than the leader.
+
+        With a leader, a trial is worth the improvement to be expected of it (Jones and others, "Efficient global
+        optimization of expensive black-box functions", 1998); the leader counts for what model and measurement say
+        together, since who is first of many is lucky, too. Without one, it is worth the throughput to be expected.
+        """
+        best = history.best()
+        if best is None:
+            return self._fits * self._rates * np.exp(_CURIOSITY * self._deviations), np.ones(len(self._configs))
+        leader, rate = self._leader(history)
+        deviations = self._deviations if leader is None else self._model.gain_deviations(self._configs, leader)
+        gains = np.log(self._rates / rate)
+        improvement = gains * _below(gains / deviations) + deviations * _density(gains / deviations)
+        return self._fits * improvement, _below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
+
+    def _leader(self, history: History) -> tuple[TrainConfig | None, float]:
+        """Return who is fastest by all that is known, and how fast; None for who, if nothing is predicted of it."""
+        ranking = history.ranking()
+        configs = [r.request.config for r in ranking]
+        rates = self._over_the_run(self._model.predict(configs).samples_per_second, configs)
+        if np.isnan(rates[0]):
+            return None, history.rate(ranking[0])
+        index = int(np.nanargmax(rates))
+        return configs[index], float(rates[index])
+
+
+def _below(z: Vector) -> Vector:
+    """Return how probable it is that a standard normal variable is below each of `z`."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
+
+
+def _density(z: Vector) -> Vector:
+    density: Vector = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    return density

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -237,13 +238,17 @@ def _cuda(index: int) -> Hardware:
 
 def installed_versions() -> dict[str, str]:
     """Return Python's version and those of the installed packages that decide speed, memory or behaviour."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {package: version for package in PACKAGES if (version := _version(package)) is not None}
+    return {"python": platform.python_version(), **found}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    """Return the version of a package, read once: each takes milliseconds."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cxx() -> str | None:

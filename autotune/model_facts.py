@@ -7,8 +7,10 @@ looked at. Whether this machine has what a kernel needs is not asked here. Calle
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
+import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,11 @@ USUAL_TASK: dict[Kind, Task] = {
 _HEAD_SETTINGS = ("classif", "summary", "cls", "pooler", "qa_", "final_dropout")
 # Shares of a recording that SpecAugment (arXiv:1904.08779) hides, as transformers' speech models call them.
 _HIDDEN_PARTS = ("mask_time_prob", "mask_feature_prob")
+# Of a config: names, who wrote it, and what a trial sets itself. The number of labels counts, not what they are called.
+_NAMING = frozenset(
+    {"_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype"}
+    | {"id2label", "label2id"}
+)
 # Since this version Switch counts the tokens an expert may take by sequence, not by micro-batch.
 _SWITCH_CAPACITY_PER_SEQUENCE = (5, 23)
 
@@ -111,7 +118,21 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         biases=sum(p.numel() for name, p in model.base_model.named_parameters() if name.endswith("bias")),
         expert_parameters=_expert_parameters(model),
         takes_prefix=_takes_prefix(model, config),
+        architecture=_architecture(model),
     )
+
+
+def _architecture(model: PreTrainedModel) -> str:
+    """Return a digest of the class and of the figures that it was built with, wherever they came from."""
+    figures = _figures(model.config.to_dict())
+    written = json.dumps([type(model).__name__, model.config.num_labels, figures], sort_keys=True, default=str)
+    return hashlib.sha256(written.encode()).hexdigest()[:16]
+
+
+def _figures(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config, and the configs within it, without what only names things."""
+    kept = {name: value for name, value in config.items() if name not in _NAMING}
+    return {name: _figures(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _layers(model: PreTrainedModel) -> int | None:

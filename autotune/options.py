@@ -31,8 +31,10 @@ class Options(Value):
     exhaustive: bool = False
     repeat: PositiveInt = 1
     check_loss: NonNegativeInt | None = None
+    shallow: bool | None = None
     train_steps: PositiveInt | None = None
     train_tokens: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     seed: int = 42
     revision: str | None = None
     trust_remote_code: bool = False
+    record: bool = True

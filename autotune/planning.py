@@ -10,7 +10,8 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune import hardware as machine
-from autotune.architecture import ModelFacts
+from autotune import shallow
+from autotune.architecture import ModelFacts, ProbeDepths
 from autotune.baseline import UserArguments, baseline_config, read_arguments
 from autotune.checks import planned_loss_steps
 from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
@@ -65,7 +66,9 @@ class SearchPlan(Value):
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
     skewed_routing: bool = Field(default=False, description="a winner with experts is measured with uneven routing too")
     loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: not")
+    probes: ProbeDepths | None = Field(default=None, description="candidates are first run at these; None: they aren't")
     loss_insisted: bool = Field(default=False, description="compared whatever it takes: the user has asked for it")
+    record: bool = Field(default=False, description="the lasting record is read and written")
     notes: tuple[str, ...]
 
     def every_config(self) -> list[TrainConfig]:
@@ -147,11 +150,15 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         skewed_routing=facts.experts > 0 and not outline.options.exhaustive,
         loss_steps=_loss_steps(outline.options),
         loss_insisted=bool(outline.options.check_loss),
+        record=outline.options.record,
+        probes=shallow.planned(
+            outline.options.shallow, facts, outline.hardware.kind, exhaustive=outline.options.exhaustive
+        ),
         notes=outline.notes + notes,
     )
     if plan.exhaustive:
         plan = plan.model_copy(update={"budget": _budget_of_all(plan, outline.options)})
-    return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
+    return plan.model_copy(update={"notes": plan.notes + _states_note(plan) + _probes_note(plan)})
 
 
 def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
@@ -238,6 +245,10 @@ def _states_note(plan: SearchPlan) -> tuple[str, ...]:
     if not plan.hardware.is_cpu and host < 8 * GIB:
         lines += (f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it",)
     return lines
+
+
+def _probes_note(plan: SearchPlan) -> tuple[str, ...]:
+    return (f"shallow probes: candidates are run with {plan.probes} first (--no-shallow)",) if plan.probes else ()
 
 
 def _extent(plan: SearchPlan) -> str:

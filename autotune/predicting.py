@@ -69,8 +69,9 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
     """Keep what a finished search observed for the next one on this device with this type of model."""
     if model is None:
         return
-    # A check trains otherwise than a trial does: it evaluates and saves, or trains on without dropout.
-    trained = [result for result in results if result.request.task is None]
+    # A check trains otherwise than a trial does: it evaluates and saves, or trains on without dropout; a probe trains
+    # a shallower model.
+    trained = [result for result in results if result.request.task is None and not result.request.depths]
     found = [observation for result in trained if (observation := model.observation(result)) is not None]
     if found:
         keep(plan.hardware, plan.workload.model.model_type, found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from autotune.checks import CheckTask, LossTask, RoutingTask
 from autotune.config import TrainConfig
 from autotune.planning import SearchPlan
+from autotune.shallow import shortened
 from autotune.trial import Limits, Prediction, Purpose, TrialRequest
 
 # Micro-steps of a search trial: the gradients of one are kept during the next, and the rest is inferred.
@@ -30,6 +31,8 @@ def request_of(
     task: CheckTask | None = None,
     prediction: Prediction | None = None,
     cold_compile: bool = False,
+    depths: dict[str, int] | None = None,
+    to_beat: float | None = None,
 ) -> TrialRequest:
     """Return the request for a trial of `config`.
 
@@ -42,6 +45,8 @@ def request_of(
         task: Of a check.
         prediction: What the cost model expects.
         cold_compile: Whether what is compiled is compiled anew, as in a user's first run.
+        depths: Of a probe; None for the model's own.
+        to_beat: Samples/s below which the exact rate doesn't matter; None: it always does.
     """
     full = plan.workload.accumulation_steps(config)
     return TrialRequest(
@@ -52,13 +57,16 @@ def request_of(
         device=plan.hardware.device,
         accumulation_steps=full if purpose in _WHOLE_STEPS else min(full, SEARCH_ACCUMULATION),
         prediction=prediction,
-        limits=_limits(plan, task, timeout_s),
+        limits=_limits(plan, task, timeout_s, depths).model_copy(
+            update={"beaten_step_s": plan.workload.samples_per_step(config) / to_beat if to_beat else None}
+        ),
         task=task,
         cold_compile=cold_compile,
+        depths=depths or {},
     )
 
 
-def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limits:
+def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float, depths: dict[str, int] | None) -> Limits:
     budget = plan.budget
     limits = Limits(
         memory_bytes=plan.memory_bytes,
@@ -69,6 +77,8 @@ def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limit
         measure_time_s=budget.measure_time_s,
         relative_interval=budget.relative_interval,
     )
+    if plan.probes is not None and depths:
+        return shortened(limits, plan.probes.share(depths))
     if task is None or isinstance(task, RoutingTask):
         return limits
     # Of a soak, the first step makes the optimizer's states and the next two meet them.

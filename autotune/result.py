@@ -14,6 +14,7 @@ from autotune.errors import InputError
 from autotune.files import write_value
 from autotune.hardware import Hardware
 from autotune.objective import Objective
+from autotune.spending import Spent
 from autotune.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values import Value
 
@@ -116,8 +117,11 @@ class TuningResult(Value):
     best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialSummary, ...]
+    probed: str | None = Field(default=None, description="how far off shallow probes were; None: without them")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
+    disturbances: tuple[str, ...] = Field(default=(), description="what went on beside the trials, a line each")
     search_time_s: float
+    spent: Spent | None = Field(default=None, description="where the time went; None: not recorded then")
 
     def training_arguments(self, output_dir: str | Path, **overrides: Any) -> TrainingArguments:
         """Return `transformers.TrainingArguments` of the best configuration, as it was measured.

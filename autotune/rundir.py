@@ -9,6 +9,7 @@
         best-config.json      the answer, rewritten whenever it changes
         table.jsonl           every measurement, if the whole space was recorded
         data/                 tokenized real data
+        record.json           by what name the lasting record knows this search
         lock                  held while a search runs
 
 It is opened, locked and written before anything else is done. The result files outrank the study.

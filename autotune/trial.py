@@ -14,6 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.architecture import ModelFacts
 from autotune.checks import CheckTask, LossCurve, Routed, Soaked
+from autotune.conditions import Conditions
 from autotune.config import LengthProfile, TrainConfig, Workload
 from autotune.values import Value
 
@@ -38,11 +39,17 @@ class Purpose(StrEnum):
     SOAK = "soak"
     ROUTING = "skewed routing"
     LOSS_CHECK = "loss check"
+    PROBE = "probe"  # of a shallower model, from which the full depth is inferred
 
     @property
     def explores(self) -> bool:
         """Whether the search learns from it; the others measure again or check what was found."""
         return self in (Purpose.BASELINE, Purpose.SEARCH)
+
+    @property
+    def closes(self) -> bool:
+        """Whether it is of the finals and checks, before which the search has ended."""
+        return not self.explores and self is not Purpose.PROBE
 
 
 class Limits(Value):
@@ -55,6 +62,9 @@ class Limits(Value):
     measure_steps: int = Field(ge=2)
     measure_time_s: float = Field(gt=0)
     relative_interval: float = Field(gt=0)
+    beaten_step_s: float | None = Field(
+        default=None, gt=0, description="whose steps surely take longer has lost: measuring them more finely is no use"
+    )
 
 
 class Prediction(Value):
@@ -79,6 +89,9 @@ class TrialRequest(Value):
     prediction: Prediction | None = Field(default=None, description="of the cost model, None if it knows nothing")
     task: CheckTask | None = Field(default=None, description="of a check")
     cold_compile: bool = Field(default=False, description="compile without what earlier trials left in the cache")
+    depths: dict[str, PositiveInt] = Field(
+        default_factory=dict, description="of a probe: layers in place of the model's own, by the config's field"
+    )
 
 
 class Memory(Value):
@@ -92,6 +105,11 @@ class Memory(Value):
     )
 
     @property
+    def is_known(self) -> bool:
+        """Whether there is any figure."""
+        return any(value is not None for value in dict(self).values())
+
+    @property
     def peak_bytes(self) -> int:
         """The figure that is held against the memory budget.
 
@@ -102,6 +120,25 @@ class Memory(Value):
             if value is not None:
                 return value
         raise ValueError("a measurement without any memory figure")
+
+
+class Phases(Value):
+    """Where the seconds of a trial's process went, from its start until it wrote its outcome."""
+
+    prepare_s: float = Field(default=0.0, description="libraries, and the memory budget put in force")
+    model_s: float = Field(default=0.0, description="the model made, with random weights, on the device")
+    data_s: float = Field(default=0.0, description="samples read or drawn")
+    trainer_s: float = Field(default=0.0, description="the Trainer and its optimizer made, up to the first step")
+    first_step_s: float = Field(default=0.0, description="the first optimizer step, compilation included")
+    discarded_s: float = Field(default=0.0, description="further steps, until they are measured")
+    measured_s: float = Field(default=0.0, description="the measured steps, and no others")
+    check_s: float = Field(default=0.0, description="what a check does beside training, as evaluation and saving")
+    closing_s: float = Field(default=0.0, description="looking at what took effect, until the outcome is written")
+
+    @property
+    def work_s(self) -> float:
+        """Training and checking: what a trial is for."""
+        return self.first_step_s + self.discarded_s + self.measured_s + self.check_s
 
 
 class Interval(Value):
@@ -118,7 +155,9 @@ class Measurement(Value):
     step_times_s: tuple[float, ...] = Field(description="optimizer steps at the workload's full accumulation")
     accumulation_steps: PositiveInt = Field(description="micro-batches per step that were really run")
     samples_per_second: float
-    samples_per_second_interval: Interval
+    samples_per_second_interval: Interval = Field(
+        description="of the mean, by the spread of the steps; of finals that of the next run, by the spread of trials"
+    )
     tokens_per_second: float | None = None
     memory: Memory
     startup_s: float = Field(description="from launch to the first training step: model, data, optimizer")
@@ -133,6 +172,8 @@ class Measurement(Value):
     soaked: Soaked | None = Field(default=None, description="of a soak")
     routed: Routed | None = Field(default=None, description="of a run with skewed routing")
     curve: LossCurve | None = Field(default=None, description="of a loss check")
+    phases: Phases | None = Field(default=None, description="None: measured before they were recorded")
+    conditions: Conditions | None = Field(default=None, description="what else went on meanwhile, where it can be seen")
 
 
 class Failure(Value):
@@ -143,6 +184,7 @@ class Failure(Value):
     cause: str = Field(description="one line")
     log_tail: str = ""
     memory: Memory | None = Field(default=None, description="peak seen before the failure")
+    phases: Phases | None = Field(default=None, description="until it failed; None: it died without a word")
 
 
 Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]
@@ -165,6 +207,12 @@ class TrialResult(Value):
     def measurement(self) -> Measurement | None:
         """The measurement of a completed trial, otherwise None."""
         return self.outcome if isinstance(self.outcome, Measurement) else None
+
+    @property
+    def overhead_s(self) -> float | None:
+        """What the trial took beside its steps and checks: process, model, data, Trainer, end; None if unknown."""
+        phases = self.outcome.phases
+        return None if phases is None else max(0.0, self.duration_s - phases.work_s)
 
 
 class DescribeRequest(Value):

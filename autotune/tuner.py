@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from autotune import answer
@@ -17,10 +17,11 @@ from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.events import Event, Note, Observer, TrialEnded, TrialStarted
 from autotune.execution.runner import Runner
-from autotune.finals import Finals
+from autotune.finals import FINALIST_SHARE, Finals
 from autotune.guide import Guide
 from autotune.planning import SearchPlan
 from autotune.proving import Check
+from autotune.recall import Recall
 from autotune.requesting import request_of
 from autotune.result import TuningResult
 from autotune.rundir import ANSWER_FILE, RunDirectory
@@ -29,6 +30,7 @@ from autotune.search.history import History
 from autotune.search.proposals import proposals
 from autotune.search.space import Point
 from autotune.search.study import Asked, Study
+from autotune.shallow import Probes
 from autotune.trial import Purpose, TrialResult
 
 # Sampler's points in a row that are known or refused: the space is as good as exhausted.
@@ -63,6 +65,8 @@ class Tuner:
         observer: Who listens.
         clock: Seconds from some moment on.
         model: Predicts; None to search without.
+        recall: What earlier searches recorded; nothing by default.
+        starting: Seconds that were spent before, by what for.
     """
 
     def __init__(
@@ -74,7 +78,12 @@ class Tuner:
         *,
         clock: Callable[[], float] = time.monotonic,
         model: CostModel | None = None,
+        recall: Recall | None = None,
+        starting: Mapping[str, float] | None = None,
     ) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._starting = starting
         self._plan = plan
         self._directory = directory
         self._runner = runner
@@ -90,10 +99,10 @@ class Tuner:
         )
         self._results: list[TrialResult] = []
         self._history = History(plan.objective)
+        self._recall = recall or Recall(plan)
+        self._probes = Probes(plan.probes, plan.workload, self._history, self._results)
         self._refused: dict[TrainConfig, str] = {}
         self._spent_s = 0.0
-        self._clock = clock
-        self._started = clock()
 
     def run(self) -> TuningResult:
         """Search to the end and return the answer, which is also written to the run directory.
@@ -132,8 +141,9 @@ class Tuner:
         self._results.append(result)
         if result.request.purpose.explores:
             self._history.add(result)
-            if self._guide is not None:
-                self._guide.observe(result)
+        lesson = self._probes.lesson(result)
+        if lesson is not None and self._guide is not None:
+            self._guide.observe(lesson)
 
     def time_left_s(self) -> float:
         """Return what is left of the search's time, trials of an earlier, killed run counted in."""
@@ -146,16 +156,25 @@ class Tuner:
         if self._history.known(self._plan.baseline) is None:
             asked = self._study.ask(self._space.point(self._plan.baseline))
             self._study.tell(asked, self._run(self._plan.baseline, Purpose.BASELINE))
+        self._consult()
+
+    def _consult(self) -> None:
+        """Ask the record anew, if the trials so far have changed what it is worth."""
+        if self._recall.advance(self._history):
+            self._tell(Note(text=self._recall.statements[-1]))
+            if self._guide is not None:
+                self._guide.observe(*self._recall.lessons(self._history))
 
     def _search(self) -> None:
         """Run trials until the budget ends, or nothing is left that could be worth one.
 
         A search that is resumed in its finals was over.
         """
-        if not all(r.request.purpose.explores for r in self._results):
+        if any(r.request.purpose.closes for r in self._results):
             return
         for asked, config in self._open_points():
             self._study.tell(asked, self._run(config, Purpose.SEARCH))
+            self._consult()
 
     def _open_points(self) -> Iterator[tuple[Asked, TrainConfig]]:
         """Yield points to run, each asked of the study; those known or refused are told and passed over."""
@@ -176,13 +195,19 @@ class Tuner:
 
     def _proposals(self) -> Iterator[Point | None]:
         """Yield the next proposal: the best predicted, one step from the leader, or None for the sampler's choice."""
-        while self._guide is not None and (config := self._guide.next(self._history, self._is_open)) is not None:
-            yield self._space.point(config)
+        if self._recall.candidate is not None:
+            yield self._space.point(self._recall.candidate)
+        while self._guide is not None and (config := self._next_guided(self._guide)) is not None:
+            depths = self._probes.next(config)
+            if depths is not None and self._may_go_on():
+                self._run(config, Purpose.PROBE, None, depths)
+            else:
+                yield self._space.point(config)
         if self._guide is not None and self._guide.knows_all and self._history.best() is not None:
             self._tell(Note(text="nothing left untried has a fair chance of a gain over 1 %"))
             return
         asks = 0
-        while asks < PATIENCE_ASKS:
+        while asks < PATIENCE_ASKS and not self._recall.is_enough(self._searched()):
             trials = len(self._history)
             found = proposals(self._space, self._history)
             open_points = (p for p in found if self._is_open(self._space.config(p)))
@@ -192,11 +217,16 @@ class Tuner:
             yield proposal
             asks = 0 if len(self._history) > trials else asks + 1
 
+    def _next_guided(self, guide: Guide) -> TrainConfig | None:
+        return guide.next(self._history, self._is_open, recalled=self._recall.counted)
+
     def _is_open(self, config: TrainConfig) -> bool:
         """Whether `config` is neither known nor refused; the reason of a refusal is kept."""
         if self._history.known(config) is not None:
             return False
-        reason = self._space.refusal(config) or self._history.refusal(config)
+        if config == self._recall.candidate:
+            return True
+        reason = self._space.refusal(config) or self._history.refusal(config) or self._recall.refusal(config)
         if reason is None and self._guide is not None:
             reason = self._guide.refusal(config)
         if reason is not None:
@@ -229,7 +259,7 @@ class Tuner:
         if check is not None and check.task is not None:
             usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
         limit_s = min(usual_s, self.time_left_s())
-        if purpose is Purpose.SEARCH:
+        if purpose in (Purpose.SEARCH, Purpose.PROBE):
             limit_s = min(limit_s, self.time_left_s() - self._kept_s())
             leader = self._history.best()
             if leader is not None and config.torch_compile_backend is None:  # a cold compile may take minutes
@@ -260,7 +290,9 @@ class Tuner:
         winner, _, _ = answer.verdict_of(self._plan, self._history, finals)
         return finals.proof.next(winner)
 
-    def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialResult:
+    def _run(
+        self, config: TrainConfig, purpose: Purpose, check: Check | None = None, depths: dict[str, int] | None = None
+    ) -> TrialResult:
         """Run one trial and take in its result."""
         request = request_of(
             self._plan,
@@ -271,6 +303,8 @@ class Tuner:
             task=check.task if check is not None else None,
             prediction=self._guide.prediction(config) if self._guide is not None else None,
             cold_compile=purpose is Purpose.FINAL and not self._new_finals().trials(config),
+            depths=depths,
+            to_beat=self._to_beat() if purpose is Purpose.SEARCH else None,
         )
         changed = changes(config, self._plan.baseline, self._plan.facts)
         self._tell(
@@ -291,13 +325,21 @@ class Tuner:
         self._write()
         return result
 
+    def _to_beat(self) -> float | None:
+        """Return the samples/s that a finalist needs at the least, as it stands; a run's length may count otherwise."""
+        best = self._history.best()
+        if best is None or best.measurement is None or self._plan.objective.run_samples is not None:
+            return None
+        return FINALIST_SHARE * best.measurement.samples_per_second
+
     def _tell(self, event: Event) -> None:
         self._observer(event)
 
     def _write(self) -> TuningResult | None:
         """Write the answer as it stands, if there is one."""
         spent_s = self._search_time_s()
-        result = answer.assemble(self._plan, self._history, self._results, self._refused, spent_s)
+        result = answer.assemble(self._plan, self._history, self._results, self._refused, spent_s, self._starting)
         if result is not None:
+            result = result.model_copy(update={"notes": (*result.notes, *self._recall.statements)})
             self._directory.write_answer(result)
         return result

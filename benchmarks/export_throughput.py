@@ -157,7 +157,12 @@ def summary(result: TuningResult, rounds: list[Round]) -> dict[str, Any]:
 def search(options: argparse.Namespace, scratch: Path) -> Path:
     """Run a search first; return the file of its answer."""
     result = autotune.find(
-        options.model, effort=options.effort, device=options.device, max_time=options.max_time, run_dir=scratch / "run"
+        options.model,
+        effort=options.effort,
+        device=options.device,
+        max_time=options.max_time,
+        run_dir=scratch / "run",
+        record=False,
     )
     result.save(scratch / "best-config.json")
     return scratch / "best-config.json"

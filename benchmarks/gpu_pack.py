@@ -212,6 +212,7 @@ def run_search(
                 effort="quick",
                 max_time=seconds,
                 run_dir=scratch / search.name,
+                record=False,
                 observer=_observer(search, hardware, report, watch),
                 **search.options,
             )

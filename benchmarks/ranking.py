@@ -22,7 +22,8 @@ import numpy as np
 from predictor import _UNTRACED, ROWS, _Key, _traced
 from published.rows import load_rows
 from published.setups import NotPredicted, Setup, setup_of
-from replay import TABLES, model_of
+from search import TABLES
+from searching.ours import model_of
 
 from autotune.cost.attainable import table_rates
 from autotune.cost.profile import Profile

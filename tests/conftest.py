@@ -32,6 +32,7 @@ def home(tmp_path_factory) -> Path:
     """A home of the tests' own: they neither see nor change what the user keeps."""
     folder = tmp_path_factory.mktemp("home")
     os.environ["AUTOTUNE_HOME"] = str(folder)  # for the processes that tests start, too
+    os.environ["AUTOTUNE_RECORD"] = "off"  # no test's search knows of another's
     return folder
 
 

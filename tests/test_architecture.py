@@ -28,17 +28,24 @@ VALUES = {
     "events",
     "units",
     "statistics",
+    "stopwatch",
+    "conditions",
+    "spending",
     "cost_estimate",
     "estimate_report",
     "rates",
     "knobs",
     "recording",
     "adapter_config",
+    "kept",
+    "kept_rows",
 }
 PURE_FILES = {"files"}
-LASTING = {"home"}
+LASTING = {"home", "record"}
 FOUNDATIONS = {
     "adapters",
+    "depth",
+    "shrinking",
     "audio",
     "batches",
     "images",
@@ -52,11 +59,14 @@ FOUNDATIONS = {
     "training_args",
     "peft_arguments",
     "quantized",
+    "quick_weights",
     "loss",
     "baseline",
 }
 PACKAGES = {"search", "cost", "execution", "output"}
-HEAVY = {"torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy"}
+HEAVY = {
+    "torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "sqlalchemy",
+}  # fmt: skip
 
 
 @functools.cache
@@ -106,7 +116,7 @@ def test_arrows_run_one_way(name, path):
     allowed = {
         **dict.fromkeys(VALUES, VALUES | PURE_FILES),
         **dict.fromkeys(FOUNDATIONS, FOUNDATIONS | VALUES | PURE_FILES),
-        **dict.fromkeys(LASTING, VALUES),
+        **dict.fromkeys(LASTING, VALUES | LASTING),
         "cost": FOUNDATIONS | VALUES | PURE_FILES | LASTING | {"cost"},
         "search": FOUNDATIONS | VALUES | PURE_FILES | {"search"},
         "execution": FOUNDATIONS | VALUES | PURE_FILES | {"execution"},
@@ -130,7 +140,7 @@ def test_output_is_called_by_the_command_line_only():
         for name, path in MODULES
         if any(room(i) == "output" for i in own_imports(name, path, inside_functions=True))
     }
-    assert {room(user) for user in users} <= {"cli", "listing_commands", "output"}
+    assert {room(user) for user in users} <= {"cli", "listing_commands", "history_commands", "output"}
 
 
 def test_no_module_imports_itself_in_a_circle():
@@ -148,9 +158,16 @@ def test_no_module_imports_itself_in_a_circle():
         visit(name, ())
 
 
+def users_of(package: str) -> set[str]:
+    return {n for n, p in MODULES if any(i.split(".")[0] == package for i in imports(p, inside_functions=True))}
+
+
 def test_only_the_study_imports_optuna():
-    users = {n for n, p in MODULES if any(i.split(".")[0] == "optuna" for i in imports(p, inside_functions=True))}
-    assert users == {"search.study"}
+    assert users_of("optuna") == {"search.study"}
+
+
+def test_only_the_record_and_the_study_import_sqlalchemy():
+    assert users_of("sqlalchemy") == {"record", "search.study"}
 
 
 def test_values_import_nothing_heavy():

@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 
-COMMANDS = ("find", "resume", "estimate", "models", "doctor", "spaces")
+COMMANDS = ("find", "resume", "estimate", "models", "doctor", "spaces", "history")
 
 FIND_OPTIONS = {
     "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
     "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
-    "--check-loss", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
-    "--trust-remote-code", "--json", "--debug", "--help",
+    "--check-loss", "--shallow", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
+    "--trust-remote-code", "--no-record", "--json", "--debug", "--help",
 }  # fmt: skip
 
 

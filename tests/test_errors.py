@@ -12,6 +12,7 @@ EXIT_CODES = {
     "UnknownModelError": 2,
     "SearchSpaceError": 2,
     "RunDirectoryError": 2,
+    "RecordError": 2,
     "MachineError": 3,
     "InfrastructureError": 4,
     "NothingFitsError": 5,

@@ -439,6 +439,18 @@ def test_a_directory_named_like_a_catalogue_model_is_reached_by_its_path(tmp_pat
     assert resolve("./gpt2").model_type == "bert"
 
 
+def test_an_architecture_is_known_by_its_figures_whatever_it_is_called(tmp_path):
+    def digest(folder: str, **figures) -> str | None:
+        spec = resolve(str(write_model(tmp_path / folder, {**TINY["llama"], **figures})))
+        return describe(spec, Task.CAUSAL_LM).architecture
+
+    usual = digest("one")
+    assert usual is not None
+    assert digest("two", transformers_version="4.1", _name_or_path="x/y", dtype="float16", label2id={"a": 0, "b": 1},
+                  id2label={"0": "a", "1": "b"}) == usual  # fmt: skip
+    assert digest("three", hidden_act="gelu") != usual  # as many parameters, another model
+
+
 def test_a_trailing_slash_is_no_part_of_the_name(tmp_path):
     assert resolve(f"{write_model(tmp_path / 'mine', TINY['t5'])}/").name == "mine"
 

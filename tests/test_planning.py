@@ -6,7 +6,7 @@ import pytest
 from factories import make_facts
 from pydantic import ValidationError
 
-from autotune.architecture import Task
+from autotune.architecture import ProbeDepths, Task
 from autotune.config import Allowance, Budget, Effort
 from autotune.errors import InputError
 from autotune.files import read_value, write_value
@@ -266,3 +266,16 @@ def test_what_a_winner_has_to_pass_is_planned(options, soak, steps, insisted):
 def test_losses_that_can_not_be_compared_are_refused_before_the_first_trial():
     with pytest.raises(InputError, match="--check-loss 20: with --global-batch any"):
         outlined(check_loss=20, global_batch="any")
+
+
+def test_shallow_probes_are_planned_where_they_are_asked_for():
+    depths = ProbeDepths(low={"layers": 1}, high={"layers": 5}, full={"layers": 24})
+    plan = planned(make_facts(probes=depths), shallow=True)
+    assert plan.probes == depths
+    assert "shallow probes: candidates are run with 1 and 5 of 24 layers first (--no-shallow)" in plan.notes
+    assert planned(make_facts(probes=depths), shallow=False).probes is None
+
+
+def test_shallow_probes_that_tell_nothing_are_refused_before_the_first_trial():
+    with pytest.raises(InputError, match="--shallow: its layers differ in size; leave it out"):
+        planned(make_facts(not_probed="its layers differ in size"), shallow=True)

@@ -154,6 +154,7 @@ def test_a_micro_batch_that_does_not_divide_the_global_batch_has_no_mapping():
         mapped(micro_batch=5)
 
 
+@pytest.mark.slow
 def test_the_installed_transformers_accepts_every_legal_point_of_the_cpu_space(tmp_path):
     from autotune.config import Budget
     from autotune.hardware import detect

@@ -615,6 +615,19 @@ def test_a_loss_check_runs_the_true_accumulation_for_all_its_steps_and_a_soak_tw
             assert request.accumulation_steps == min(full, SEARCH_ACCUMULATION)
 
 
+def test_a_trial_of_the_search_races_the_leader_and_no_other_does(search):
+    run = search(checked(), SMALL, **PROVEN)
+    run.run()
+    best = 0.0
+    for request in run.finished:
+        samples = run.plan.workload.samples_per_step(request.config)
+        if request.purpose is Purpose.SEARCH:
+            assert request.limits.beaten_step_s == pytest.approx(samples / (0.9 * best))
+        else:
+            assert request.limits.beaten_step_s is None
+        best = max(best, rate(request)) if request.purpose.explores else best
+
+
 def skewed(unfit: tuple[TrainConfig, ...] = (), fault: Outcome = OUT_OF_MEMORY):
     """As `checked`; with uneven routing, throughputs are four fifths and `unfit` configurations fail."""
 

@@ -1,22 +1,25 @@
 """What measurements say about the predictions: regressions of measured over predicted, per device and model type.
 
 Memory: how much more or less than counted each component really takes, and what is taken beside them all. Time: by
-which factors the roofline is off, for all configurations and for those that share a knob. Both start from a prior, so
-the first measurement moves everything alike and the later ones tell knobs apart.
+which factors the roofline is off, for all configurations, for those that share a knob, and for near ones. Both start
+from a prior, so the first measurement moves everything alike and the later ones tell knobs apart.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from autotune.config import TrainConfig
 from autotune.cost.gaussian import Regression
 from autotune.cost.memory import Components
+from autotune.cost.process import SIZE, Process
 from autotune.files import read_value, write_value
 from autotune.hardware import Hardware
 from autotune.home import home, writable
@@ -38,8 +41,19 @@ _MEMORY_PRIORS = {
 }
 _MEMORY_NOISE = 0.008
 _CONSTANT_NOISE = 0.04  # in units of _CONSTANT_BYTES: what a process takes beside its training differs from run to run
-_TIME_NOISE = 0.05
+
+# Of the logarithm of the factor that a knob's predicted time is off by. Some devices emulate a precision, and a way of
+# running experts or a compiler may be written for another; what only changes the order of the same work is off by less.
 _TIME_KNOB = 0.15
+_TIME_PRIORS = {
+    SIZE: 0.25,  # from a micro-batch of 1 to one of 16
+    "precision": 0.25,
+    "experts": 0.3,
+    "compile": 0.3,
+    "quantization": 0.3,
+    "attention": 0.2,
+}
+_SURPRISING = frozenset({"precision", "experts", "compile", "quantization"})
 
 
 class Observation(Value):
@@ -77,7 +91,7 @@ def time_features(config: TrainConfig) -> dict[str, float]:
         f"precision={config.precision}": 1.0,
         f"optim={config.optim}": 1.0,
         f"attention={config.attn_implementation}": 1.0,
-        "samples": math.log2(config.per_device_train_batch_size) / 4,
+        SIZE: math.log2(config.per_device_train_batch_size) / 4,
     }
     if config.checkpointing != "none":
         features[f"checkpointing={config.checkpointing}"] = 1.0
@@ -130,37 +144,37 @@ class Corrections:
                 noise = math.hypot(_MEMORY_NOISE, _CONSTANT_NOISE * observation.memory_features["constant"])
                 self._memory[name].observe(observation.memory_features, ratio, noise=noise)
         self._time_deviation = time_deviation
-        self._time = self._time_regression(())
+        timed = [o for o in self.observations if o.log_time is not None]
+        self._time = Process(
+            {"all": time_deviation, **_TIME_PRIORS},
+            _TIME_KNOB,
+            _SURPRISING,
+            [o.time_features for o in timed],
+            [o.log_time for o in timed if o.log_time is not None],
+        )
 
-    def with_observation(self, observation: Observation) -> Corrections:
-        """Return corrections that know one observation more, in place of an earlier one of the same kind."""
-        others = tuple(o for o in self.observations if o.key != observation.key)
+    def with_observations(self, *observations: Observation) -> Corrections:
+        """Return corrections that know more observations, each in place of an earlier one of the same kind."""
+        latest = {o.key: o for o in observations}
+        others = tuple(o for o in self.observations if o.key not in latest)
         mean, deviation = self._framework
         framework = (mean * _CONSTANT_BYTES, deviation * _CONSTANT_BYTES)
-        return Corrections((*others, observation), framework, self._time_deviation)
+        return Corrections((*others, *latest.values()), framework, self._time_deviation)
 
     def memory(self, quantity: str, features: Mapping[str, float]) -> tuple[float, float]:
         """Return the factor from predicted to measured memory, and its standard deviation."""
         return self._memory[quantity].predict(features)
 
     def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[Sequence[float], Sequence[float]]:
-        """Return logarithms of the factors from predicted to measured seconds, and their standard deviations."""
-        known = set(self._time.priors)
-        if any(f.keys() - known for f in features):
-            self._time = self._time_regression(features)
-        mean, deviation = self._time.predict_many(features)
-        return mean.tolist(), deviation.tolist()
+        """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""
+        mean, deviation = self._time.predict(features)
+        return mean.tolist(), np.hypot(deviation, self._time.noise).tolist()
 
-    def _time_regression(self, more: Iterable[Mapping[str, float]]) -> Regression:
-        rows = [o.time_features for o in self.observations]
-        names = dict.fromkeys(name for row in (*rows, *more) for name in row)
-        names.setdefault("all")
-        priors = {name: (0.0, self._time_deviation if name == "all" else _TIME_KNOB) for name in names}
-        regression = Regression(priors, _TIME_NOISE)
-        for observation in self.observations:
-            if observation.log_time is not None:
-                regression.observe(observation.time_features, observation.log_time)
-        return regression
+    def log_slowdown(
+        self, features: Sequence[Mapping[str, float]], reference: Mapping[str, float]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return logarithms of the factors over that of `reference`, and their standard deviations, without noise."""
+        return self._time.differences(features, reference)
 
 
 def _file(hardware: Hardware, model_type: str) -> Path:

@@ -109,6 +109,13 @@ class CostModel:
         samples = sizes if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure)
 
+    def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> NDArray[np.float64]:
+        """Return how unsure the rate of each configuration over that of `reference` is, as deviations of its logarithm.
+
+        What is unsure of both alike, as the device's speed, doesn't count.
+        """
+        return self.corrections.log_slowdown([time_features(c) for c in configs], time_features(reference))[1]
+
     def _group(
         self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -223,12 +230,10 @@ class CostModel:
             self.unused[key] = unused_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1)
         return parts, float(self.unused[key])
 
-    def observe(self, result: TrialResult) -> CostModel:
-        """Return a model that has learned from a finished trial; the same one if there is nothing to learn."""
-        observation = self.observation(result)
-        if observation is None:
-            return self
-        return replace(self, corrections=self.corrections.with_observation(observation))
+    def observe(self, *results: TrialResult) -> CostModel:
+        """Return a model that has learned from finished trials; the same one if there is nothing to learn."""
+        found = [observation for result in results if (observation := self.observation(result)) is not None]
+        return replace(self, corrections=self.corrections.with_observations(*found)) if found else self
 
     def observation(self, result: TrialResult) -> Observation | None:
         """Return what a finished trial says of the uncorrected prediction, None if it says nothing."""
@@ -241,7 +246,7 @@ class CostModel:
         parts, unused = self._parts(config, profile)
         reserved = parts.allocated + unused
         seen = measured.memory
-        ratios = {"device": (seen.peak_bytes - parts.paged) / reserved}
+        ratios = {"device": (seen.peak_bytes - parts.paged) / reserved} if seen.is_known else {}
         if seen.allocated_bytes is not None:
             ratios["allocated"] = seen.allocated_bytes / parts.allocated
         if seen.reserved_bytes is not None:

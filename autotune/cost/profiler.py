@@ -18,12 +18,12 @@ from autotune.adapter_config import is_new_weight
 from autotune.architecture import ModelSpec
 from autotune.cost import quantized
 from autotune.cost.autocast import seen_autocast
-from autotune.cost.depth import Stack, shallower, stacks, without_chance
 from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import Excerpt, ParameterGroup, Profile
 from autotune.cost.trace import micro_step
 from autotune.cost_estimate import TracedBy
+from autotune.depth import Stack, shallower, stacks, without_chance
 from autotune.errors import InputError, one_line
 from autotune.training_args import routing
 

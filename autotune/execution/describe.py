@@ -32,10 +32,13 @@ def run_describe(directory: Path) -> None:
 def _describe(request: DescribeRequest, data_directory: Path) -> Description:
     from autotune.data import prepare
     from autotune.models import describe
+    from autotune.shrinking import probe_depths
 
     workload = request.workload
     _check_arguments(workload)
     facts = describe(workload.model, workload.task)
+    depths = probe_depths(workload.model, workload.task, facts.parameters)
+    facts = facts.model_copy(update={"not_probed" if isinstance(depths, str) else "probes": depths})
     corpus = prepare(workload, data_directory)
     if corpus is None:
         return Description(facts=facts)

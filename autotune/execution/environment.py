@@ -13,13 +13,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+# glibc's malloc hands out larger blocks by mmap, and takes them back at once; see `guard`, which undoes it in time.
+MMAP_THRESHOLD, OWN_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_", str(128 << 10)
+
 # See each library's reason. A value that the user has set stays.
 ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without a context, which a fork would inherit
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, by which the device was chosen
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # pyarrow's own pool reserves 1 GiB, which the memory limit would count
     # glibc would come to keep freed blocks of up to 32 MiB: the peak would be that of the heap's history
-    "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
+    MMAP_THRESHOLD: OWN_MMAP_THRESHOLD,
     "TOKENIZERS_PARALLELISM": "false",  # threads before a fork
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_TELEMETRY": "1",

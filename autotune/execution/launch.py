@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -32,9 +33,15 @@ from typing import Any, NamedTuple
 from autotune.execution.environment import trial_device
 from autotune.execution.logtail import BoundedLog
 from autotune.execution.processes import become_subreaper, die_with_parent, end_descendants, kill_group
+from autotune.hardware import installed_versions
 
 DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
 PROCESS_FILE = "process.json"  # in a job's directory once it has a process
+
+_OWN_MODULES = (
+    "adapters", "data", "loss", "models", "quick_weights", "training_args", "execution.checking", "execution.effects",
+    "execution.measure", "execution.noise", "execution.worker",
+)  # fmt: skip
 
 END_LIMIT_S = 20.0  # a killed process that a driver holds longer is given up
 _FORK_TEST_LIMIT_S = 120.0
@@ -91,8 +98,13 @@ def _preload(device: str) -> bool:
         importlib.import_module("transformers.trainer")
         for module in ("peft", "bitsandbytes"):
             _try_import(module)
-    for module in ("data", "loss", "models", "execution.effects", "execution.measure", "execution.worker"):
+    for module in _OWN_MODULES:
         importlib.import_module(f"autotune.{module}")
+    installed_versions()  # kept: reading them out of the packages takes 0.14 s
+    # What is there by now stays: the collections that the Trainer forces would go through all of it in every trial,
+    # and copy its pages, which took 0.5 s.
+    gc.collect()
+    gc.freeze()
     if device == "cpu":
         return True
     return not torch.cuda.is_initialized() and _survives_fork(device)  # type: ignore[no-untyped-call]

@@ -18,15 +18,26 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
-from autotune.statistics import relative_half_width
+from autotune.conditions import Conditions
+from autotune.execution.noise import HostWatch, Watch
+from autotune.statistics import half_width, relative_half_width
+from autotune.stopwatch import Stopwatch
 from autotune.trial import Limits
 
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
 EXTRA_DISCARDED_STEPS = 100
+
+
+# The first step makes the optimizer's states; the second meets them, and is the one that peaks.
+_STEPS_TO_PEAK = 2
+
+# Records from which on the first can be spared.
+_ENOUGH = 3
 
 
 class Clock(Protocol):
@@ -91,6 +102,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         full_accumulation_steps: Micro-steps of a step that the workload asks for.
         clock: Where moments come from.
         started_at: `time.perf_counter()` when the trial began, for the start-up time.
+        stopwatch: Told when the first step, the discarded and the measured ones begin and end.
+        watch: Looks at the machine during the measured steps.
+        afterwards: The stopwatch's lap that follows them.
+        relax: Called before the measured steps, when memory has peaked; None if nothing is to be done.
     """
 
     def __init__(
@@ -101,6 +116,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         *,
         clock: Clock,
         started_at: float,
+        stopwatch: Stopwatch | None = None,
+        watch: Watch | None = None,
+        afterwards: str = "closing_s",
+        relax: Callable[[], None] | None = None,
     ) -> None:
         if accumulation_steps < min(2, full_accumulation_steps):
             raise ValueError("missing micro-steps can only be inferred from two or more")
@@ -109,6 +128,11 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._missing = full_accumulation_steps - accumulation_steps
         self._clock = clock
         self._started_at = started_at
+        self._stopwatch = stopwatch or Stopwatch("trainer_s")
+        self._watch = watch or HostWatch()
+        self._afterwards = afterwards
+        self._relax = relax
+        self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
         self._previous_end: Any = None
         self._measured_from = 0.0
@@ -117,11 +141,13 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._records: list[list[Any]] = []
         self.startup_s = 0.0
         self.first_step_s = 0.0
+        self.conditions: Conditions | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Mark the end of data loading."""
         if self._previous_end is None:
             self.startup_s = time.perf_counter() - self._started_at
+            self._stopwatch.enter("first_step_s")
             self._previous_end = self._clock.mark()
         self._marks = [self._previous_end, self._clock.mark()]
 
@@ -136,42 +162,69 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         if not self.first_step_s:
             self._clock.settle()
             self.first_step_s = time.perf_counter() - self._started_at - self.startup_s
+            self._stopwatch.enter("discarded_s")
         # An fp16 scaler skips the first steps: until one is real, optimizer states and their peak would be missing.
         self._really_stepped |= not getattr(optimizer, "step_was_skipped", False)
         if not self._records and not self._is_warm(state.global_step):
             return
         if not self._measured_from:
             self._clock.settle()
+            if self._relax is not None:
+                self._relax()
+            self._watch.begin()
+            self._stopwatch.enter("measured_s")
             self._measured_from = time.perf_counter()
             self._previous_end = self._clock.mark()
             return
         self._records.append(self._marks)
         if self._is_enough():
             control.should_training_stop = True
+            self._end()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End measuring where training ended by itself."""
+        if self._records:
+            self._end()
+
+    def _end(self) -> None:
+        if self.conditions is None:
+            self._watch.look()
+            self._clock.settle()
+            self.conditions = self._watch.conditions()
+            self._stopwatch.enter(self._afterwards)
 
     def _is_warm(self, steps: int) -> bool:
         """Return whether enough is discarded: steps are slow at first, and quick ones stay so for many."""
         trained_s = time.perf_counter() - self._started_at - self.startup_s
         enough = trained_s >= self._limits.discarded_s or steps >= self._limits.discarded_steps + EXTRA_DISCARDED_STEPS
-        return self._really_stepped and steps >= self._limits.discarded_steps and enough
+        return self._really_stepped and steps >= self._least_discarded and enough
 
     def _is_enough(self) -> bool:
-        """Look, at growing distances, whether the interval is tight or a limit is reached."""
-        count = len(self._records)
+        """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached."""
+        count = len(self._counted())
         if count >= self._limits.measure_steps:
             return True
         if count < self._next_look:
             return False
         self._next_look = count + max(1, count // 4)
+        self._watch.look()  # while the device still computes
         self._clock.settle()
         if time.perf_counter() - self._measured_from >= self._limits.measure_time_s:
             return True
-        return relative_half_width(self.step_times_s()) <= self._limits.relative_interval
+        times = self.step_times_s()
+        if relative_half_width(times) <= self._limits.relative_interval:
+            return True
+        beaten_s = self._limits.beaten_step_s
+        return beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
 
     def step_times_s(self) -> list[float]:
         """Return the time of each measured step, missing micro-steps added."""
         self._clock.settle()
-        return [self._step_time_s(marks) for marks in self._records]
+        return [self._step_time_s(marks) for marks in self._counted()]
+
+    def _counted(self) -> list[list[Any]]:
+        """Return the records that count: the first after `relax` fills the heap, and is left out if others are left."""
+        return self._records[1:] if self._relax is not None and len(self._records) > _ENOUGH else self._records
 
     def data_wait_share(self) -> float:
         """Return the share of the measured time spent between the end of a step and its successor's first forward."""

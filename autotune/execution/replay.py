@@ -7,6 +7,7 @@ is timed out. How long and how finely to measure is not replayed: a trial gives 
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 from autotune.config import TrainConfig
@@ -36,9 +37,11 @@ class ReplayRunner:
     Args:
         table: What was recorded.
         clock: Advanced by the time each trial took.
+        seed: Draws which of a configuration's trials is its first; None: the one that was run first.
     """
 
-    def __init__(self, table: Table, clock: ReplayClock) -> None:
+    def __init__(self, table: Table, clock: ReplayClock, *, seed: int | None = None) -> None:
+        self._seed = seed
         self._trials = {point.config: point.trials for point in table.points}
         self._clock = clock
         self._asked: Counter[TrainConfig] = Counter()
@@ -50,11 +53,16 @@ class ReplayRunner:
         if recorded is None:
             outcome: Outcome = Failure(status=TrialStatus.INVALID, cause=f"the table has no trial of {_named(config)}")
             return TrialResult(request=request, outcome=outcome, duration_s=0.0)
-        trial = recorded[self._asked[config] % len(recorded)]
+        trial = recorded[(self._first(config) + self._asked[config]) % len(recorded)]
         self._asked[config] += 1
         outcome, duration_s = _within(request.limits, trial)
         self._clock.advance(duration_s)
         return TrialResult(request=request, outcome=outcome, duration_s=duration_s)
+
+    def _first(self, config: TrainConfig) -> int:
+        if self._seed is None:
+            return 0
+        return random.Random(f"{self._seed} {config.config_id}").randrange(len(self._trials[config]))
 
 
 def _within(limits: Limits, trial: RecordedTrial) -> tuple[Outcome, float]:

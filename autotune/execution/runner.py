@@ -96,6 +96,14 @@ class LocalRunner:
             self._launcher.end()
             self._launcher = None
 
+    def start(self) -> None:
+        """Start the launcher, which takes seconds; otherwise the first job does.
+
+        Raises:
+            InfrastructureError: It can't be started.
+        """
+        self._ready_launcher()
+
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial and write its result.
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from autotune.checks import LossTask
+from autotune.checks import LossTask, SoakTask
 from autotune.errors import AutotuneError
 from autotune.execution.environment import cold_compile_cache, trial_device
 from autotune.execution.guard import MemoryGuard, is_out_of_memory, memory_guard
 from autotune.execution.verdict import OUTCOME_FILE
 from autotune.files import read_value, write_value
 from autotune.statistics import rate_interval
-from autotune.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
+from autotune.stopwatch import Stopwatch
+from autotune.trial import Failure, Measurement, Outcome, Phases, TrialRequest, TrialStatus
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
 SCALER_STEPS = 17
@@ -34,14 +34,15 @@ class _Refused(Exception):
 
 def run_trial(directory: Path) -> None:
     """Run the request in `directory` and write the outcome beside it."""
-    started_at = time.perf_counter()
+    stopwatch = Stopwatch("prepare_s")
     request = read_value(TrialRequest, directory / "request.json")
     with cold_compile_cache(directory) if request.cold_compile else nullcontext():
-        outcome = _guarded(request, directory, started_at)
+        outcome = _guarded(request, directory, stopwatch)
+    outcome = outcome.model_copy(update={"phases": Phases(**stopwatch.laps())})
     write_value(outcome, directory / OUTCOME_FILE)
 
 
-def _guarded(request: TrialRequest, directory: Path, started_at: float) -> Outcome:
+def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> Outcome:
     """Run the trial under its memory budget and turn every error into a failure."""
     guard = memory_guard(trial_device(request.device), request.limits.memory_bytes)
     try:
@@ -49,7 +50,7 @@ def _guarded(request: TrialRequest, directory: Path, started_at: float) -> Outco
 
         torch.manual_seed(request.workload.seed)
         with guard:
-            return _measure(request, directory, started_at, guard)
+            return _measure(request, directory, stopwatch, guard)
     except Exception as error:
         return _failure(error, guard)
 
@@ -72,8 +73,8 @@ def _failure(error: Exception, guard: MemoryGuard) -> Failure:
     return Failure(status=status, cause=cause, memory=memory)
 
 
-def _measure(request: TrialRequest, directory: Path, started_at: float, guard: MemoryGuard) -> Outcome:
-    from autotune.execution import checking
+def _measure(request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard) -> Outcome:
+    from autotune.execution import checking, noise
     from autotune.execution.effects import EffectsProbe
     from autotune.execution.measure import CudaClock, HostClock, StepTimer
 
@@ -83,11 +84,16 @@ def _measure(request: TrialRequest, directory: Path, started_at: float, guard: M
         request.accumulation_steps,
         full_steps,
         clock=HostClock() if request.device == "cpu" else CudaClock(),
-        started_at=started_at,
+        started_at=stopwatch.started_at,
+        stopwatch=stopwatch,
+        watch=noise.watch(trial_device(request.device)),
+        afterwards="closing_s" if request.task is None else "check_s",
+        # A soak looks at memory to its very end, and the losses of a loss run are what counts of it.
+        relax=guard.relax if request.device == "cpu" and not isinstance(request.task, SoakTask | LossTask) else None,
     )
     probe = EffectsProbe(request.config)
     try:
-        trainer = _trainer(request, directory, [probe, timer])
+        trainer = _trainer(request, directory, [probe, timer], stopwatch)
     except (ValueError, ImportError, TypeError) as error:
         if is_out_of_memory(error):
             raise
@@ -146,10 +152,11 @@ def _measurement(
         data_wait_share=timer.data_wait_share(),
         loss=loss,
         effects=effects,
+        conditions=timer.conditions,
     )
 
 
-def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> Any:
+def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any], stopwatch: Stopwatch) -> Any:
     """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
     from transformers import Trainer, TrainingArguments
 
@@ -158,6 +165,7 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> An
     from autotune.hardware import detect
     from autotune.training_args import plan
 
+    stopwatch.enter("trainer_s")
     config, workload, limits = request.config, request.workload, request.limits
     mapping = plan(config, workload, detect(trial_device(request.device)))
     max_steps = limits.discarded_steps + EXTRA_DISCARDED_STEPS + limits.measure_steps + SCALER_STEPS
@@ -172,9 +180,12 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any]) -> An
             **arguments_of(request.task),
         },
     )
+    stopwatch.enter("model_s")
     model = _model(request, mapping)
+    stopwatch.enter("data_s")
     per_step = request.accumulation_steps * config.per_device_train_batch_size
     dataset, collator = _data(request, directory, model.config, samples=max_steps * per_step, longest_first=per_step)
+    stopwatch.enter("trainer_s")
     return Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
 
 
@@ -208,13 +219,19 @@ def _longest_first(request: TrialRequest, directory: Path, model_config: Any) ->
 
 def _model(request: TrialRequest, mapping: Any) -> Any:
     from autotune.adapters import prepare_model
-    from autotune.models import build_model
+    from autotune.depth import shallower
+    from autotune.models import build_config, build_model
+    from autotune.quick_weights import quick_weights
 
-    model = build_model(
-        request.workload.model,
-        request.workload.task,
-        device=trial_device(request.device),
-        quantization=mapping.quantization,
-        **mapping.model,
-    )
+    spec, task = request.workload.model, request.workload.task
+    # Losses that are compared are those of a truly initialised model.
+    with nullcontext() if isinstance(request.task, LossTask) else quick_weights():
+        model = build_model(
+            spec,
+            task,
+            device=trial_device(request.device),
+            quantization=mapping.quantization,
+            config=shallower(build_config(spec, task), request.depths) if request.depths else None,
+            **mapping.model,
+        )
     return prepare_model(model, mapping.adapter)

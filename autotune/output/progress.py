@@ -76,9 +76,14 @@ class Progress:
         elif outcome.curve is not None:
             detail = f"{len(outcome.curve.losses)} losses, the last {outcome.curve.losses[-1]:.4g}"
         else:
-            detail = measurement_detail(outcome, result.request.prediction)
+            whole = not result.request.depths
+            detail = measurement_detail(outcome, result.request.prediction if whole else None)
+        if result.request.depths:
+            detail = f"at a depth of {' + '.join(map(str, result.request.depths.values()))}: {detail}"
         purpose = "" if result.request.purpose.explores else f" ({result.request.purpose})"
         line = trial_line(result.request.number, result.status, event.changes, detail)
         self._line(f"{line}{purpose}, {show_time(result.duration_s)}")
-        for warning in result.warnings:
+        measured = result.measurement
+        disturbed = measured.conditions.warnings() if measured is not None and measured.conditions is not None else ()
+        for warning in (*result.warnings, *disturbed):
             self._line(f"  warning: {warning}")

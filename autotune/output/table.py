@@ -18,6 +18,9 @@ from autotune.units import show_memory, show_rate, show_time
 # A share of padding from which on it is told.
 WORTH_A_WORD = 0.05
 
+# A part of the search's time from which on it is told.
+WORTH_A_SHARE = 0.005
+
 
 def show_changes(changed: Sequence[Change]) -> str:
     """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'."""
@@ -72,6 +75,7 @@ def result_table(result: TuningResult, answer_path: str) -> RenderableType:
         *_compilation_lines(result),
         *_proof_lines(result),
         *_allowance_lines(result),
+        *_spending_lines(result),
         f"written: {answer_path}",
     ]
     return Group(table, *(Text(line) for line in lines), *(Text(f"note: {n}") for n in _closing_notes(result)))
@@ -177,6 +181,16 @@ def _allowance_lines(result: TuningResult) -> list[str]:
     return [f"fastest seen by what may change, samples/s: {worth}"]
 
 
+def _spending_lines(result: TuningResult) -> list[str]:
+    """Return where the time went, the small parts left out."""
+    spent = result.spent
+    if spent is None or not spent.total_s:
+        return []
+    parts = ", ".join(f"{share:.0%} {what}" for what, share in spent.shares().items() if share >= WORTH_A_SHARE)
+    each = f"; {spent.overhead_per_trial_s:.1f} s to set up a trial" if spent.overhead_per_trial_s else ""
+    return [f"where the time went ({show_time(spent.total_s)}): {parts}{each}"]
+
+
 def _closing_notes(result: TuningResult) -> list[str]:
     shown = [result.baseline, result.best, *result.runners_up]
     notes = []
@@ -185,4 +199,6 @@ def _closing_notes(result: TuningResult) -> list[str]:
     padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
     if padding is not None and padding >= WORTH_A_WORD:
         notes.append(f"{padding:.0%} of what the baseline runs is padding, which tokens/s leaves out")
-    return notes
+    if result.probed is not None:
+        notes.append(result.probed)
+    return [*notes, *result.disturbances]

@@ -129,7 +129,7 @@ def test_before_anything_is_measured_time_is_as_predicted_and_unsure():
 def test_the_first_measurement_moves_everything():
     learned = corrections(observation(log_time=math.log(2)))
     assert seconds(learned) == pytest.approx(2.0, rel=0.02)
-    assert seconds(learned, precision="bf16", checkpointing="full") > 1.4
+    assert seconds(learned, precision="bf16", checkpointing="full") > 1.35
 
 
 def test_later_ones_tell_knobs_apart():
@@ -173,14 +173,14 @@ def test_a_knob_is_a_feature(config, feature):
 
 def test_nothing_that_was_known_is_changed_by_one_observation_more():
     first = corrections()
-    second = first.with_observation(observation(ratio=1.3, log_time=1.0))
+    second = first.with_observations(observation(ratio=1.3, log_time=1.0))
     assert first.observations == ()
     assert len(second.observations) == 1
     assert seconds(first) == 1.0
 
 
 def test_a_trial_that_is_observed_again_counts_once():
-    again = corrections(observation(ratio=1.3)).with_observation(observation(ratio=1.1))
+    again = corrections(observation(ratio=1.3)).with_observations(observation(ratio=1.1))
     assert [o.memory["device"] for o in again.observations] == [1.1]
     features = memory_features(parts(), 0.0)
     assert again.memory("device", features) == corrections(observation(ratio=1.1)).memory("device", features)
@@ -190,7 +190,7 @@ def test_one_by_one_is_all_at_once():
     seen = [observation(key=str(i), ratio=1.0 + i / 100, log_time=i / 10) for i in range(4)]
     grown = corrections()
     for one in seen:
-        grown = grown.with_observation(one)
+        grown = grown.with_observations(one)
     features = memory_features(parts(), 0.0)
     assert grown.memory("device", features) == pytest.approx(corrections(*seen).memory("device", features))
     assert seconds(grown) == pytest.approx(seconds(corrections(*seen)))

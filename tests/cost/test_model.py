@@ -274,6 +274,14 @@ def test_what_was_observed_before_is_known_from_the_start(model):
     )
 
 
+def test_where_no_memory_is_known_the_time_alone_teaches(model):
+    result = measured(model, make_config(8), slower=2.0)
+    unknown = result.outcome.model_copy(update={"memory": Memory()})
+    found = model.observation(result.model_copy(update={"outcome": unknown}))
+    assert found.memory == {}
+    assert found.log_time == model.observation(result).log_time
+
+
 def test_a_crash_teaches_nothing(model):
     assert model.observe(make_result(make_config(), CRASHED)) is model
 

@@ -70,7 +70,7 @@ def test_checkpointing_needs_less_and_computes_more(profile_of, model):
     assert checkpointed.needed_flops == plain.needed_flops
 
 
-@pytest.mark.parametrize("model", ["llama", "t5"])
+@pytest.mark.parametrize("model", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def test_the_more_layers_are_checkpointed_the_less_is_kept_and_the_more_computed(profile_of, model):
     kinds = ("none", "every-4th", "every-2nd", "full")
     found = [profile_of(model, **MIXED, checkpointing=kind) for kind in kinds]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 
@@ -128,6 +129,19 @@ def test_an_allocation_beyond_the_budget_fails_as_out_of_memory(seen):
 
 def test_the_peak_outlasts_the_memory(seen):
     assert seen["peak_after_freeing"] > 99 * MIB
+
+
+def test_a_relaxed_guard_limits_nothing_and_keeps_the_peak_it_knew(seen):
+    assert seen["peak_relaxed"] < 100 * MIB
+
+
+def test_an_environment_of_the_users_own_is_not_relaxed(monkeypatch):
+    """Who sets malloc's threshold has it in training too."""
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(4 * MIB))
+    with CpuGuard(1 << 50) as guard:
+        guard.relax()
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    assert limit >= 1 << 50
 
 
 def test_nothing_is_limited_after_the_guard(seen):

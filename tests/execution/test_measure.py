@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from autotune.conditions import Conditions
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, HostClock, StepTimer
+from autotune.stopwatch import Stopwatch
 from autotune.trial import Limits
 
 DATA_S, MICRO_S, OPTIMIZER_S = 0.5, 2.0, 1.0
@@ -39,7 +41,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedClock:
     return made
 
 
-def timer_of(clock: ScriptedClock, *, run: int = 1, full: int | None = None, **limits: Any) -> StepTimer:
+def timer_of(
+    clock: ScriptedClock, *, run: int = 1, full: int | None = None, more: dict[str, Any] | None = None, **limits: Any
+) -> StepTimer:
     usual = {
         "memory_bytes": 1,
         "timeout_s": 1,
@@ -48,7 +52,8 @@ def timer_of(clock: ScriptedClock, *, run: int = 1, full: int | None = None, **l
         "measure_time_s": 1e9,
         "relative_interval": 1e-9,
     }
-    return StepTimer(Limits(**{**usual, **limits}), run, full or run, clock=clock, started_at=clock.now - 7)
+    bounds = Limits(**{**usual, **limits})
+    return StepTimer(bounds, run, full or run, clock=clock, started_at=clock.now - 7, **more or {})
 
 
 def train(
@@ -152,6 +157,14 @@ def test_it_goes_on_while_the_interval_is_wide(clock):
     assert train(timer, clock, slowness=[1, 1, 2] * 20) == 51
 
 
+@pytest.mark.parametrize(("beaten_s", "steps"), [(0.5, 4), (2.0, 51), (None, 51)])
+def test_it_ends_as_soon_as_the_race_is_surely_lost(clock, beaten_s, steps):
+    """Steps of 1 and 1.1 times the usual: after three it is sure that they take no half of that."""
+    limit = None if beaten_s is None else beaten_s * step_s(1)
+    timer = timer_of(clock, measure_steps=50, relative_interval=1e-9, beaten_step_s=limit)
+    assert train(timer, clock, slowness=[1, 1, 1.1] * 20) == steps
+
+
 def test_it_ends_with_the_step_in_which_its_time_is_up(clock):
     timer = timer_of(clock, measure_steps=50, measure_time_s=10 * step_s(1))
     steps = train(timer, clock, slowness=[1, 2] * 30)
@@ -186,3 +199,58 @@ def test_the_hosts_clock_goes_forward():
     start = clock.mark()
     clock.settle()
     assert clock.seconds(start, clock.mark()) >= 0
+
+
+class Watch:
+    """Notes when it is asked what."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+
+    def look(self) -> None:
+        self.calls.append("look")
+
+    def conditions(self) -> Conditions:
+        self.calls.append("conditions")
+        return Conditions(others_share=0.25)
+
+
+def test_the_machine_is_watched_from_the_first_measured_step_to_the_last(clock):
+    watch = Watch()
+    timer = timer_of(clock, more={"watch": watch}, discarded_steps=2, measure_steps=3)
+    train(timer, clock, slowness=[1] * 9)
+    assert watch.calls[0] == "begin"
+    assert watch.calls[-2:] == ["look", "conditions"]
+    assert (watch.calls.count("begin"), watch.calls.count("conditions")) == (1, 1)
+    assert timer.conditions == Conditions(others_share=0.25)
+
+
+def test_the_stopwatch_tells_first_step_discarded_and_measured_steps_apart(clock):
+    stopwatch = Stopwatch("trainer_s", clock=lambda: clock.now)
+    timer = timer_of(clock, more={"stopwatch": stopwatch}, discarded_steps=3, measure_steps=4)
+    train(timer, clock, slowness=[5, 1, 1, 0.9, 1.1, 0.9, 1.1, 1, 1])
+    laps = stopwatch.laps()
+    assert laps["first_step_s"] == pytest.approx(5 * (MICRO_S + OPTIMIZER_S))
+    assert laps["discarded_s"] == pytest.approx(2 * step_s(1))
+    assert laps["measured_s"] == pytest.approx(4 * step_s(1))
+
+
+def test_memory_has_peaked_before_the_guard_is_relaxed_and_the_steps_count(clock):
+    """The second step is the first that meets the optimizer's states."""
+    relaxed = []
+    timer = timer_of(clock, more={"relax": lambda: relaxed.append(clock.now)}, discarded_steps=1, measure_steps=3)
+    began = clock.now
+    train(timer, clock, slowness=[1] * 9)
+    assert relaxed == [pytest.approx(began + 2 * step_s(1))]
+
+
+@pytest.mark.parametrize(("measured", "counted"), [(3, 3), (4, 4), (9, 9)])
+def test_the_step_that_fills_the_heap_does_not_count_where_others_are_left(clock, measured, counted):
+    timer = timer_of(clock, more={"relax": lambda: None}, discarded_steps=2, measure_steps=measured)
+    train(timer, clock, slowness=[1, 1, 4, *[1, 1.1] * 10])
+    times = timer.step_times_s()
+    assert len(times) == counted
+    assert (max(times) > 2 * step_s(1)) is (measured == 3)

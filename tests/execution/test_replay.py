@@ -172,11 +172,13 @@ def test_a_replay_within_less_memory_finds_the_best_that_fits(space_table, tmp_p
     assert result.best.config == max(fitting, key=lambda p: p.samples_per_second).config
 
 
+@pytest.mark.slow
 def test_finals_are_replayed_too(space_table, tmp_path):
     _, trials, _ = replayed(space_table, tmp_path)
     assert sum(t.request.purpose is Purpose.FINAL for t in trials) == 4
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_search(space_table, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()

@@ -148,9 +148,7 @@ def test_a_point_is_completed_with_what_exists_there_and_nothing_else(point, who
 
 
 BUILTIN = [
-    pytest.param(
-        name, effort, marks=[pytest.mark.slow] if effort is Effort.STANDARD and name not in ("cpu", "moe") else []
-    )
+    pytest.param(name, effort, marks=[pytest.mark.slow] if effort is Effort.STANDARD and name != "cpu" else [])
     for name, effort in itertools.product(builtin_spaces(), [Effort.QUICK, Effort.STANDARD])
 ]
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.cost.depth import shallower, stacks
+from autotune.depth import shallower, stacks
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

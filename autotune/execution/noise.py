@@ -1,0 +1,178 @@
+"""Reads off the machine what went on beside the measured steps: see `autotune.conditions`.
+
+A watch is begun with the first measured step, looks where the measurement looks whether it is done, and ends after
+the last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import psutil
+
+from autotune.conditions import Conditions, throttle_reasons
+
+
+class Watch(Protocol):
+    """Watches the machine from `begin` on."""
+
+    def begin(self) -> None:
+        """Start to watch."""
+        ...
+
+    def look(self) -> None:
+        """Look once; not where a microsecond counts."""
+        ...
+
+    def conditions(self) -> Conditions:
+        """Return what was seen since `begin`."""
+        ...
+
+
+class Counters(NamedTuple):
+    """Seconds since some moment, of the cores that this process may use."""
+
+    wall_s: float
+    busy_s: float  # of these cores, whoever used them
+    stolen_s: float
+    own_s: float  # processor time of this process and its children
+    waited_s: float | None  # of the training thread, ready but without a core
+    cores: int
+
+
+def between(before: Counters, after: Counters) -> Conditions:
+    """Return what two readings say of the time between them."""
+    wall_s = after.wall_s - before.wall_s
+    cores_s = wall_s * after.cores
+    if wall_s <= 0:
+        return Conditions()
+    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    waited = None if after.waited_s is None or before.waited_s is None else after.waited_s - before.waited_s
+    return Conditions(
+        others_share=_share(others_s, cores_s),
+        stolen_share=_share(after.stolen_s - before.stolen_s, cores_s),
+        waited_share=None if waited is None else _share(waited, wall_s),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return round(min(1.0, max(0.0, part / whole)), 4)
+
+
+class HostWatch:
+    """Other processes on the cores of this one, and what the hypervisor takes of them."""
+
+    def __init__(self) -> None:
+        self._before: Counters | None = None
+
+    def begin(self) -> None:
+        """Read the counters."""
+        self._before = counters()
+
+    def look(self) -> None:
+        """Nothing: the counters sum up by themselves."""
+
+    def conditions(self) -> Conditions:
+        """Return what the counters gained."""
+        after = counters()
+        return Conditions() if self._before is None or after is None else between(self._before, after)
+
+
+def counters() -> Counters | None:
+    """Return the kernel's counters; None where it doesn't show them."""
+    try:
+        cores = os.sched_getaffinity(0)
+        times = [t for number, t in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
+        process = psutil.Process()
+        own_s = sum(_processor_s(p) for p in (process, *process.children(recursive=True)))
+    except (OSError, psutil.Error):
+        return None
+    return Counters(
+        wall_s=time.monotonic(),
+        busy_s=sum(t.user + t.nice + t.system + getattr(t, "irq", 0.0) + getattr(t, "softirq", 0.0) for t in times),
+        stolen_s=sum(getattr(t, "steal", 0.0) for t in times),
+        own_s=own_s,
+        waited_s=_waited_s(),
+        cores=len(times),
+    )
+
+
+def _processor_s(process: psutil.Process) -> float:
+    """Return the processor time of a process and of those of its children that it has seen end."""
+    with contextlib.suppress(psutil.Error):
+        spent = process.cpu_times()
+        return float(spent.user + spent.system + spent.children_user + spent.children_system)
+    return 0.0
+
+
+def _waited_s() -> float | None:
+    """Return how long this thread was ready to run without a core (Linux: second field of schedstat, in ns)."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class NvmlWatch:
+    """Clock, temperature and the reasons for a slower clock of one GPU, looked at while it computes.
+
+    Args:
+        handle: NVML's of the device.
+        nvml: The module pynvml.
+    """
+
+    def __init__(self, handle: object, nvml: Any) -> None:
+        self._handle = handle
+        self._nvml = nvml
+        self._host = HostWatch()
+        self._looks = 0
+        self._clocks: list[float] = []
+        self._temperatures: list[float] = []
+        self._reasons: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Forget what was seen and begin anew."""
+        self._looks, self._clocks, self._temperatures, self._reasons = 0, [], [], Counter()
+        self._host.begin()
+
+    def look(self) -> None:
+        """Ask for clock, temperature and reasons; what the driver doesn't tell is left out."""
+        nvml, handle = self._nvml, self._handle
+        self._looks += 1
+        with contextlib.suppress(nvml.NVMLError):
+            self._clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
+        with contextlib.suppress(nvml.NVMLError):
+            self._temperatures.append(float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
+        with contextlib.suppress(nvml.NVMLError):
+            self._reasons.update(throttle_reasons(int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))))
+
+    def conditions(self) -> Conditions:
+        """Return what was seen of the GPU, and of the host beside it."""
+        found: dict[str, Any] = {
+            "clock_mhz": statistics.fmean(self._clocks) if self._clocks else None,
+            "temperature_c": max(self._temperatures, default=None),
+            "throttled": {name: round(seen / self._looks, 4) for name, seen in self._reasons.items()},
+        }
+        with contextlib.suppress(self._nvml.NVMLError):
+            found["max_clock_mhz"] = float(self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+        return self._host.conditions().model_copy(update=found)
+
+
+def watch(device: str) -> Watch:
+    """Return the watch for `device` ('cpu' or 'cuda:N'); where NVML is silent, the host's."""
+    if device == "cpu":
+        return HostWatch()
+    import pynvml
+
+    from autotune.hardware import nvml_handle
+
+    try:
+        return NvmlWatch(nvml_handle(int(device.partition(":")[2] or 0)), pynvml)
+    except (pynvml.NVMLError, IndexError):
+        return HostWatch()

@@ -1,0 +1,117 @@
+"""Draws what the lasting record holds: searches that compare with each other, and the trials of such a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotune.kept import KeptSearch
+from autotune.units import show_memory, show_rate, show_time
+from autotune.values import Value
+
+
+class SearchGroup(Value):
+    """All searches with one key, in short."""
+
+    key: str
+    when: str
+    model: str
+    workload: str
+    device: str
+    searches: int
+    trials: int
+    best_samples_per_second: float | None
+
+
+def groups(searches: Sequence[KeptSearch]) -> list[SearchGroup]:
+    """Return searches by key, in their order; what changes from one to the next is the latest's."""
+    by_key: dict[str, list[KeptSearch]] = {}
+    for search in searches:
+        by_key.setdefault(search.key.short, []).append(search)
+    return [_group(key, found) for key, found in by_key.items()]
+
+
+def _group(key: str, searches: Sequence[KeptSearch]) -> SearchGroup:
+    latest = searches[0]
+    rates = [s.best_samples_per_second for s in searches if s.best_samples_per_second is not None]
+    return SearchGroup(
+        key=key,
+        when=latest.started,
+        model=latest.model,
+        workload=latest.shape,
+        device=latest.device,
+        searches=len(searches),
+        trials=sum(len(s.trials) for s in searches),
+        best_samples_per_second=max(rates, default=None),
+    )
+
+
+def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
+    """Return the groups as a table."""
+    if not found:
+        return Text(f"nothing is recorded in {where} yet; `autotune find` does so")
+    table = Table(title=f"recorded in {where}", title_justify="left")
+    for heading in ("key", "when", "model", "workload", "device", "best\nsamples/s", "searches", "trials"):
+        right = heading in ("best\nsamples/s", "searches", "trials")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for group in found:
+        best = group.best_samples_per_second
+        table.add_row(
+            group.key,
+            _moment(group.when),
+            Text(group.model),
+            group.workload,
+            Text(group.device),
+            "" if best is None else show_rate(best),
+            str(group.searches),
+            str(group.trials),
+        )
+    note = "A search whose key is here measures its baseline and the old winner first; `autotune history show KEY`."
+    return Group(table, Text(note))
+
+
+def trials_table(searches: Sequence[KeptSearch]) -> RenderableType:
+    """Return every trial of searches with one key, a table a search."""
+    return Group(*(_trials(search) for search in searches))
+
+
+def _trials(search: KeptSearch) -> RenderableType:
+    verdict = search.verdict or "no answer"
+    gain = f", {search.speedup:.2f} times the baseline" if search.speedup is not None else ""
+    within = f"{search.device}, {show_memory(search.memory_bytes)}, --allow {search.allowance} --effort {search.effort}"
+    title = f"{search.model}: {search.shape}\n{within}\n{_moment(search.started)}: {verdict}{gain}\n"
+    table = Table(title=Text(title + search.run_directory), title_justify="left")
+    for heading in ("trial", "purpose", "status", "samples/s", "peak memory", "took", "differs from the baseline in"):
+        right = heading in ("trial", "samples/s", "peak memory", "took")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for trial in search.trials:
+        rate, peak = trial.samples_per_second, trial.peak_bytes
+        best = " *" if trial.config_id == search.best_config_id else ""
+        table.add_row(
+            str(trial.number),
+            str(trial.purpose),
+            str(trial.status),
+            "" if rate is None else show_rate(rate),
+            "" if peak is None else show_memory(peak),
+            show_time(trial.duration_s),
+            Text(_differences(trial.config, search.baseline) + best),
+        )
+    return table
+
+
+def _differences(config: dict[str, object], baseline: dict[str, object]) -> str:
+    changed = [f"{name} {_short(value)}" for name, value in config.items() if value != baseline.get(name)]
+    return ", ".join(changed) or "nothing"
+
+
+def _short(value: object) -> object:
+    """Return a knob's value; of an adapter its kind."""
+    return value["kind"] if isinstance(value, dict) and "kind" in value else value
+
+
+def _moment(iso: str) -> str:
+    """Return a time for people: day and minute, UTC."""
+    return iso[:16].replace("T", " ")

@@ -1,0 +1,170 @@
+"""Counts what planted noise does to the answer of a search: the same winner, an honest "no clear winner", a wrong one.
+
+    python benchmarks/noise.py --model benchmarks/tables/models/llama-3m --runs 3
+
+First some searches run undisturbed. Then as many run while other processes load every core for half of the trials: the
+first half in even runs, the second, with the finals, in odd ones. A disturbed answer is
+
+    same     the configuration that an undisturbed search chose
+    alike    another, but an undisturbed search measured it within 5 % of its winner
+    honest   "no clear winner" or "unconfirmed": the noise is admitted
+    wrong    another configuration, called faster
+
+and it is told whether the answer mentions the noise. The last line is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from provenance import provenance, results_path
+
+import autotune
+from autotune.config import TrainConfig
+from autotune.events import Event, TrialStarted
+from autotune.files import write_text
+from autotune.hardware import detect
+from autotune.result import TuningResult
+
+ALIKE = 0.95
+
+
+def burn() -> None:
+    """Load a core until killed."""
+    while True:
+        sum(range(100_000))
+
+
+class Noise:
+    """Loads every core that this process may use while trials of the given numbers run; listens to a search."""
+
+    def __init__(self, disturbed: Iterable[int]) -> None:
+        self._disturbed = frozenset(disturbed)
+        self._burners: list[multiprocessing.Process] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def __call__(self, event: Event) -> None:
+        """Start or stop with a trial."""
+        if not isinstance(event, TrialStarted):
+            return
+        if event.number not in self._disturbed:
+            self._stop()
+        elif not self._burners:
+            self._burners = [multiprocessing.Process(target=burn, daemon=True) for _ in os.sched_getaffinity(0)]
+            for burner in self._burners:
+                burner.start()
+
+    def _stop(self) -> None:
+        for burner in self._burners:
+            burner.kill()
+            burner.join()
+        self._burners = []
+
+
+def classify(disturbed: TuningResult, quiet: list[TuningResult]) -> str:
+    """Return what became of the answer."""
+    if any(disturbed.best.config == result.best.config for result in quiet):
+        return "same"
+    if any(rate_beside_winner(result, disturbed.best.config) >= ALIKE for result in quiet):
+        return "alike"
+    return "wrong" if disturbed.verdict in ("faster", "baseline did not complete") else "honest"
+
+
+def rate_beside_winner(result: TuningResult, config: TrainConfig) -> float:
+    """Return the throughput that a search measured of `config` over that of its winner, 0 if it measured none."""
+    rates = [t.samples_per_second for t in result.trials if t.config == config and t.samples_per_second]
+    winner = result.best.measurement
+    return max(rates, default=0.0) / winner.samples_per_second if winner else 0.0
+
+
+def search(options: argparse.Namespace, disturbed: Iterable[int]) -> TuningResult:
+    """Return the answer of one search, disturbed while the trials of these numbers run."""
+    with tempfile.TemporaryDirectory() as scratch, Noise(disturbed) as noise:
+        os.environ["AUTOTUNE_HOME"] = str(Path(scratch) / "home")  # no search learns from another
+        return autotune.find(
+            options.model,
+            effort=options.effort,
+            device=options.device,
+            seq_len=options.seq_len,
+            allow=options.allow,
+            max_trials=options.max_trials,
+            run_dir=Path(scratch) / "run",
+            observer=noise,
+        )
+
+
+def told(result: TuningResult) -> dict[str, Any]:
+    """Return what is kept of an answer."""
+    return {
+        "verdict": result.verdict,
+        "changes": {c.knob: c.after for c in result.best.changes},
+        "speedup": result.speedup.model_dump() if result.speedup else None,
+        "trials": sum(t.number is not None for t in result.trials),
+        "search_time_s": result.search_time_s,
+        "disturbances": result.disturbances,
+    }
+
+
+def main() -> None:
+    """Measure, print and write what the command line asks for."""
+    options = parse_options()
+    hardware = detect(options.device)
+    quiet: list[TuningResult] = []
+    for number in range(options.runs):
+        quiet.append(search(options, ()))
+        print(f"undisturbed {number}: {told(quiet[-1])}", file=sys.stderr, flush=True)
+    half = max(sum(t.number is not None for t in r.trials) for r in quiet) // 2
+    counts: Counter[str] = Counter()
+    disturbed = []
+    for number in range(options.runs):
+        trials = range(half) if number % 2 == 0 else range(half, 10_000)
+        result = search(options, trials)
+        found = classify(result, quiet)
+        counts[found] += 1
+        disturbed.append({"outcome": found, "first_half": number % 2 == 0, **told(result)})
+        print(f"disturbed {number}: {disturbed[-1]}", file=sys.stderr, flush=True)
+    document = {
+        **provenance(hardware),
+        "model": options.model,
+        "load_average": os.getloadavg(),
+        "counts": dict(counts),
+        "told_of_noise": sum(bool(d["disturbances"]) for d in disturbed),
+        "undisturbed": [told(r) for r in quiet],
+        "disturbed": disturbed,
+    }
+    output = options.out or results_path(f"noise-{Path(options.model).name}", hardware).with_suffix(".json")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(json.dumps(document, indent=2) + "\n", output)
+    print(json.dumps(document))
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="benchmarks/tables/models/llama-3m", help="default: %(default)s")
+    parser.add_argument("--runs", type=int, default=3, help="undisturbed, and as many disturbed (default: %(default)s)")
+    parser.add_argument("--effort", default="quick", help="default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="default: %(default)s")
+    parser.add_argument("--seq-len", type=int)
+    parser.add_argument("--allow", default="optimizer", help="default: %(default)s")
+    parser.add_argument("--max-trials", type=int)
+    parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

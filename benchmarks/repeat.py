@@ -1,0 +1,120 @@
+"""Trains the winner of a search again and again as a plain script, and counts how often it is as fast as stated.
+
+    python benchmarks/repeat.py runs/llama-3m-.../best-config.json
+    python benchmarks/repeat.py --model benchmarks/tables/models/llama-3m --seq-len 32
+
+Each run is a fresh process of `examples/train_with_result.py`, without autotune around it. The answer states an
+interval in which the next run falls in 95 of 100 cases: of 20 runs, at least 19 are to. The ratio of their mean to the
+stated rate tells a bias. The last line is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from export_throughput import steps_for, train
+from provenance import provenance, results_path
+
+import autotune
+from autotune.files import write_text
+from autotune.hardware import detect
+from autotune.result import TuningResult
+from autotune.trial import Interval
+
+ASKED_SHARE = 19 / 20
+
+
+def main() -> None:
+    """Measure, print and write what the command line asks for."""
+    options = parse_options()
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["AUTOTUNE_HOME"] = str(Path(scratch) / "home")
+        path = options.config or search(options, Path(scratch))
+        result = autotune.load(path)
+        hardware = detect("cpu" if result.hardware.is_cpu else result.hardware.device)
+        rates = []
+        for number in range(options.runs):
+            rates.append(train(path, hardware, Path(scratch) / f"out-{number}", steps_for(result, options.seconds)))
+            print(f"run {number}: {rates[-1]:.2f} samples/s", file=sys.stderr, flush=True)
+    document = {**provenance(hardware), "load_average": os.getloadavg(), **summary(result, rates)}
+    output = options.out or results_path(f"repeat-{result.workload.model.name}", hardware).with_suffix(".json")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(json.dumps(document, indent=2) + "\n", output)
+    print(json.dumps(document))
+
+
+def search(options: argparse.Namespace, scratch: Path) -> Path:
+    """Run a search first; return the file of its answer."""
+    result = autotune.find(
+        options.model,
+        effort=options.effort,
+        device=options.device,
+        seq_len=options.seq_len,
+        max_trials=options.max_trials,
+        run_dir=scratch / "run",
+    )
+    result.save(scratch / "best-config.json")
+    return scratch / "best-config.json"
+
+
+def summary(result: TuningResult, rates: list[float]) -> dict[str, Any]:
+    """Return how many rates lie in the stated interval, and how far their mean is from the stated one.
+
+    Raises:
+        RuntimeError: The answer states no throughput.
+    """
+    measured = result.best.measurement
+    if measured is None:
+        raise RuntimeError("the best configuration of this result was never measured")
+    stated = measured.samples_per_second_interval
+    inside = sum(stated.low <= rate <= stated.high for rate in rates)
+    logarithms = [math.log(rate / measured.samples_per_second) for rate in rates]
+    return {
+        "model": result.workload.model.name,
+        "config": result.best.config.model_dump(mode="json"),
+        "confirmed": result.best.confirmed,
+        "stated": measured.samples_per_second,
+        "stated_interval": finite(stated),
+        "rates": rates,
+        "inside": inside,
+        "runs": len(rates),
+        "met": inside >= ASKED_SHARE * len(rates),
+        "ratio": math.exp(statistics.fmean(logarithms)),
+        "spread": statistics.stdev(logarithms) if len(logarithms) > 1 else None,
+        "disturbances": result.disturbances,
+    }
+
+
+def finite(interval: Interval) -> list[float | None]:
+    """Return an interval as JSON knows it: None is no bound."""
+    return [bound if math.isfinite(bound) else None for bound in (interval.low, interval.high)]
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search")
+    parser.add_argument("--model", help="search for this model first")
+    parser.add_argument("--effort", default="quick", help="of that search (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="of that search (default: %(default)s)")
+    parser.add_argument("--seq-len", type=int, help="of that search")
+    parser.add_argument("--max-trials", type=int, help="of that search")
+    parser.add_argument("--runs", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=8, help="of training in each run (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
+    options = parser.parse_args()
+    if (options.config is None) == (options.model is None):
+        parser.error("give either a best-config.json or --model")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Replays searches on recorded tables: how many trials until the best was as good as found, over many seeds.
+
+    python benchmarks/search.py                                     # the tables in benchmarks/tables
+    python benchmarks/search.py table.jsonl --seeds 20 --strategy autotune --strategy random
+
+No model is trained and no time passes, see `autotune.execution.replay`; a seed draws which of a point's recorded trials
+counts. Found means: a configuration was measured whose recorded mean is within 5 % (and 1 %) of the table's best,
+differences within the table's noise left out. A strategy is a line in `STRATEGIES`. The last line is all figures as
+JSON, which is kept in `--out` with a plot for each table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from provenance import ROOT, provenance
+from searching import rivals, samplers
+from searching.oracle import Replayed, Strategy, tightened
+from searching.ours import search, search_unguided
+from searching.plots import plot_regret
+from searching.scores import best_so_far, figures, near_best, noise_of, performance_score, rates_of
+
+from autotune.config import Effort
+from autotune.errors import AutotuneError
+from autotune.exhaustive import plan_of
+from autotune.recording import Table, load_table
+from autotune.trial import TrialStatus
+
+TABLES = ROOT / "benchmarks" / "tables"
+
+# Each table is searched twice: with the memory it was recorded with, and with enough for this share of its points.
+TIGHT = 1 / 3
+
+# Trials that the curves show.
+_SHOWN = 100
+
+
+class Way(NamedTuple):
+    """A way to search: its function, how many seeds are worth their time, and how many trials it may run."""
+
+    strategy: Strategy
+    most_seeds: int = 100
+    most_trials: int = 10_000
+
+
+# Another way to search is one more line here.
+STRATEGIES: dict[str, Way] = {
+    "autotune": Way(search),
+    "unguided": Way(search_unguided, most_seeds=20),
+    "random": Way(samplers.in_any_order),
+    "tpe": Way(samplers.sampled(samplers.tpe), most_trials=100),
+    "gp": Way(samplers.sampled(samplers.gaussian_process), most_seeds=10, most_trials=40),
+    "deepspeed": Way(rivals.rival(rivals.deepspeed)),
+    "doubling": Way(rivals.rival(rivals.doubling)),
+    "halving": Way(rivals.rival(rivals.halving)),
+    "coordinate-descent": Way(rivals.rival(rivals.coordinate_descent)),
+}
+
+
+def main() -> None:
+    """Replay what the command line asks for."""
+    options = parse_options()
+    found = []
+    try:
+        for path in options.tables or sorted(TABLES.glob("*.jsonl")):
+            recorded = load_table(path)
+            for name, table in ((path.stem, recorded), (f"{path.stem}-tight", tightened(recorded, TIGHT))):
+                print(describe(name, table), flush=True)
+                found += on_table(name, table, options)
+    except AutotuneError as error:
+        sys.exit(f"search: {error}")
+    report = {"seeds": options.seeds, "effort": options.effort, "figures": found}
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "search.json").write_text(json.dumps({**_origin(), **report}, indent=1) + "\n")
+    print(json.dumps(report))
+
+
+def on_table(name: str, table: Table, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the figures of every strategy on a table; print a line for each, and plot them."""
+    by_chance = replay(table, STRATEGIES["random"], options)
+    found, curves = [], {}
+    for strategy in options.strategy or list(STRATEGIES):
+        runs = by_chance if strategy == "random" else replay(table, STRATEGIES[strategy], options)
+        row = {**figures(runs, table), "score": performance_score(runs, by_chance, table)}
+        print(f"  {strategy:<19}{sentence(row)}", flush=True)
+        found.append({"table": name, "strategy": strategy, "seeds": len(runs), **row})
+        curves[strategy] = [best_so_far(run, rates_of(table), min(_SHOWN, len(table.points))) for run in runs]
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        plot_regret(curves, describe(name, table), options.out / f"{name}.svg")
+    return found
+
+
+def replay(table: Table, way: Way, options: argparse.Namespace) -> list[list[Replayed]]:
+    """Return the trials of each seed's search."""
+    plan = partial(plan_of, table, effort=Effort(options.effort))
+    limit = options.max_trials or min(way.most_trials, len(table.points))
+    # autotune's own budget of trials is part of its way.
+    limits = {} if way.strategy in (search, search_unguided) and not options.max_trials else {"max_trials": limit}
+    return [way.strategy(table, plan(seed=seed, **limits)) for seed in range(min(options.seeds, way.most_seeds))]
+
+
+def describe(name: str, table: Table) -> str:
+    """Return a table's name, its size and its noise."""
+    points = table.points
+    failed = sum(any(t.status is TrialStatus.OUT_OF_MEMORY for t in p.trials) for p in points)
+    near = " and ".join(f"{len(near_best(table, share))} within {share:.0%}" for share in (0.05, 0.01))
+    return (
+        f"{name}: {len(points)} points, {failed} out of memory, {near} of the best; "
+        f"a trial's noise is {noise_of(table):.1%}"
+    )
+
+
+def sentence(row: dict[str, Any]) -> str:
+    """Return the figures of one strategy on one table as a line."""
+
+    def shown(name: str, names: Sequence[str] = ("median", "p90")) -> str:
+        texts = ["never" if row[name][k] is None else f"{row[name][k]:.0f}" for k in names]
+        return f"{texts[0]} (p90 {texts[1]})"
+
+    return (
+        f"{shown('trials_to_5%')} trials to 5%, {shown('trials_to_1%')} to 1%; {shown('seconds_to_5%')} s to 5%; "
+        f"in all {shown('trials_in_all')}, {row['out_of_memory_share']:.0%} out of memory; score {row['score']:.2f}"
+    )
+
+
+def _origin() -> dict[str, Any]:
+    from autotune.hardware import detect
+
+    return provenance(detect("cpu"))
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tables", type=Path, nargs="*", help="table.jsonl files (default: benchmarks/tables)")
+    parser.add_argument("--seeds", type=int, default=100, help="searches per table at the most (default: %(default)s)")
+    parser.add_argument("--effort", choices=list(map(str, Effort)), default="standard", help="default: %(default)s")
+    parser.add_argument("--max-trials", type=int, help="of each search")
+    parser.add_argument("--strategy", choices=list(STRATEGIES), action="append", help="default: all")
+    parser.add_argument("--out", type=Path, help="folder for the figures and a plot of each table (needs matplotlib)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""How good the trials of a search were, by the recorded table. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from searching.oracle import Replayed
+
+from autotune.config import TrainConfig
+from autotune.errors import InputError
+from autotune.recording import RecordedPoint, Table
+from autotune.trial import TrialStatus
+
+# Of the distance from the median configuration to the best, what random search has to come for a score's clock to stop.
+CUTOFF = 0.95
+_MOMENTS = 50
+
+Curve = NDArray[np.float64]
+Runs = Sequence[Sequence[Replayed]]
+
+
+def rates_of(table: Table) -> dict[TrainConfig, float]:
+    """Return the mean samples/s of every point that completed each of its trials.
+
+    Raises:
+        InputError: None did.
+    """
+    rates = {p.config: p.samples_per_second for p in table.points if p.samples_per_second and _is_sound(p)}
+    if not rates:
+        raise InputError("no point of the table has completed a trial")
+    return rates
+
+
+def _is_sound(point: RecordedPoint) -> bool:
+    return all(trial.measurement is not None for trial in point.trials)
+
+
+def noise_of(table: Table) -> float:
+    """Return the standard deviation of one trial's samples/s, as a share of it, by the repeats; 0 without repeats."""
+    pairs = [p.rates[:2] for p in table.points if len(p.rates) > 1]
+    if len(pairs) < 2:
+        return 0.0
+    # What the whole second round was slower or faster is no noise of a trial.
+    differences = [math.log(a / b) for a, b in pairs]
+    return statistics.stdev(differences) / math.sqrt(2)
+
+
+def near_best(table: Table, within: float) -> frozenset[TrainConfig]:
+    """Return the points whose mean is within a share of the best's, differences within the table's noise left out.
+
+    That is one standard deviation of the difference of two means. Who is best of many is lucky, too: the bar is set by
+    the mean over its repeats, which overrates it.
+
+    Raises:
+        InputError: No point completed.
+    """
+    rates = rates_of(table)
+    slack = noise_of(table) * math.sqrt(2 / max(1, table.header.repeats))
+    bar = max(rates.values()) * (1 - within) * math.exp(-slack)
+    return frozenset(config for config, rate in rates.items() if rate >= bar)
+
+
+def first_hit(trials: Sequence[Replayed], near: frozenset[TrainConfig]) -> int | None:
+    """Return how many trials it took until one of `near` was measured, None if none was."""
+    hits = (n for n, t in enumerate(trials, start=1) if t.status is TrialStatus.COMPLETED and t.config in near)
+    return next(hits, None)
+
+
+def best_so_far(trials: Sequence[Replayed], rates: dict[TrainConfig, float], length: int) -> Curve:
+    """Return after each of `length` trials the share of the table's best that is reached; what is over stays."""
+    best, reached = max(rates.values()), 0.0
+    curve = np.zeros(length)
+    for number in range(length):
+        if number < len(trials) and trials[number].status is TrialStatus.COMPLETED:
+            reached = max(reached, rates.get(trials[number].config, 0.0) / best)
+        curve[number] = reached
+    return curve
+
+
+def reached_at(trials: Sequence[Replayed], rates: dict[TrainConfig, float], moments: Curve) -> Curve:
+    """Return the samples/s reached at each moment in seconds; before the first trial the worst there is."""
+    values = np.full(len(moments), min(rates.values()))
+    for trial in trials:
+        if trial.status is TrialStatus.COMPLETED and trial.config in rates:
+            late = moments >= trial.ended_at_s
+            values[late] = np.maximum(values[late], rates[trial.config])
+    return values
+
+
+def performance_score(
+    runs: Sequence[Sequence[Replayed]], by_chance: Sequence[Sequence[Replayed]], table: Table
+) -> float:
+    """Return how much of the way from random search to the optimum a strategy comes, as a mean over time.
+
+    After Willemsen and others, "A methodology for comparing optimization algorithms for auto-tuning" (Future Generation
+    Computer Systems 159, 2024): time runs until random search has come 95 % of the way from the median configuration to
+    the best; 1 is the optimum from the start on, 0 is as good as random search.
+    """
+    rates = rates_of(table)
+    best, median = max(rates.values()), statistics.median(rates.values())
+    bar = median + CUTOFF * (best - median)
+    end_s = max(trial.ended_at_s for run in by_chance for trial in run)
+    fine = np.linspace(0, end_s, 2000)
+    chance = np.mean([reached_at(run, rates, fine) for run in by_chance], axis=0)
+    over = np.flatnonzero(chance >= bar)
+    stop_s = float(fine[over[0]]) if len(over) else end_s
+    moments = np.linspace(stop_s / _MOMENTS, stop_s, _MOMENTS)
+    ours = np.mean([reached_at(run, rates, moments) for run in runs], axis=0)
+    others = np.mean([reached_at(run, rates, moments) for run in by_chance], axis=0)
+    if best == median:
+        return 0.0
+    return float(np.mean((ours - others) / np.maximum(best - others, (1 - CUTOFF) * (best - median))))
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Return median and 90th percentile, lowest and highest; None stands for never, which is later than any number."""
+    numbers = sorted(math.inf if v is None else v for v in values)
+    found = {
+        "median": statistics.median_low(numbers),
+        "p90": numbers[math.ceil(0.9 * len(numbers)) - 1],
+        "lowest": numbers[0],
+        "highest": numbers[-1],
+    }
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+def figures(runs: Sequence[Sequence[Replayed]], table: Table) -> dict[str, Any]:
+    """Return the figures of a strategy on a table, over its seeds."""
+    found: dict[str, Any] = {}
+    for within in (0.05, 0.01):
+        near = near_best(table, within)
+        hits = [first_hit(run, near) for run in runs]
+        name = f"{within:.0%}"
+        found[f"trials_to_{name}"] = spread(hits)
+        found[f"seconds_to_{name}"] = spread(
+            [run[hit - 1].ended_at_s if hit else None for run, hit in zip(runs, hits, strict=True)]
+        )
+        found[f"never_{name}"] = hits.count(None)
+    failed = [sum(t.status is TrialStatus.OUT_OF_MEMORY for t in run) for run in runs]
+    found["trials_in_all"] = spread([len(run) for run in runs])
+    found["out_of_memory_in_all"] = spread(failed)
+    found["out_of_memory_share"] = sum(failed) / max(1, sum(len(run) for run in runs))
+    return found

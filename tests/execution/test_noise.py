@@ -1,0 +1,116 @@
+"""What went on beside the measured steps."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.conditions import Conditions
+from autotune.execution.noise import Counters, HostWatch, NvmlWatch, between, counters, watch
+
+BEFORE = Counters(wall_s=100.0, busy_s=500.0, stolen_s=10.0, own_s=40.0, waited_s=1.0, cores=2)
+
+
+def test_what_others_took_is_what_the_cores_worked_beyond_this_process():
+    after = BEFORE._replace(wall_s=110.0, busy_s=515.0, own_s=50.0)
+    assert between(BEFORE, after).others_share == pytest.approx(5.0 / 20.0)
+
+
+def test_shares_are_of_the_cores_time_and_of_the_time():
+    after = BEFORE._replace(wall_s=110.0, stolen_s=12.0, waited_s=4.0)
+    found = between(BEFORE, after)
+    assert (found.stolen_share, found.waited_share) == (pytest.approx(0.1), pytest.approx(0.3))
+
+
+def test_rounding_of_the_kernels_ticks_is_no_negative_share():
+    after = BEFORE._replace(wall_s=100.5, busy_s=500.4, own_s=40.45)
+    assert between(BEFORE, after).others_share == 0.0
+
+
+def test_no_time_tells_nothing():
+    assert between(BEFORE, BEFORE) == Conditions()
+
+
+def test_a_kernel_without_schedstat_leaves_the_waiting_out():
+    after = BEFORE._replace(wall_s=110.0, waited_s=None)
+    assert between(BEFORE, after).waited_share is None
+
+
+def test_the_work_of_a_child_is_this_processs_own():
+    """As that of a data loader's workers, while they run and when they have ended."""
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    before = counters()
+    child = subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    running = counters()
+    child.communicate(b"\n")
+    ended = counters()
+    assert running.own_s - before.own_s >= 0.25
+    assert ended.own_s - before.own_s >= 0.25
+
+
+def test_the_host_is_watched_from_the_beginning_to_the_end():
+    host = HostWatch()
+    host.begin()
+    until = time.process_time() + 0.05
+    while time.process_time() < until:
+        pass
+    found = host.conditions()
+    assert 0.0 <= found.others_share <= 1.0
+    assert 0.0 <= found.stolen_share <= 1.0
+
+
+class Nvml:
+    """NVML, by its own names, of a GPU that gets hot: the second look finds it throttled."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, tells=True):
+        self._tells = tells
+        self._clocks, self._reasons, self._heat = iter([1980, 1200]), iter([0x0, 0x20]), iter([70, 88])
+
+    def _told(self, value):
+        if not self._tells:
+            raise self.NVMLError
+        return value
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return self._told(next(self._clocks))
+
+    def nvmlDeviceGetTemperature(self, handle, kind):
+        return self._told(next(self._heat))
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return self._told(next(self._reasons))
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
+        return self._told(1980)
+
+
+def test_a_gpu_that_gets_hot_is_recorded_as_it_was_seen():
+    gpu = NvmlWatch("handle", Nvml())
+    gpu.begin()
+    gpu.look()
+    gpu.look()
+    found = gpu.conditions()
+    assert (found.clock_mhz, found.max_clock_mhz, found.temperature_c) == (1590, 1980, 88)
+    assert found.throttled == {"heat": 0.5}
+    assert "slowed down by heat" in found.warnings()[0]
+
+
+def test_a_driver_that_tells_nothing_leaves_the_host():
+    gpu = NvmlWatch("handle", Nvml(tells=False))
+    gpu.begin()
+    gpu.look()
+    found = gpu.conditions()
+    assert (found.clock_mhz, found.temperature_c, found.throttled) == (None, None, {})
+    assert found.others_share is not None
+
+
+def test_without_nvml_the_host_is_watched():
+    assert isinstance(watch("cpu"), HostWatch)
+    assert isinstance(watch("cuda:0"), HostWatch | NvmlWatch)

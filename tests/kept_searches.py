@@ -1,0 +1,53 @@
+"""Searches of the lasting record, of which a test names only what it is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from factories import make_config, make_plan, make_request, make_result
+
+from autotune.config import TrainConfig
+from autotune.kept import KeptSearch, KeptTrial, key_of
+from autotune.planning import SearchPlan
+from autotune.trial import Outcome, Purpose
+
+DAY = "2026-11-20"
+MOMENT = f"{DAY}T12:00:00+00:00"
+
+
+def make_kept_trial(
+    config: TrainConfig | None = None,
+    outcome: Outcome | float = 10.0,
+    *,
+    ended: str = MOMENT,
+    memory_bytes: int | None = None,
+    **fields: Any,
+) -> KeptTrial:
+    """A trial; a bare number is the throughput it measured."""
+    limits = make_request().limits
+    if memory_bytes is not None:
+        limits = limits.model_copy(update={"memory_bytes": memory_bytes})
+    return KeptTrial.of(make_result(config or make_config(), outcome, limits=limits, **fields), ended)
+
+
+def make_kept_search(*trials: KeptTrial, plan: SearchPlan | None = None, **fields: Any) -> KeptSearch:
+    """A search of a plan that began with its baseline at 10 samples a second, unless its trials say otherwise."""
+    plan = plan or make_plan()
+    baseline = make_kept_trial(plan.baseline, purpose=Purpose.BASELINE)
+    found = trials if any(t.purpose is Purpose.BASELINE for t in trials) else (baseline, *trials)
+    defaults = {
+        "id": "a",
+        "key": key_of(plan.workload, plan.facts, plan.hardware),
+        "model": plan.workload.model.name,
+        "shape": "causal-lm, sequence 128, batch 16",
+        "device": plan.hardware.name,
+        "versions": {},
+        "memory_bytes": plan.memory_bytes,
+        "allowance": plan.allowance,
+        "effort": plan.budget.effort,
+        "baseline": plan.baseline.model_dump(mode="json"),
+        "started": MOMENT,
+        "run_directory": "/runs/tiny",
+        "trials": tuple(t.model_copy(update={"number": n}) for n, t in enumerate(found)),
+    }
+    return KeptSearch(**{**defaults, **fields})

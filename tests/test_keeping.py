@@ -1,0 +1,222 @@
+"""Trials go to the lasting record as they end; what is wrong with it costs a search a line and nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from factories import ScriptedRunner, make_budget, make_config, make_plan, make_request, make_result, make_space_file
+
+from autotune import record as module
+from autotune.checks import SoakTask
+from autotune.events import Event, Note, TrialEnded
+from autotune.exhaustive import Recorder
+from autotune.files import write_value
+from autotune.keeping import Keeper, keeper_of
+from autotune.record import VARIABLE, Record
+from autotune.result import TuningResult
+from autotune.rundir import RunDirectory
+from autotune.trial import Purpose, TrialResult
+from autotune.tuner import Tuner
+
+PLAN = make_plan(record=True)
+
+
+@pytest.fixture
+def database(tmp_path) -> Record:
+    return Record(f"sqlite:///{tmp_path / 'record.db'}")
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    (tmp_path / "run").mkdir()
+    return RunDirectory(tmp_path / "run")
+
+
+class Heard(list[Event]):
+    """An observer that remembers."""
+
+    def __call__(self, event: Event) -> None:
+        self.append(event)
+
+    @property
+    def notes(self) -> list[str]:
+        return [event.text for event in self if isinstance(event, Note)]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def ended(number: int = 0, **fields) -> TrialEnded:
+    return TrialEnded(result=make_result(number=number, **fields), changes=(), best_samples_per_second=None)
+
+
+def numbers(database: Record) -> list[int]:
+    return [trial.number for search in database.searches() for trial in search.trials]
+
+
+def test_a_trial_is_kept_when_it_ends_and_passed_on(database, directory, heard):
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended(0))
+        assert numbers(database) == [0]
+        keeper(ended(1))
+        assert numbers(database) == [0, 1]
+    assert [event.result.request.number for event in heard] == [0, 1]
+
+
+def test_a_search_is_described_by_what_a_user_knows_it_by(database, directory, heard):
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended())
+    (search,) = database.searches()
+    assert (search.model, search.shape, search.device) == ("tiny", "causal-lm, sequence 128, batch 16", "a CPU")
+    assert search.run_directory == str(directory.path)
+    assert (search.verdict, search.memory_bytes) == (None, PLAN.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "task", "is_kept"),
+    [
+        (Purpose.BASELINE, None, True),
+        (Purpose.SEARCH, None, True),
+        (Purpose.FINAL, None, True),
+        (Purpose.PROBE, None, False),
+        (Purpose.SOAK, SoakTask(eval_batch_sizes=(8,)), False),
+    ],
+)
+def test_checks_and_probes_are_not_kept(database, directory, heard, purpose, task, is_kept):
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended(purpose=purpose, task=task))
+    assert bool(numbers(database)) == is_kept
+    assert len(heard) == 1
+
+
+def test_the_answer_of_a_search_is_kept(database, directory, heard):
+    plan = make_plan(
+        record=True,
+        space=make_space_file({"precision": ["fp32", "bf16"]}),
+        budget=make_budget(finalists=1, max_trials=1),
+    )
+    runner = ScriptedRunner(directory.path, lambda r: 20.0 if r.config.precision == "bf16" else 10.0)
+    with Keeper(database, plan, directory, heard) as keeper:
+        answer = keeper.end(Tuner(plan, directory, runner, keeper).run())
+    assert isinstance(answer, TuningResult)
+    (search,) = database.searches()
+    assert (search.verdict, search.best_config_id) == ("faster", make_config(precision="bf16").config_id)
+    assert search.speedup == pytest.approx(2.0)
+    assert [t.purpose for t in search.trials] == ["baseline", "search", "final", "final", "final", "final"]
+
+
+def test_a_whole_space_that_is_measured_is_kept(database, directory, heard):
+    plan = make_plan(exhaustive=True, record=True, space=make_space_file({"precision": ["fp32", "bf16"]}))
+    with Keeper(database, plan, directory, heard) as keeper:
+        Recorder(plan, directory, ScriptedRunner(directory.path, lambda r: 10.0), keeper).run()
+    assert numbers(database) == [0, 1]
+
+
+def leave(directory: RunDirectory, result: TrialResult) -> None:
+    folder = directory.path / "trials" / f"{result.request.number:04d}"
+    folder.mkdir(parents=True)
+    write_value(result, folder / "result.json")
+
+
+def test_a_search_that_is_gone_on_with_is_the_same_one_and_keeps_what_was_missed(database, directory, heard):
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended(0))
+    leave(directory, make_result(number=0))
+    leave(directory, make_result(number=1))  # killed before it was kept
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended(2))
+    assert numbers(database) == [0, 1, 2]
+    assert len(database.searches()) == 1
+
+
+def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_path, heard):
+    def search(name: str, plan) -> Keeper:
+        (tmp_path / name).mkdir()
+        with Keeper(database, plan, RunDirectory(tmp_path / name), heard) as keeper:
+            keeper(ended())
+        return keeper
+
+    first = search("first", PLAN)
+    other = search("other", PLAN.model_copy(update={"facts": PLAN.facts.model_copy(update={"parameters": 7})}))
+    second = search("second", PLAN.model_copy(update={"memory_bytes": 1 << 30}))
+    assert [s.run_directory for s in second.earlier()] == [str(tmp_path / "first")]
+    assert [s.run_directory for s in first.earlier()] == [str(tmp_path / "second")]
+    assert other.earlier() == []
+
+
+@pytest.fixture
+def locked(tmp_path, database, monkeypatch, directory):
+    """A record that another process is writing."""
+    monkeypatch.setitem(module._OPTIONS, "pysqlite", {"timeout": 0.1})
+    path = Path(database.where)
+    Record(f"sqlite:///{path}").keep(Keeper(None, PLAN, directory, Heard())._search, [])
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    yield holder
+    holder.close()
+
+
+def test_a_locked_record_is_told_once_and_written_when_the_search_ends(database, locked, directory, heard):
+    database = Record(f"sqlite:///{database.where}")
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        for number in range(3):
+            keeper(ended(number))
+        assert len(heard.notes) == 1
+        assert "in use by another process" in heard.notes[0]
+        assert heard.notes[0].endswith("the search goes on without it")
+        locked.execute("ROLLBACK")
+    assert numbers(database) == [0, 1, 2]
+    assert sum(isinstance(event, TrialEnded) for event in heard) == 3
+
+
+def test_a_record_that_stays_locked_costs_the_search_nothing_more(database, locked, directory, heard):
+    with Keeper(Record(f"sqlite:///{database.where}"), PLAN, directory, heard) as keeper:
+        keeper(ended())
+    assert len(heard.notes) == 1
+
+
+def test_a_damaged_record_is_told_once(tmp_path, directory, heard):
+    (tmp_path / "record.db").write_bytes(b"no database" * 200)
+    with Keeper(Record(f"sqlite:///{tmp_path / 'record.db'}"), PLAN, directory, heard) as keeper:
+        assert keeper.earlier() == []
+        keeper(ended())
+    assert len(heard.notes) == 1
+    assert "damaged" in heard.notes[0]
+
+
+class TestSwitchedOff:
+    def run(self, plan, directory: RunDirectory, heard: Heard) -> list[str]:
+        with keeper_of(plan, directory, heard) as keeper:
+            keeper(ended())
+            assert keeper.earlier() == []
+        assert any(isinstance(event, TrialEnded) for event in heard)
+        return heard.notes
+
+    def test_by_the_user(self, directory, heard, monkeypatch, tmp_path):
+        monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
+        assert self.run(PLAN.model_copy(update={"record": False}), directory, heard) == []
+        assert not (tmp_path / "record.db").exists()
+        assert not list(directory.path.iterdir())
+
+    def test_by_the_environment(self, directory, heard, monkeypatch):
+        monkeypatch.setenv(VARIABLE, "off")
+        assert self.run(PLAN, directory, heard) == []
+
+    def test_by_a_setting_that_can_not_be_used(self, directory, heard, monkeypatch):
+        monkeypatch.setenv(VARIABLE, "nosuch://host/db")
+        (note,) = self.run(PLAN, directory, heard)
+        assert "nosuch://host/db" in note
+
+    def test_otherwise_it_is_on(self, directory, heard, monkeypatch, tmp_path):
+        monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
+        assert self.run(PLAN, directory, heard) == []
+        assert (tmp_path / "record.db").exists()
+
+
+def test_a_request_says_nothing_of_the_record():
+    """Trials are what they are with a record and without."""
+    assert "record" not in make_request().model_dump_json()
