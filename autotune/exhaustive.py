@@ -19,8 +19,8 @@ from autotune import __version__
 from autotune.config import Effort, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.events import Note
+from autotune.pacing import RecordingPace
 from autotune.planning import SearchPlan, budget_of
-from autotune.proving import Check
 from autotune.recording import RecordedPoint, RecordedTrial, Table, TableHeader
 from autotune.search.space_file import SpaceFile
 from autotune.trial import Purpose, TrialResult
@@ -38,6 +38,8 @@ class Recorder(Tuner):
     trial's own. There are no finals.
     """
 
+    pace = RecordingPace
+
     def _conduct(self) -> None:
         try:
             self._measure_all()
@@ -51,7 +53,7 @@ class Recorder(Tuner):
         waiting = list(self._schedule())
         said = False
         for index, config in enumerate(waiting):
-            if not self._may_go_on():
+            if not self._pace.may_go_on():
                 self._observer(Note(text=f"the budget is spent; {len(waiting) - index} trials were not run"))
                 return
             if len(self._results) >= TELLING_TRIALS and not said:
@@ -77,15 +79,6 @@ class Recorder(Tuner):
         typical_s = statistics.median(r.duration_s for r in self._results)
         text = f"{trials} trials to go: some {show_time(trials * typical_s)} at the {typical_s:.1f} s of those so far"
         self._observer(Note(text=text))
-
-    def _kept_s(self) -> float:
-        return 0.0
-
-    def _to_beat(self) -> float | None:
-        return None  # a table has no losers
-
-    def _timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
-        return max(1.0, min(self._plan.budget.trial_timeout_s, self.time_left_s()))
 
 
 def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:

@@ -4,7 +4,7 @@
 
     runs/t5-small-20261121-020000/
         search.json           what was asked for and found out before the first trial
-        study.db              Optuna's study
+        study.log             Optuna's study
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
         table.jsonl           every measurement, if the whole space was recorded

@@ -6,7 +6,6 @@ Every result is on disk before the next trial starts, so a killed search goes on
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,8 +16,9 @@ from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.events import Event, Note, Observer, TrialEnded, TrialStarted
 from autotune.execution.runner import Runner
-from autotune.finals import FINALIST_SHARE, Finals
+from autotune.finals import Finals
 from autotune.guide import Guide
+from autotune.pacing import Pace
 from autotune.planning import SearchPlan
 from autotune.proving import Check
 from autotune.recall import Recall
@@ -35,13 +35,6 @@ from autotune.trial import Purpose, TrialResult
 
 # Sampler's points in a row that are known or refused: the space is as good as exhausted.
 PATIENCE_ASKS = 60
-
-# A trial of the search that takes this much longer than the leader's is not worth its time.
-HOPELESS_FACTOR = 2.5
-HOPELESS_S = 15.0
-
-# A check of many steps may take longer than a trial's usual limit, by this factor of what is expected.
-LONG_CHECK_FACTOR = 2.0
 
 
 class SearchInterrupted(AutotuneError):
@@ -69,6 +62,8 @@ class Tuner:
         starting: Seconds that were spent before, by what for.
     """
 
+    pace: type[Pace] = Pace
+
     def __init__(
         self,
         plan: SearchPlan,
@@ -81,8 +76,9 @@ class Tuner:
         recall: Recall | None = None,
         starting: Mapping[str, float] | None = None,
     ) -> None:
-        self._clock = clock
-        self._started = clock()
+        self._results: list[TrialResult] = []
+        self._history = History(plan.objective)
+        self._pace = self.pace(plan, self._history, self._results, clock)
         self._starting = starting
         self._plan = plan
         self._directory = directory
@@ -97,12 +93,9 @@ class Tuner:
             seed=plan.workload.seed,
             objective=plan.objective,
         )
-        self._results: list[TrialResult] = []
-        self._history = History(plan.objective)
         self._recall = recall or Recall(plan)
         self._probes = Probes(plan.probes, plan.workload, self._history, self._results)
         self._refused: dict[TrainConfig, str] = {}
-        self._spent_s = 0.0
 
     def run(self) -> TuningResult:
         """Search to the end and return the answer, which is also written to the run directory.
@@ -132,7 +125,7 @@ class Tuner:
         """Take in what an earlier run of this search has measured."""
         for result in self._directory.results():
             self._take_in(result)
-            self._spent_s += result.duration_s
+            self._pace.add(result.duration_s)
         self._study.recover([r for r in self._results if r.request.purpose.explores])
         if self._results:
             self._observer(Note(text=f"going on after {len(self._results)} finished trials"))
@@ -144,13 +137,6 @@ class Tuner:
         lesson = self._probes.lesson(result)
         if lesson is not None and self._guide is not None:
             self._guide.observe(lesson)
-
-    def time_left_s(self) -> float:
-        """Return what is left of the search's time, trials of an earlier, killed run counted in."""
-        return self._plan.budget.max_time_s - self._search_time_s()
-
-    def _search_time_s(self) -> float:
-        return self._spent_s + self._clock() - self._started
 
     def _baseline(self) -> None:
         if self._history.known(self._plan.baseline) is None:
@@ -188,7 +174,7 @@ class Tuner:
             if not self._is_open(config):
                 self._study.refuse(asked, self._refused[config])
                 continue
-            if not self._may_go_on():
+            if not self._pace.may_go_on():
                 self._study.refuse(asked, "the budget is spent")
                 return
             yield asked, config
@@ -199,7 +185,7 @@ class Tuner:
             yield self._space.point(self._recall.candidate)
         while self._guide is not None and (config := self._next_guided(self._guide)) is not None:
             depths = self._probes.next(config)
-            if depths is not None and self._may_go_on():
+            if depths is not None and self._pace.may_go_on():
                 self._run(config, Purpose.PROBE, None, depths)
             else:
                 yield self._space.point(config)
@@ -207,7 +193,7 @@ class Tuner:
             self._tell(Note(text="nothing left untried has a fair chance of a gain over 1 %"))
             return
         asks = 0
-        while asks < PATIENCE_ASKS and not self._recall.is_enough(self._searched()):
+        while asks < PATIENCE_ASKS and not self._recall.is_enough(self._pace.searched()):
             trials = len(self._history)
             found = proposals(self._space, self._history)
             open_points = (p for p in found if self._is_open(self._space.config(p)))
@@ -233,42 +219,6 @@ class Tuner:
             self._refused[config] = reason
         return reason is None
 
-    def _may_go_on(self) -> bool:
-        """Whether another trial fits the budget, with time kept for the finalists."""
-        if self._searched() >= self._plan.budget.max_trials:
-            return False
-        return self.time_left_s() > self._kept_s() + self._typical_s()
-
-    def _kept_s(self) -> float:
-        """Return the time that finals and checks should take, or half of all where that is less.
-
-        Nothing is kept where it would leave no time for a single trial: an unconfirmed answer is better than none.
-        """
-        finals = self._new_finals()
-        kept_s = min(finals.expected_s() + finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
-        if not self._searched() and self.time_left_s() <= kept_s + self._typical_s():
-            return 0.0
-        return kept_s
-
-    def _typical_s(self) -> float:
-        return statistics.median([r.duration_s for r in self._history.ranking()] or [0.0])
-
-    def _timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
-        """Return the time limit of a trial: what is left for it, and of a search trial what a winner would need."""
-        usual_s = self._plan.budget.trial_timeout_s
-        if check is not None and check.task is not None:
-            usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
-        limit_s = min(usual_s, self.time_left_s())
-        if purpose in (Purpose.SEARCH, Purpose.PROBE):
-            limit_s = min(limit_s, self.time_left_s() - self._kept_s())
-            leader = self._history.best()
-            if leader is not None and config.torch_compile_backend is None:  # a cold compile may take minutes
-                limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
-        return max(1.0, limit_s)
-
-    def _searched(self) -> int:
-        return sum(r.request.purpose is Purpose.SEARCH for r in self._results)
-
     def _new_finals(self) -> Finals:
         return Finals(self._plan, self._history, self._results)
 
@@ -278,7 +228,7 @@ class Tuner:
         What the finals and the checks say next is read from all that was run so far.
         """
         finals = self._new_finals()
-        while (check := self._next_final(finals)) is not None and self.time_left_s() >= check.expected_s:
+        while (check := self._next_final(finals)) is not None and self._pace.left_s() >= check.expected_s:
             self._run(check.config, check.purpose, check)
 
     def _next_final(self, finals: Finals) -> Check | None:
@@ -299,12 +249,12 @@ class Tuner:
             config,
             purpose,
             number=max((r.request.number for r in self._results), default=-1) + 1,
-            timeout_s=self._timeout_s(config, purpose, check),
+            timeout_s=self._pace.timeout_s(config, purpose, check),
             task=check.task if check is not None else None,
             prediction=self._guide.prediction(config) if self._guide is not None else None,
             cold_compile=purpose is Purpose.FINAL and not self._new_finals().trials(config),
             depths=depths,
-            to_beat=self._to_beat() if purpose is Purpose.SEARCH else None,
+            to_beat=self._pace.to_beat(purpose),
         )
         changed = changes(config, self._plan.baseline, self._plan.facts)
         self._tell(
@@ -313,8 +263,8 @@ class Tuner:
                 purpose=purpose,
                 config=config,
                 changes=changed,
-                time_left_s=max(0.0, self.time_left_s()),
-                trials_left=self._plan.budget.max_trials - self._searched(),
+                time_left_s=max(0.0, self._pace.left_s()),
+                trials_left=self._pace.trials_left(),
             )
         )
         result = self._runner.run(request)
@@ -325,19 +275,12 @@ class Tuner:
         self._write()
         return result
 
-    def _to_beat(self) -> float | None:
-        """Return the samples/s that a finalist needs at the least, as it stands; a run's length may count otherwise."""
-        best = self._history.best()
-        if best is None or best.measurement is None or self._plan.objective.run_samples is not None:
-            return None
-        return FINALIST_SHARE * best.measurement.samples_per_second
-
     def _tell(self, event: Event) -> None:
         self._observer(event)
 
     def _write(self) -> TuningResult | None:
         """Write the answer as it stands, if there is one."""
-        spent_s = self._search_time_s()
+        spent_s = self._pace.spent_s()
         result = answer.assemble(self._plan, self._history, self._results, self._refused, spent_s, self._starting)
         if result is not None:
             result = result.model_copy(update={"notes": (*result.notes, *self._recall.statements)})

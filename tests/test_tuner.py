@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import optuna
 import pytest
 from factories import (
     CRASHED,
@@ -21,6 +20,7 @@ from factories import (
     make_space_file,
     make_workload,
     product_rate,
+    read_study,
 )
 
 from autotune.checks import LossCurve, Routed, Soaked
@@ -34,7 +34,7 @@ from autotune.rundir import ANSWER_FILE, RunDirectory
 from autotune.search.history import History
 from autotune.search.proposals import SAME_FAILURES
 from autotune.search.space_file import load_space
-from autotune.search.study import STUDY_FILE, STUDY_NAME
+from autotune.search.study import STUDY_FILE
 from autotune.trial import Failure, Measurement, Outcome, Purpose, TrialRequest, TrialStatus
 from autotune.tuner import SearchInterrupted, Tuner
 
@@ -340,7 +340,7 @@ def test_the_study_was_told_of_the_very_configurations_that_ran(search, tmp_path
     assert result.best.config.adapter.rank == 64
     ran = {r.number: r.config for r in run.finished}
     space = run.plan.search_space()
-    study = optuna.load_study(study_name=STUDY_NAME, storage=f"sqlite:///{tmp_path / STUDY_FILE}")
+    study = read_study(tmp_path)
     told = [t for t in study.trials if "trial" in t.user_attrs]
     assert {t.user_attrs["trial"] for t in told} == {r.number for r in run.finished if r.purpose is not Purpose.FINAL}
     for trial in told:
@@ -722,7 +722,7 @@ def test_a_search_that_was_stopped_in_its_checks_does_only_the_rest_of_them(sear
 def test_checks_are_unknown_to_the_study_and_the_history(search):
     run = search(checked(), SMALL, **PROVEN)
     run.run()
-    told = optuna.load_study(study_name=STUDY_NAME, storage=f"sqlite:///{run.directory / STUDY_FILE}").trials
+    told = read_study(run.directory).trials
     numbers = {t.user_attrs["trial"] for t in told if "trial" in t.user_attrs}
     assert numbers == {r.number for r in run.finished if r.purpose.explores}
 

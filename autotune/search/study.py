@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optuna
-import sqlalchemy
 from optuna.distributions import CategoricalDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import LOCK_FILE_SUFFIX
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.objective import Objective
 from autotune.search.space import Point, SearchSpace
 from autotune.trial import TrialResult, TrialStatus
 
-STUDY_FILE = "study.db"
+STUDY_FILE = "study.log"
 STUDY_NAME = "autotune"
 
 _NUMBER = "trial"  # our number, as an attribute of Optuna's trial
@@ -42,7 +44,7 @@ class Study:
     """Proposes points and learns from what they gave.
 
     Args:
-        directory: Where `study.db` (SQLite) lives; an existing study is continued.
+        directory: Where `study.log` (a journal) lives; an existing study is continued.
         space: The points that exist.
         capacity_bytes: The memory budget that constraints are relative to.
         seed: Of the sampler.
@@ -144,24 +146,22 @@ class Study:
         return {_MEMORY: result.measurement.memory.peak_bytes / self._capacity_bytes - 1}
 
 
-def _storage(path: Path) -> optuna.storages.RDBStorage:
-    """Return SQLite in `path`, which doesn't wait for the disk.
+def _storage(path: Path) -> JournalStorage:
+    """Return the journal in `path`: a line for each change, some ten times as fast as a database.
 
-    A trial is some twenty transactions. What a power cut takes of them is told again out of the result files; the end
-    of the process takes nothing. A file that is no database any more is put aside.
+    What a killed search or a power cut left is made good, since the result files tell it all again: half a line at the
+    end is cut off, a lock is taken away (the run directory has one of its own), and what can't be read is put aside.
     """
+    path.with_name(f"{path.name}{LOCK_FILE_SUFFIX}").unlink(missing_ok=True)
+    if path.exists():
+        written = path.read_bytes()
+        if written and not written.endswith(b"\n"):
+            path.write_bytes(written[: written.rfind(b"\n") + 1])
     try:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
-    except sqlalchemy.exc.DatabaseError:
+        return JournalStorage(JournalFileBackend(str(path)))
+    except Exception:  # whatever it makes of lines that aren't its own, a failed assertion among them
         path.replace(path.with_suffix(".broken"))
-        storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
-    sqlalchemy.event.listen(storage.engine, "connect", _do_not_sync)
-    storage.engine.dispose()  # so that all connections are new
-    return storage
-
-
-def _do_not_sync(connection: Any, record: Any) -> None:
-    connection.execute("PRAGMA synchronous=OFF")
+        return JournalStorage(JournalFileBackend(str(path)))
 
 
 def _state(status: TrialStatus) -> TrialState:

@@ -1,12 +1,11 @@
 """The study: persistent, told everything once, proposing points of the space."""
 
-import optuna
 import pytest
-from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_result, make_space
+from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_result, make_space, read_study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.space import SearchSpace
-from autotune.search.study import STUDY_FILE, STUDY_NAME, Study
+from autotune.search.study import STUDY_FILE, Study
 from autotune.trial import Memory
 from autotune.units import GIB
 
@@ -36,7 +35,7 @@ def trials(tmp_path):
     """Return a function that reads the study's trials off the disk."""
 
     def read() -> list[FrozenTrial]:
-        return optuna.load_study(study_name=STUDY_NAME, storage=f"sqlite:///{tmp_path / STUDY_FILE}").trials
+        return read_study(tmp_path).trials
 
     return read
 
@@ -73,7 +72,7 @@ def test_the_best_of_the_study_is_the_fastest(open_study, tmp_path):
     study = open_study()
     for number, rate in enumerate((10.0, 30.0, 20.0)):
         study.tell(study.ask(), make_result(outcome=rate, number=number))
-    read = optuna.load_study(study_name=STUDY_NAME, storage=f"sqlite:///{tmp_path / STUDY_FILE}")
+    read = read_study(tmp_path)
     assert read.best_trial.user_attrs["trial"] == 1
 
 
@@ -159,7 +158,7 @@ def test_a_result_whose_trial_was_left_running_is_told(open_study, trials):
 
 def test_a_proposal_that_a_killed_search_left_waiting_is_not_taken_for_the_next(open_study, trials, space, tmp_path):
     open_study()
-    left = optuna.load_study(study_name=STUDY_NAME, storage=f"sqlite:///{tmp_path / STUDY_FILE}")
+    left = read_study(tmp_path)
     left.enqueue_trial({"precision": "bf16", "per_device_train_batch_size": 1, "adapter": None})
     study = open_study()
     study.recover([])
@@ -168,7 +167,19 @@ def test_a_proposal_that_a_killed_search_left_waiting_is_not_taken_for_the_next(
     assert study.ask(point).point == point
 
 
-def test_a_file_that_is_no_database_is_put_aside_and_the_results_told_again(open_study, trials, tmp_path):
-    (tmp_path / STUDY_FILE).write_bytes(b"what a power cut left" * 100)
+@pytest.mark.parametrize("left", [b"what a power cut left\n" * 100, b'{"op_code": 99}\n', b"\x00" * 4096 + b"\n"])
+def test_a_file_that_is_no_journal_is_put_aside_and_the_results_told_again(open_study, trials, tmp_path, left):
+    (tmp_path / STUDY_FILE).write_bytes(left)
     open_study().recover([make_result()])
     assert [t.state for t in trials()] == [TrialState.COMPLETE]
+    assert (tmp_path / STUDY_FILE).with_suffix(".broken").read_bytes() == left
+
+
+def test_half_a_line_and_the_lock_of_a_killed_search_are_taken_away(open_study, trials, tmp_path):
+    open_study().recover([make_result()])
+    with (tmp_path / STUDY_FILE).open("ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    (tmp_path / f"{STUDY_FILE}.lock").symlink_to(tmp_path / STUDY_FILE)
+    study = open_study()
+    study.tell(study.ask(), make_result(number=1))
+    assert [t.state for t in trials()] == [TrialState.COMPLETE, TrialState.COMPLETE]
