@@ -23,8 +23,8 @@ from autotune.search.space import SearchSpace
 from autotune.trial import Measurement, TrialResult, TrialStatus
 from autotune.units import show_rate
 
-# By how much the logarithm of a rate differs from one process to the next, beyond what its own steps show: 4 % in the
-# tables of benchmarks/tables, recorded on a shared CPU; a GPU is taken at what `search.history` calls noise.
+# By how much the logarithm of a rate differs from one process to the next, beyond what its own steps show: 4 % for
+# models of 2M to 4M weights on a shared CPU; a GPU is taken at what `search.history` calls noise.
 _TRIAL_NOISE = {"cpu": 0.04, "cuda": 0.01}
 
 # Half of a 95 % interval, in standard deviations.

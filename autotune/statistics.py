@@ -26,8 +26,8 @@ _T95 = (
 )  # fmt: skip
 
 # How much the means of trials spread, in standard deviations of single steps of one trial, before trials tell: the
-# median over the 169 points of `benchmarks/tables` that were measured twice. Outliers make the root of its mean square
-# 2.3, so it counts for few degrees of freedom, and trials soon outweigh it.
+# median over 169 points of three models that were measured twice (1.3 and 1.0 for the two of `benchmarks/tables`).
+# Outliers make the root of its mean square 2.3, so it counts for few degrees of freedom, and trials soon outweigh it.
 TRIAL_SPREAD = 1.2
 PRIOR_DEGREES = 3
 
