@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.config import TrainConfig
+from autotune.cost.gaussian import below, density
 from autotune.cost.model import CostModel
 from autotune.planning import SearchPlan
 from autotune.search.history import History
@@ -135,8 +136,8 @@ class Guide:
         leader, rate = self._leader(history)
         deviations = self._deviations if leader is None else self._model.gain_deviations(self._configs, leader)
         gains = np.log(self._rates / rate)
-        improvement = gains * _below(gains / deviations) + deviations * _density(gains / deviations)
-        return self._fits * improvement, _below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
+        improvement = gains * below(gains / deviations) + deviations * density(gains / deviations)
+        return self._fits * improvement, below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
 
     def _leader(self, history: History) -> tuple[TrainConfig | None, float]:
         """Return who is fastest by all that is known, and how fast; None for who, if nothing is predicted of it."""
@@ -147,13 +148,3 @@ class Guide:
             return None, history.rate(ranking[0])
         index = int(np.nanargmax(rates))
         return configs[index], float(rates[index])
-
-
-def _below(z: Vector) -> Vector:
-    """Return how probable it is that a standard normal variable is below each of `z`."""
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
-
-
-def _density(z: Vector) -> Vector:
-    density: Vector = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    return density

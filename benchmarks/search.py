@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from searching.scores import best_so_far, figures, near_best, noise_of, performa
 from autotune.config import Effort
 from autotune.errors import AutotuneError
 from autotune.exhaustive import plan_of
+from autotune.files import write_text
+from autotune.hardware import detect
 from autotune.recording import Table, load_table
 from autotune.trial import TrialStatus
 
@@ -66,20 +69,28 @@ STRATEGIES: dict[str, Way] = {
 def main() -> None:
     """Replay what the command line asks for."""
     options = parse_options()
-    found = []
+    found: list[dict[str, Any]] = []
     try:
         for path in options.tables or sorted(TABLES.glob("*.jsonl")):
             recorded = load_table(path)
             for name, table in ((path.stem, recorded), (f"{path.stem}-tight", tightened(recorded, TIGHT))):
                 print(describe(name, table), flush=True)
                 found += on_table(name, table, options)
+                keep(found, options)
     except AutotuneError as error:
         sys.exit(f"search: {error}")
-    report = {"seeds": options.seeds, "effort": options.effort, "figures": found}
+    print(json.dumps(_report(found, options)))
+
+
+def keep(found: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Write the figures so far to the folder that was asked for."""
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "search.json").write_text(json.dumps({**_origin(), **report}, indent=1) + "\n")
-    print(json.dumps(report))
+        document = {**provenance(detect("cpu")), **_report(found, options)}
+        write_text(json.dumps(document, indent=1) + "\n", options.out / "search.json")
+
+
+def _report(found: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    return {"seeds": options.seeds, "effort": options.effort, "figures": found}
 
 
 def on_table(name: str, table: Table, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -93,7 +104,6 @@ def on_table(name: str, table: Table, options: argparse.Namespace) -> list[dict[
         found.append({"table": name, "strategy": strategy, "seeds": len(runs), **row})
         curves[strategy] = [best_so_far(run, rates_of(table), min(_SHOWN, len(table.points))) for run in runs]
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
         plot_regret(curves, describe(name, table), options.out / f"{name}.svg")
     return found
 
@@ -131,12 +141,6 @@ def sentence(row: dict[str, Any]) -> str:
     )
 
 
-def _origin() -> dict[str, Any]:
-    from autotune.hardware import detect
-
-    return provenance(detect("cpu"))
-
-
 def parse_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -146,7 +150,14 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--max-trials", type=int, help="of each search")
     parser.add_argument("--strategy", choices=list(STRATEGIES), action="append", help="default: all")
     parser.add_argument("--out", type=Path, help="folder for the figures and a plot of each table (needs matplotlib)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    needed = {"matplotlib": options.out is not None, "scipy": "gp" in (options.strategy or STRATEGIES)}
+    missing = [name for name, is_needed in needed.items() if is_needed and find_spec(name) is None]
+    if missing:
+        parser.error(f"pip install {' '.join(missing)}: --out needs matplotlib, the strategy gp needs scipy")
+    return options
 
 
 if __name__ == "__main__":

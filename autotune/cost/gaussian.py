@@ -1,12 +1,27 @@
-"""Linear regression that starts from a prior: exact after a few observations, never far from it after none. Pure."""
+"""Linear regression that starts from a prior: exact after a few observations, never far from it after none. Pure.
+
+And the standard normal distribution, for many values at once.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def below(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how probable it is that a standard normal variable is below each of `z`."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
+
+
+def density(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the density of a standard normal variable at each of `z`."""
+    found: NDArray[np.float64] = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    return found
 
 
 @dataclass

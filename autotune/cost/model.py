@@ -19,6 +19,7 @@ from autotune.cost import memory, time
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
 from autotune.cost.family import Family, family_of
 from autotune.cost.framework import framework_bytes, time_deviation
+from autotune.cost.gaussian import below
 from autotune.cost.padding import padded_share
 from autotune.cost.profile import Profile
 from autotune.cost.reserve import unused_bytes
@@ -50,8 +51,7 @@ class Predictions:
 
     def chance_to_fit(self, budget_bytes: float) -> NDArray[np.float64]:
         """Return how probable it is that each configuration stays within a budget."""
-        z = (budget_bytes - self.needed_bytes) / self.needed_deviation
-        return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
+        return below((budget_bytes - self.needed_bytes) / self.needed_deviation)
 
 
 @dataclass(frozen=True)

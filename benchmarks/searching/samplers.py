@@ -51,11 +51,12 @@ def _sample(sampler: optuna.samplers.BaseSampler, plan: SearchPlan, oracle: Orac
     study.enqueue_trial({name: value for name, value in space.point(plan.baseline).items() if name in choices})
     worst, idle = float("inf"), 0
     while idle < _PATIENCE and len(oracle.trials) < points:
-        trial, point = study.ask(), dict[str, object]()
+        trial = study.ask()
+        point: Point = {}
         for dimension in space.dimensions:
-            if space.is_active(dimension, _as_point(point)):
+            if space.is_active(dimension, point):
                 point[dimension.name] = trial.suggest_categorical(dimension.name, choices[dimension.name])
-        config, before = space.config(_as_point(point)), len(oracle.trials)
+        config, before = space.config(point), len(oracle.trials)
         if not oracle.is_legal(config):
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             idle += 1
@@ -67,10 +68,6 @@ def _sample(sampler: optuna.samplers.BaseSampler, plan: SearchPlan, oracle: Orac
             trial.set_constraint("memory", 1.0 if rate is None else -1.0)
         study.tell(trial, rate if rate is not None else _FAILED * (worst if worst < float("inf") else 1.0))
         idle = 0 if len(oracle.trials) > before else idle + 1
-
-
-def _as_point(point: dict[str, object]) -> Point:
-    return point  # type: ignore[return-value]
 
 
 def tpe(seed: int) -> optuna.samplers.BaseSampler:
