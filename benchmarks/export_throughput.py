@@ -155,12 +155,14 @@ def summary(result: TuningResult, rounds: list[Round]) -> dict[str, Any]:
 
 
 def search(options: argparse.Namespace, scratch: Path) -> Path:
-    """Run a search first; return the file of its answer."""
+    """Run a search first, which neither reads nor writes the lasting record; return the file of its answer."""
     result = autotune.find(
         options.model,
         effort=options.effort,
         device=options.device,
+        seq_len=options.seq_len,
         max_time=options.max_time,
+        max_trials=options.max_trials,
         run_dir=scratch / "run",
         record=False,
     )
@@ -168,21 +170,34 @@ def search(options: argparse.Namespace, scratch: Path) -> Path:
     return scratch / "best-config.json"
 
 
-def parse_options() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """Return the options of a benchmark that takes an answer, or searches for one first."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search")
     parser.add_argument("--model", help="search for this model first")
     parser.add_argument("--effort", default="quick", help="of that search (default: %(default)s)")
-    parser.add_argument("--max-time", help="of that search")
     parser.add_argument("--device", default="auto", help="of that search (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=20, help="of each side in each round (default: %(default)s)")
+    parser.add_argument("--seq-len", type=int, help="of that search")
+    parser.add_argument("--max-trials", type=int, help="of that search")
+    parser.add_argument("--max-time", help="of that search")
     parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line."""
     options = parser.parse_args()
     if (options.config is None) == (options.model is None):
         parser.error("give either a best-config.json or --model")
     return options
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=20, help="of each side in each round (default: %(default)s)")
+    return parsed(parser)
 
 
 if __name__ == "__main__":

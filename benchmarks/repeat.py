@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from export_throughput import steps_for, train
+from export_throughput import parsed, parser_of, search, steps_for, train
 from provenance import provenance, results_path
 
 import autotune
@@ -49,20 +49,6 @@ def main() -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(json.dumps(document, indent=2) + "\n", output)
     print(json.dumps(document))
-
-
-def search(options: argparse.Namespace, scratch: Path) -> Path:
-    """Run a search first; return the file of its answer."""
-    result = autotune.find(
-        options.model,
-        effort=options.effort,
-        device=options.device,
-        seq_len=options.seq_len,
-        max_trials=options.max_trials,
-        run_dir=scratch / "run",
-    )
-    result.save(scratch / "best-config.json")
-    return scratch / "best-config.json"
 
 
 def summary(result: TuningResult, rates: list[float]) -> dict[str, Any]:
@@ -100,20 +86,10 @@ def finite(interval: Interval) -> list[float | None]:
 
 def parse_options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search")
-    parser.add_argument("--model", help="search for this model first")
-    parser.add_argument("--effort", default="quick", help="of that search (default: %(default)s)")
-    parser.add_argument("--device", default="auto", help="of that search (default: %(default)s)")
-    parser.add_argument("--seq-len", type=int, help="of that search")
-    parser.add_argument("--max-trials", type=int, help="of that search")
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=8, help="of training in each run (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
-    options = parser.parse_args()
-    if (options.config is None) == (options.model is None):
-        parser.error("give either a best-config.json or --model")
-    return options
+    return parsed(parser)
 
 
 if __name__ == "__main__":
