@@ -128,7 +128,9 @@ def busiest_share(model: nn.Module, forward: Callable[[], Any]) -> float:
 def _is_router(name: str, module: nn.Module, experts: int) -> bool:
     weight = getattr(module, "weight", None)
     named = any(word in name.lower() for word in ("router", "gate"))
-    return named and isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[0] == experts
+    if not named or not isinstance(weight, Tensor) or not weight.is_floating_point():  # packed bits are no weights
+        return False
+    return weight.ndim == 2 and weight.shape[0] == experts
 
 
 def _weights(layer: nn.Module) -> Tensor:

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from autotune.checks import RoutingTask
 from autotune.execution.no_effect import NoEffectError
-from autotune.execution.routing import busiest_share, skewed_routing
+from autotune.execution.routing import busiest_share, routers_of, skewed_routing
 from autotune.resolving import resolve
 from autotune.trial import Purpose, TrialStatus
 
@@ -96,6 +96,15 @@ def test_a_model_whose_router_is_not_recognised_is_refused_by_name():
     model, forward = built("llama", {**SMALL, "num_local_experts": 8})
     with pytest.raises(NoEffectError, match="LlamaForCausalLM: no layer was recognised as the router of its 8 experts"):
         skewed_routing(model, forward).__enter__()
+
+
+def test_weights_that_are_packed_are_not_taken_for_a_routers():
+    model, _ = built("mixtral", MIXTRAL)
+    assert len(routers_of(model)) == 2
+    for layer in model.model.layers:
+        layer.mlp.gate.weight = torch.nn.Parameter(layer.mlp.gate.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(NoEffectError, match="no layer was recognised"):
+        routers_of(model)
 
 
 def test_a_routing_run_trains_and_measures_with_uneven_routing(bench, tmp_path):
