@@ -38,17 +38,28 @@ class Finals:
     def contenders(self) -> list[TrainConfig]:
         """Return the baseline, if it completed, and then the finalists, the fastest first.
 
-        Who fails when measured again is out, and the next takes the place.
+        Who fails when measured again is out, and the next takes the place. For a finalist that was slower than the
+        search had it, the next comes as well: it was chosen for a lucky trial, or the machine has slowed for all.
         """
         ranking = [r for r in self._history.ranking() if not self.has_failed(r.request.config)]
-        finalists = [
+        able = [
             r.request.config
             for r in ranking
             if r.request.config != self._plan.baseline
             and self._history.rate(r) >= FINALIST_SHARE * self._history.rate(ranking[0])
-        ][: self._plan.budget.finalists]
+        ]
+        first = able[: self._plan.budget.finalists]
+        finalists = able[: len(first) + sum(map(self._has_fallen, first))]
         completed = any(r.request.config == self._plan.baseline for r in ranking)
         return ([self._plan.baseline] if completed else []) + finalists
+
+    def _has_fallen(self, config: TrainConfig) -> bool:
+        """Whether `config` was slower in all its rounds than a finalist has to be, by what the search saw of it."""
+        known, times = self._history.known(config), self._step_times(config)
+        if known is None or known.measurement is None or len(times) < self._plan.budget.final_rounds:
+            return False
+        rate = self._plan.workload.samples_per_step(config) / statistics.fmean(t for steps in times for t in steps)
+        return rate < FINALIST_SHARE * known.measurement.samples_per_second
 
     def schedule(self) -> Iterator[TrainConfig]:
         """Yield what is still to be measured, in turn, round by round; one contender alone needs no round."""

@@ -31,6 +31,7 @@ class Search:
     def __init__(self, searched: list[tuple[TrainConfig, Outcome | float]], **budget) -> None:
         plan = make_plan(budget=make_budget(**{"finalists": 2, "final_rounds": 2, **budget}), baseline=BASE)
         history, self.results = History(), list[TrialResult]()
+        self.searched = dict(searched)
         for number, (config, outcome) in enumerate(searched):
             history.add(make_result(config, outcome, number=number))
         self.finals = Finals(plan, history, self.results)
@@ -40,11 +41,11 @@ class Search:
         self.results.append(make_result(config, outcome, purpose=Purpose.FINAL, number=number))
 
     def run(self, *failing: TrainConfig) -> list[TrainConfig]:
-        """Run the whole schedule and return it; `failing` run out of memory."""
+        """Run the whole schedule, as fast as in the search, and return it; `failing` run out of memory."""
         order = []
-        for config in self.finals.schedule():
+        while (config := next(self.finals.schedule(), None)) is not None:
             order.append(config)
-            self.measure(config, OUT_OF_MEMORY if config in failing else 10.0)
+            self.measure(config, OUT_OF_MEMORY if config in failing else self.searched[config])
         return order
 
 
@@ -81,8 +82,24 @@ def test_an_interrupted_schedule_goes_on_where_it_was(done):
 
 def test_who_fails_when_measured_again_is_out_and_the_next_takes_the_place():
     search = Search(SEARCHED, finalists=1)
-    assert search.run(FAST) == [BASE, FAST, BASE, NEAR]
+    assert search.run(FAST) == [BASE, FAST, NEAR, BASE, NEAR]
     assert search.finals.contenders() == [BASE, NEAR]
+
+
+def test_for_a_finalist_that_was_slower_than_in_the_search_the_next_comes_as_well():
+    search = Search(SEARCHED, finalists=1)
+    for config in (BASE, FAST, BASE):
+        search.measure(config)
+    assert search.finals.contenders() == [BASE, FAST]  # its rounds aren't over
+    search.measure(FAST)
+    assert search.finals.contenders() == [BASE, FAST, NEAR]
+    assert search.run() == [NEAR, NEAR]
+
+
+def test_a_finalist_as_fast_as_in_the_search_brings_nobody_in():
+    search = Search(SEARCHED, finalists=1)
+    assert search.run() == [BASE, FAST, BASE, FAST]
+    assert search.finals.contenders() == [BASE, FAST]
 
 
 def test_a_final_that_was_cut_short_does_not_put_anybody_out():
