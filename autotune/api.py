@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from autotune import planning
 from autotune.config import Allowance, Effort
-from autotune.errors import InputError, RunDirectoryError
+from autotune.crew import Crew, check, crew_of
+from autotune.errors import InputError
 from autotune.events import Note, Observer, ignore
-from autotune.execution.runner import LocalRunner
 from autotune.exhaustive import Recorder
-from autotune.files import read_value
 from autotune.keeping import Keeper, keeper_of
 from autotune.options import Options
 from autotune.planning import SearchPlan
@@ -21,10 +20,9 @@ from autotune.predicting import cost_model, learn
 from autotune.recall import Recall
 from autotune.result import TuningResult
 from autotune.run_cost import parse_count
-from autotune.rundir import PLAN_FILE, RunDirectory, default_run_directory
+from autotune.rundir import RunDirectory, default_run_directory
 from autotune.stopwatch import Stopwatch
 from autotune.trial import DescribeRequest
-from autotune.tuner import Tuner
 from autotune.units import parse_memory, parse_time_s
 
 
@@ -42,6 +40,7 @@ def find(
     effort: Effort | str = Effort.STANDARD,
     space: str | Path | None = None,
     device: str = "auto",
+    devices: int | Literal["all"] | None = None,
     memory: str | int | None = None,
     max_trials: int | None = None,
     max_time: str | float | None = None,
@@ -56,6 +55,10 @@ def find(
     revision: str | None = None,
     trust_remote_code: bool = False,
     record: bool = True,
+    workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    kind: str | None = None,
     observer: Observer = ignore,
 ) -> TuningResult:
     """Find the fastest training configuration that fits the memory of a device.
@@ -76,6 +79,7 @@ def find(
         effort: 'quick', 'standard' or 'thorough'.
         space: A built-in search space or a YAML file.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        devices: Over how many like devices each training is spread, or 'all'; 1 by default. On the CPU: processes.
         memory: Device memory that training may take: bytes or such as '24GiB'; what is free now less a margin.
         max_trials: Trials of the search.
         max_time: The whole search: seconds or such as '10m'.
@@ -93,6 +97,10 @@ def find(
         revision: Of a hub id.
         trust_remote_code: Run the model's own code.
         record: Keep the trials for later searches, and use what earlier ones kept.
+        workers: Trials at once: by default one; on a cluster one for each GPU, or for each node without.
+        engine: 'local', or 'ray': the nodes of a Ray cluster.
+        address: Of the cluster; by default `RAY_ADDRESS`, or one that is started on this machine.
+        kind: Of the cluster's devices, by a part of their name; by default what most nodes have.
         observer: Called with each :data:`autotune.events.Event`.
 
     Raises:
@@ -115,6 +123,7 @@ def find(
         effort=effort,
         space=str(space) if space is not None else None,
         device=device,
+        devices=devices,
         memory_bytes=parse_memory(memory) if isinstance(memory, str) else memory,
         max_trials=max_trials,
         max_time_s=parse_time_s(max_time) if isinstance(max_time, str) else max_time,
@@ -128,25 +137,30 @@ def find(
         revision=revision,
         trust_remote_code=trust_remote_code,
         record=record,
+        workers=workers,
+        engine=engine,
+        address=address,
+        kind=kind,
     )
+    check(options)
     stopwatch = Stopwatch("planning")
     directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(model))
-    with directory:
-        outline = planning.outline(options)
-        for text in (*outline.notes, *planning.machine_notes(outline.hardware, directory.path)):
+    with directory, crew_of(options.fleet, directory.path, device=options.device) as crew:
+        outline = planning.outline(options, crew.allotment)
+        here = planning.machine_notes(outline.hardware, directory.path) if options.engine == "local" else []
+        for text in (*outline.notes, *here):
             observer(Note(text=text))
-        with LocalRunner(directory.path, outline.hardware) as runner:
-            stopwatch.enter("launching")
-            runner.start()
-            stopwatch.enter("describing")
-            description = runner.describe(DescribeRequest(workload=outline.workload))
-            stopwatch.enter("planning")
-            workload = outline.workload.model_copy(update={"lengths": description.lengths})
-            plan = planning.complete(outline, description.facts, workload, description.notes)
-            directory.write_plan(plan)
-            for text in plan.notes[len(outline.notes) :]:
-                observer(Note(text=text))
-            return _conduct(plan, directory, runner, observer, stopwatch)
+        stopwatch.enter("launching")
+        crew.asker.start()
+        stopwatch.enter("describing")
+        description = crew.asker.describe(DescribeRequest(workload=outline.workload))
+        stopwatch.enter("planning")
+        workload = outline.workload.model_copy(update={"lengths": description.lengths})
+        plan = planning.complete(outline, description.facts, workload, description.notes)
+        directory.write_plan(plan)
+        for text in plan.notes[len(outline.notes) :]:
+            observer(Note(text=text))
+        return _conduct(plan, directory, crew, observer, stopwatch)
 
 
 def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
@@ -159,40 +173,38 @@ def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
     stopwatch = Stopwatch("planning")
     directory = RunDirectory.existing(Path(run_dir))
     with directory:
-        try:
-            plan = read_value(SearchPlan, directory.path / PLAN_FILE)
-        except (OSError, ValidationError) as error:
-            first = str(error).splitlines()[0]
-            raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None
-        with LocalRunner(directory.path, plan.hardware) as runner:
+        plan = planning.read_plan(directory.path)
+        with crew_of(plan.fleet, directory.path, planned=plan.hardware) as crew:
             stopwatch.enter("launching")
-            runner.start()
-            return _conduct(plan, directory, runner, observer, stopwatch)
+            crew.asker.start()
+            return _conduct(plan, directory, crew, observer, stopwatch)
 
 
 def _conduct(
-    plan: SearchPlan, directory: RunDirectory, runner: LocalRunner, observer: Observer, stopwatch: Stopwatch
+    plan: SearchPlan, directory: RunDirectory, crew: Crew, observer: Observer, stopwatch: Stopwatch
 ) -> TuningResult:
     """Run a search or a recording to its end; what was observed is kept for the next one, however it ends."""
     with keeper_of(plan, directory, observer) as keeper:
         if plan.exhaustive:
-            return keeper.end(Recorder(plan, directory, runner, keeper).run())
-        return keeper.end(_search(plan, directory, runner, keeper, stopwatch))
+            return keeper.end(Recorder(plan, directory, crew.runner, keeper).run())
+        return keeper.end(_search(plan, directory, crew, keeper, stopwatch))
 
 
 def _search(
-    plan: SearchPlan, directory: RunDirectory, runner: LocalRunner, keeper: Keeper, stopwatch: Stopwatch
+    plan: SearchPlan, directory: RunDirectory, crew: Crew, keeper: Keeper, stopwatch: Stopwatch
 ) -> TuningResult:
     stopwatch.enter("tracing")
-    model = cost_model(plan, runner, directory.path, keeper)
+    model = cost_model(plan, crew.asker, directory.path, keeper)
     stopwatch.enter("planning")
     if model is None and plan.probes is not None:
         keeper(Note(text="shallow probes are left out: without a prediction there is nothing they could correct"))
     recall = Recall(plan, keeper.earlier())
+    starting = stopwatch.laps()
     try:
-        return Tuner(plan, directory, runner, keeper, model=model, recall=recall, starting=stopwatch.laps()).run()
+        return crew.conductor(plan, directory, crew.runner, keeper, model=model, recall=recall, starting=starting).run()
     finally:
-        learn(plan, model, directory.results())
+        if not plan.is_shared:  # what was disturbed would mislead the next search
+            learn(plan, model, directory.results())
 
 
 def _count(tokens: float | str | None) -> float | None:

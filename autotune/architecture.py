@@ -122,6 +122,10 @@ class ModelFacts(Value):
     biases: int | None = Field(default=None, description="number of biases below the head, None: not looked at")
     expert_parameters: tuple[str, ...] = Field(default=(), description="last names of the fused weights of experts")
     takes_prefix: bool | None = Field(default=None, description="whether its head takes keys and values from outside")
+    not_fsdp: str | None = Field(default=None, description="why FSDP2 can't shard it; None: it can, or not looked at")
+    tensor_parallel_heads: int | None = Field(
+        default=None, description="attention heads that tensor parallel can deal out; None: its class has no plan"
+    )
     architecture: str | None = Field(
         default=None, description="digest of class and config, whatever the model is called; None: not looked at"
     )

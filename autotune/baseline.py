@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from autotune.architecture import ModelFacts
 from autotune.checkpointing import Checkpointing, kind_of
-from autotune.config import Precision, TrainConfig
+from autotune.config import Parallelism, Precision, TrainConfig
 from autotune.errors import InputError, suggestion
 from autotune.hardware import Hardware
 from autotune.training_args import SEARCHED_ARGUMENTS
@@ -31,11 +31,13 @@ class UserArguments(NamedTuple):
         return micro * int(self.searched.get("gradient_accumulation_steps", 1))
 
 
+_SHARDED = "the baseline of several devices (--devices N) is DDP, and sharding is searched"
+
 # Arguments that a trial can't honour: what to do about each.
 _REFUSED = {
-    "fsdp": "several devices are not searched yet",
-    "deepspeed": "several devices are not searched yet",
-    "parallelism_config": "several devices are not searched yet",
+    "fsdp": _SHARDED,
+    "deepspeed": _SHARDED,
+    "parallelism_config": _SHARDED,
     "group_by_length": "transformers 5 calls it train_sampling_strategy: group_by_length",
     "auto_find_batch_size": "it would change the batch during a measurement",
     "torchdynamo": "transformers 5 calls it torch_compile_backend",
@@ -103,10 +105,28 @@ def _checkpointing(given: dict[str, Any]) -> Checkpointing:
     return "none"
 
 
+def _parallelism(given: dict[str, Any], devices: int) -> Parallelism:
+    """Return DDP over `devices`, with what the user has set of it; one device has no use for that."""
+    if devices == 1:
+        return Parallelism()
+    return Parallelism(
+        world_size=devices,
+        ddp_bucket_cap_mb=given.get("ddp_bucket_cap_mb"),
+        ddp_static_graph=bool(given.get("ddp_static_graph")),
+    )
+
+
 def baseline_config(
-    arguments: UserArguments | None, global_batch: int | None, facts: ModelFacts, hardware: Hardware
+    arguments: UserArguments | None,
+    global_batch: int | None,
+    facts: ModelFacts,
+    hardware: Hardware,
+    *,
+    devices: int = 1,
 ) -> TrainConfig:
     """Return the configuration that the search is compared with.
+
+    Over several devices it is what the Trainer does when torchrun starts it: data parallel without sharding.
 
     Raises:
         InputError: The user's arguments contradict each other.
@@ -117,7 +137,10 @@ def baseline_config(
     compiled = any(given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"))
     try:
         return TrainConfig(
-            per_device_train_batch_size=given.get("per_device_train_batch_size", default_micro_batch(global_batch)),
+            per_device_train_batch_size=given.get(
+                "per_device_train_batch_size",
+                default_micro_batch(global_batch and global_batch // devices),
+            ),
             precision=Precision.BF16 if given.get("bf16") else Precision.FP16 if given.get("fp16") else Precision.FP32,
             tf32=bool(given.get("tf32")),
             optim=given.get("optim", "adamw_torch_fused"),
@@ -132,6 +155,7 @@ def baseline_config(
             train_sampling_strategy=given.get("train_sampling_strategy", "random"),
             # The Trainer's default is to pin, which it drops by itself where there is no accelerator.
             dataloader_pin_memory=not hardware.is_cpu and given.get("dataloader_pin_memory", True),
+            parallelism=_parallelism(given, devices),
         )
     except ValidationError as error:
         first = error.errors()[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune import history_commands, listing_commands
+from autotune import export_command, history_commands, listing_commands, report_commands
 from autotune.console import Debug, Json, error_document, guarded, print_json, stdout
 from autotune.errors import EXIT_INTERRUPTED, InputError
 from autotune.knob_options import KnobCommand, given_knobs
@@ -50,6 +50,7 @@ def find(
     effort: Annotated[str, typer.Option(help="How long to search: quick, standard, thorough.")] = "standard",
     space: Annotated[str | None, typer.Option(help="Built-in search space or YAML file.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    devices: Annotated[str | None, typer.Option(help="Spread each training over so many, or all [1].")] = None,
     memory: Annotated[str | None, typer.Option(help="Device memory to stay within, such as 24GiB.")] = None,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the search.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Time of the whole search, such as 10m.")] = None,
@@ -65,6 +66,10 @@ def find(
     revision: Annotated[str | None, typer.Option(help="Revision of a hub id.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     no_record: Annotated[bool, typer.Option("--no-record", help="Don't use or add to `autotune history`.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Trials at once, each on a device or cores [1].")] = None,
+    engine: Annotated[str, typer.Option(help="What runs trials: local, or ray for a cluster.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster [RAY_ADDRESS, else one here].")] = None,
+    kind: Annotated[str | None, typer.Option(help="Part of a device's name in a mixed cluster [most nodes].")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -88,6 +93,7 @@ def find(
             effort=effort,
             space=space,
             device=device,
+            devices=_count(devices, "--devices", "all"),
             memory=memory,
             max_trials=max_trials,
             max_time=max_time,
@@ -102,6 +108,10 @@ def find(
             revision=revision,
             trust_remote_code=trust_remote_code,
             record=not no_record,
+            workers=workers,
+            engine=engine,
+            address=address,
+            kind=kind,
             observer=observer,
         )
         return result, directory / ANSWER_FILE
@@ -140,6 +150,9 @@ def estimate(
     allow: Annotated[str | None, typer.Option(help="What a ranking may change, as of find [optimizer].")] = None,
     tokens: Annotated[str | None, typer.Option(help="Length of a run to cost, such as 20B or 300e9.")] = None,
     prices: Annotated[str | None, typer.Option(help="YAML or JSON: a currency, prices per hour by GPU.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines that --devices are on [of 8 each].")] = None,
+    network_gb_s: Annotated[float | None, typer.Option(help="GB/s of a node to others [25 a device].")] = None,
+    host_memory: Annotated[str | None, typer.Option(help="Of a node, for what is offloaded [this machine's].")] = None,
     device: Annotated[str, typer.Option(help="Of this machine: auto, cpu, cuda or cuda:N.")] = "auto",
     revision: Annotated[str | None, typer.Option(help="Revision of a hub id.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
@@ -149,7 +162,7 @@ def estimate(
     """Predict memory and speed without running: of the knobs given, or of the best.
 
     With a knob (--micro-batch ... --adapter-rank) the estimate is of that configuration; without, the best
-    predicted ones are ranked; with --gpu all, the devices of the table.
+    predicted ones are ranked; with --gpu all, the devices of the table; with --devices, the ways to share.
     """
 
     def predict() -> Report:
@@ -165,6 +178,9 @@ def estimate(
             global_batch=_global_batch(global_batch),
             gpu=gpu,
             memory_bytes=None if memory is None else parse_memory(memory),
+            nodes=nodes,
+            network_gb_s=network_gb_s,
+            host_memory_bytes=None if host_memory is None else parse_memory(host_memory),
             device=device,
             knobs=given_knobs(context),
             allow=allow,
@@ -180,10 +196,15 @@ def estimate(
 
 def _global_batch(text: str | None) -> Any:
     """Return a number above 0, 'any' or None."""
-    if text is None or text == "any":
+    return _count(text, "--global-batch", "any")
+
+
+def _count(text: str | None, option: str, word: str) -> Any:
+    """Return a number above 0, `word` or None."""
+    if text is None or text == word:
         return text
     if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--global-batch {text}: expected a whole number above 0, or any")
+        raise InputError(f"{option} {text}: expected a whole number above 0, or {word}")
     return int(text)
 
 
@@ -263,6 +284,9 @@ def _check_writable(path: Path) -> None:
 
 for _command in (listing_commands.models, listing_commands.gpus, listing_commands.spaces, listing_commands.doctor):
     app.command()(_command)
+app.command()(report_commands.report)
+app.command()(report_commands.explain)
+app.command()(export_command.export)
 app.add_typer(history_commands.history, name="history")
 
 

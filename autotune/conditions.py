@@ -5,6 +5,8 @@ Values and pure functions; `autotune.execution.noise` reads them off the machine
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from pydantic import Field
 
 from autotune.values import Value
@@ -62,6 +64,25 @@ class Conditions(Value):
         if self.clock_mhz is None or self.max_clock_mhz is None or self.throttled:
             return False
         return self.clock_mhz < SLOW_CLOCK * self.max_clock_mhz
+
+
+def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
+    """Return the worst of what the ranks of one trial saw, each of its own device; None if none looked."""
+
+    def of(field: str, choose: Callable[[list[float]], float]) -> float | None:
+        seen = [value for rank in ranks if (value := getattr(rank, field)) is not None]
+        return choose(seen) if seen else None
+
+    reasons = {reason for rank in ranks for reason in rank.throttled}
+    worst = {
+        **{field: of(field, max) for field in _WORST_IS_HIGHEST},
+        "clock_mhz": of("clock_mhz", min),
+        "throttled": {reason: max(rank.throttled.get(reason, 0.0) for rank in ranks) for reason in sorted(reasons)},
+    }
+    return Conditions.model_validate(worst) if ranks else None
+
+
+_WORST_IS_HIGHEST = ("others_share", "stolen_share", "waited_share", "max_clock_mhz", "temperature_c")
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:

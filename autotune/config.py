@@ -57,6 +57,45 @@ class Precision(StrEnum):
 Quantization = Literal["int8", "nf4", "nf4-double", "fp4", "fp4-double"]
 
 
+Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zero_3"]
+
+
+class Parallelism(Value):
+    """How one training is spread over several devices: the degrees multiply to the world size."""
+
+    world_size: PositiveInt = Field(default=1, description="processes, one a device")
+    sharding: Sharding = Field(
+        default="none",
+        description="what data-parallel ranks split among them instead of each keeping all: none is DDP, fsdp is "
+        "FSDP2, zero is DeepSpeed",
+    )
+    tensor_parallel: PositiveInt = Field(default=1, description="devices that share each layer's matrices")
+    pipeline_parallel: PositiveInt = Field(default=1, description="stages that the layers are dealt to")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        default="none", description="what is kept outside of the devices; parameters: the optimizer's states as well"
+    )
+    offload_to: Literal["cpu", "nvme"] = Field(default="cpu", description="where to; it says nothing without offload")
+    nvme_path: str | None = Field(default=None, description="folder on an NVMe disk, for what is offloaded there")
+    wrapping: Literal["layers", "size"] = Field(
+        default="layers", description="FSDP units: each transformer layer, or as many parameters as make a unit"
+    )
+    ddp_bucket_cap_mb: PositiveInt | None = Field(default=None, description="MB of gradients a message; None: 25")
+    ddp_static_graph: bool = Field(default=False, description="the same parameters take part in every step")
+
+    @property
+    def data_parallel(self) -> int:
+        """Groups of ranks that see different samples; degrees that don't divide the world size are refused by rule."""
+        return max(1, self.world_size // (self.tensor_parallel * self.pipeline_parallel))
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one process on one device, without sharding or offload."""
+        return self == ONE_DEVICE
+
+
+ONE_DEVICE = Parallelism()
+
+
 class TrainConfig(Value):
     """One point of the search space, named as in `transformers.TrainingArguments` where a name exists."""
 
@@ -79,6 +118,7 @@ class TrainConfig(Value):
     dataloader_pin_memory: bool = True
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = "random"
     packing: bool = Field(default=False, description="samples of a micro-batch in one row, without padding")
+    parallelism: Parallelism = Field(default=ONE_DEVICE, description="over how many devices, and how")
 
     @field_validator("optim")
     @classmethod
@@ -147,21 +187,22 @@ class Workload(Value):
         """Return micro-batches per optimizer step on one device.
 
         Raises:
-            ValueError: The micro-batch doesn't divide the global batch.
+            ValueError: The micro-batches of all data-parallel ranks together don't divide the global batch.
         """
         if self.global_batch_size is None:
             return 1
-        steps, rest = divmod(self.global_batch_size, config.per_device_train_batch_size)
+        ranks = config.parallelism.data_parallel
+        steps, rest = divmod(self.global_batch_size, config.per_device_train_batch_size * ranks)
         if rest or not steps:
             raise ValueError(
-                f"a micro-batch of {config.per_device_train_batch_size} does not divide the global batch of "
-                f"{self.global_batch_size}"
+                f"a micro-batch of {config.per_device_train_batch_size}{f' on each of {ranks} devices' * (ranks > 1)} "
+                f"does not divide the global batch of {self.global_batch_size}"
             )
         return steps
 
     def samples_per_step(self, config: TrainConfig) -> int:
-        """Return the samples of one optimizer step."""
-        return self.accumulation_steps(config) * config.per_device_train_batch_size
+        """Return the samples of one optimizer step, all devices together."""
+        return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
 
     @property
     def shown_length(self) -> str:

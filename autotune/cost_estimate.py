@@ -42,4 +42,8 @@ class CostEstimate(Value):
     flops_per_step: float = Field(description="floating-point operations that the model needs, recomputation left out")
     mfu: float | None = Field(default=None, description="model FLOP/s over the device's dense peak, None if unknown")
     traced_by: TracedBy = Field(description="how the model's operators were found out")
+    communication_s: float = Field(
+        default=0.0, description="of the step, waiting for other devices or for the host's memory"
+    )
+    host_bytes: int = Field(default=0, description="of the host's memory that one device's offloaded states take")
     notes: tuple[str, ...] = ()

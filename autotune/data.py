@@ -88,7 +88,8 @@ def training_data(
             longest_first=longest_first,
             rows=samples,
             config=config,
-            per_step=workload.samples_per_step(config),
+            # The Trainer's sampler by length goes by a device's samples of a step, and deals them out afterwards.
+            per_step=workload.samples_per_step(config) // config.parallelism.data_parallel,
             seed=workload.seed,
         )
         texts = Ordered(texts, order)

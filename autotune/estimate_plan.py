@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from autotune import planning, workload_plan
 from autotune.architecture import FLASH_PACKAGES, ModelFacts
@@ -34,6 +34,9 @@ from autotune.values import Value
 # Whose rates put configurations in order where only the memory of a device is known.
 REFERENCE_GPU = "a100-80gb"
 
+# Of many devices a step takes so many samples on each, if nothing is said: fewer would leave them waiting.
+SAMPLES_OF_EACH = 8
+
 _LOADING = "dataloader"  # what the knobs of data loading begin with
 
 
@@ -47,6 +50,9 @@ class EstimateOptions(Value):
     global_batch: PositiveInt | Literal["any"] | None = None
     gpu: str | None = Field(default=None, description="a name of the table, or 'all'")
     memory_bytes: PositiveInt | None = None
+    nodes: PositiveInt | None = Field(default=None, description="that several devices are on, evenly")
+    network_gb_s: PositiveFloat | None = Field(default=None, description="of a node to others, 10^9 bytes/s one way")
+    host_memory_bytes: PositiveInt | None = Field(default=None, description="of a node, for what is offloaded")
     device: str = "auto"
     knobs: dict[str, str | bool] = Field(default_factory=dict, description="as written, by option")
     allow: Allowance | None = None
@@ -54,6 +60,12 @@ class EstimateOptions(Value):
     prices: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+
+    @property
+    def devices(self) -> int:
+        """How many devices are asked for; what isn't a number is refused with the other knobs."""
+        written = str(self.knobs.get("devices", 1))
+        return int(written) if written.isdigit() else 1
 
 
 class Target(Value):
@@ -76,6 +88,11 @@ def check(options: EstimateOptions) -> None:
         raise InputError("--memory: with --gpu all each device has its own")
     if options.knobs and options.allow is not None:
         raise InputError(f"--allow {options.allow}: is for a ranking; a given configuration is estimated as it is")
+    for name, value in (("nodes", options.nodes), ("network-gb-s", options.network_gb_s)):
+        if value is not None and options.devices == 1:
+            raise InputError(f"--{name} {value}: is of several devices (--devices)")
+    if options.devices > 1 and options.gpu == "all":
+        raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
     if options.prices is not None and options.tokens is None:
         raise InputError(f"--prices {options.prices}: needs --tokens, the length of the run")
 
@@ -91,7 +108,7 @@ def target_of(options: EstimateOptions) -> Target:
         return table_target(gpu_named(options.gpu), options.memory_bytes)
     if options.memory_bytes is not None and options.device == "auto":
         return _target_of_memory(options.memory_bytes)
-    hardware = detect(options.device)
+    hardware = detect(options.device).model_copy(update={"count": None})  # as many of them as are asked for
     memory_bytes = options.memory_bytes or default_budget_bytes(hardware)
     if memory_bytes > hardware.memory_bytes:
         there = show_memory(hardware.memory_bytes)
@@ -138,6 +155,8 @@ def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
     hardware = target.device.hardware
     optimizer = OPTIMIZERS.get(str(point.get("optim")))
     wanted = {
+        # which of several ways is chosen isn't settled yet where none is given
+        "deepspeed" if str(point.get("parallelism.sharding", "zero")).startswith("zero") and _several(point) else None,
         FLASH_PACKAGES.get(str(point.get("attn_implementation"))),
         optimizer.package if optimizer is not None else None,
     }
@@ -150,6 +169,10 @@ def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
     return target.model_copy(update={"device": device, "notes": notes})
 
 
+def _several(point: Mapping[str, Scalar]) -> bool:
+    return str(point.get("parallelism.world_size", 1)) != "1"
+
+
 def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
     """Return the workload on a kind of device, and a line for each default.
 
@@ -159,7 +182,7 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     fixed = fixed_frames(spec.model_type, spec.config)
     length = options.seq_len or fixed or workload_plan.DEFAULT_SEQUENCE_LENGTH[kind]
-    batch = options.global_batch or workload_plan.DEFAULT_GLOBAL_BATCH[kind]
+    batch = options.global_batch or max(workload_plan.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
     asked = Options(
         model=options.model,
         task=options.task,
@@ -236,7 +259,16 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
 
 
 def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return why a configuration can't run on the device of `plan`, or None."""
+    """Return why a configuration can't run on the device of `plan`, or None.
+
+    A pipeline, which the Trainer doesn't run, can be estimated: of it one stage is looked at.
+    """
+    spread = config.parallelism
+    if spread.pipeline_parallel > 1:
+        if spread.sharding != "none":
+            return f"pipeline parallel with {spread.sharding}: a stage's gradients are there until all are in"
+        of_stage = {"world_size": spread.tensor_parallel, "pipeline_parallel": 1}
+        config = config.model_copy(update={"parallelism": spread.model_copy(update=of_stage)})
     return next(iter(refusals(config, plan.workload, plan.facts, plan.hardware)), None)
 
 

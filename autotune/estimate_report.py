@@ -1,4 +1,4 @@
-"""What `autotune estimate` answers: one configuration, the best ones of a device, or the devices of the table. Values.
+"""What `autotune estimate` answers: a configuration, the best ones, all devices, or the ways to share several. Values.
 
 Made by `autotune.estimating`, drawn by `autotune.output.estimate_table`, printed as they are with `--json`.
 """
@@ -58,6 +58,10 @@ class Predicted(Value):
     speed: Speed | None = Field(description="None: nothing is known of the device but its memory")
     flops_per_step: float = Field(description="that the model needs, recomputation left out")
     traced_by: TracedBy
+    communication_s: float = Field(
+        default=0.0, description="of the step, waiting for other devices or for the host's memory"
+    )
+    host_bytes: int = Field(default=0, description="of the host's memory that one device's offloaded states take")
     notes: tuple[str, ...] = Field(default=(), description="of the cost model")
 
     @property
@@ -67,7 +71,7 @@ class Predicted(Value):
 
 
 class RunCost(Value):
-    """What training for a number of tokens costs on one device."""
+    """What training for a number of tokens costs."""
 
     tokens: float
     parameters: int = Field(description="of the model, adapters left out")
@@ -80,6 +84,7 @@ class RunCost(Value):
     needed_petaflop_s_days: float
     hours: float | None = Field(description="at the predicted speed; None: it isn't known")
     hours_interval: Interval | None
+    devices: int = Field(default=1, description="that train together")
     gpu_hours: float | None = Field(description="hours times devices")
     price_per_hour: float | None = None
     money: float | None = None
@@ -137,7 +142,39 @@ class DevicesReport(Value):
     notes: tuple[str, ...]
 
 
-Report = ConfigReport | RankingReport | DevicesReport
+class SpreadRow(Value):
+    """One way to spread a training over devices, at its best."""
+
+    way: str = Field(description="in a few words; the configuration says it in full")
+    predicted: Predicted
+    host_bytes: int = Field(description="of each node's memory that offload takes")
+    host_fits: bool = Field(description="whether a node has so much, or what it has isn't known")
+
+    @property
+    def fits_at_all(self) -> bool:
+        """Whether device and host have the memory, by the prediction itself."""
+        return self.predicted.fits_at_all and self.host_fits
+
+
+class SpreadReport(Value):
+    """The ways to spread a training over several devices, fastest first, those that don't fit last."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    kind: Literal["spread"] = "spread"
+    workload: Workload
+    device: Device
+    devices: int
+    nodes: int
+    link_gb_s: float = Field(description="that a device attains to others of its node, 10^9 bytes/s one way")
+    network_gb_s: float | None = Field(description="that a node attains to other nodes; None: there is one")
+    host_memory_bytes: int | None = Field(description="of a node; None: not known, so nothing is refused by it")
+    rows: tuple[SpreadRow, ...]
+    run: RunCost | None = Field(default=None, description="with the first")
+    refused: dict[str, tuple[str, ...]] = Field(description="ways that aren't possible, by reason")
+    notes: tuple[str, ...]
+
+
+Report = ConfigReport | RankingReport | DevicesReport | SpreadReport
 
 
 def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload, device: Device) -> Predicted:
@@ -150,6 +187,8 @@ def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload
         speed=_speed(estimate) if device.rates is not None else None,
         flops_per_step=estimate.flops_per_step,
         traced_by=estimate.traced_by,
+        communication_s=estimate.communication_s,
+        host_bytes=estimate.host_bytes,
         notes=estimate.notes,
     )
 

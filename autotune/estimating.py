@@ -30,11 +30,15 @@ from autotune.forecast import Forecast, Question
 from autotune.knobs import point_of
 from autotune.run_cost import read_prices, tokens_per_sample
 from autotune.search.points import make_point
+from autotune.spreading import network_for, spread
 from autotune.survey import RANKED, survey
 from autotune.tracing import Profiles
 
 # Rows of a ranking.
 BEST = 8
+
+# Knobs that say how several devices share a training; without them the ways are compared.
+_WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
 
 
 def options_of(**fields: Any) -> EstimateOptions:
@@ -70,7 +74,9 @@ def report(options: EstimateOptions) -> Report:
     question = Question(options, point, prices, workload, facts, Profiles(workload, facts.parameters))
     if target is None:
         return survey(question, said)
-    forecast = question.forecast(target)
+    if options.devices > 1 and not _WAY & point.keys():
+        return spread(question, target, (*target.notes, *said))
+    forecast = question.forecast(target, network=network_for(options, target, options.devices))
     notes = (*target.notes, *said)
     if prices is not None and target.device.name not in prices.per_hour:
         notes += (f"--prices {options.prices}: no price of {target.device.name}",)
@@ -88,6 +94,7 @@ def estimate(
     global_batch: int | Literal["any"] | None = None,
     gpu: str | None = None,
     device: str = "auto",
+    nodes: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> CostEstimate:
@@ -104,6 +111,7 @@ def estimate(
         global_batch: Samples per optimizer step; 64 by default, 16 on the CPU; 'any' for one micro-batch a step.
         gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
         device: Of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        nodes: That the devices of the configuration are on; as many as hold eight each by default.
         revision: Of a hub id.
         trust_remote_code: Run the model's own code.
 
@@ -134,7 +142,8 @@ def estimate(
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
     facts = models.describe(workload.model, workload.task)
     question = Question(options, point, None, workload, facts, Profiles(workload, facts.parameters))
-    forecast = question.forecast(target)
+    network = network_for(options.model_copy(update={"nodes": nodes}), target, config.parallelism.world_size)
+    forecast = question.forecast(target, network=network)
     if reason := refusal(forecast.plan, config):
         raise InputError(f"not possible on {target.device.name}: {reason}")
     found = forecast.estimate(config)

@@ -22,9 +22,14 @@ def write_value(value: Value, path: Path) -> None:
 
 def write_text(text: str, path: Path) -> None:
     """Write `text` to `path` by a temporary name, a flush to disk and a rename."""
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(content: bytes, path: Path) -> None:
+    """Write `content` to `path` by a temporary name, a flush to disk and a rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -41,7 +41,8 @@ class Finals:
         Who fails when measured again is out, and the next takes the place. For a finalist that was slower than the
         search had it, the next comes as well: it was chosen for a lucky trial, or the machine has slowed for all.
         """
-        ranking = [r for r in self._history.ranking() if not self.has_failed(r.request.config)]
+        failed = [config for config in self._measured_again() if self.has_failed(config)]
+        ranking = [r for r in self._history.ranking() if r.request.config not in failed]
         able = [
             r.request.config
             for r in ranking
@@ -84,6 +85,10 @@ class Finals:
         if any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in self.trials(config)):
             return True
         return self.proof.refusal(config) is not None
+
+    def _measured_again(self) -> list[TrainConfig]:
+        """Return the configurations that have had a closer look; of many trials they are few."""
+        return list(dict.fromkeys(r.request.config for r in self._results if r.request.purpose.closes))
 
     def expected_s(self, config: TrainConfig | None = None) -> float:
         """Return the seconds that the finals, or the one of `config`, should take by what the search measured.

@@ -17,6 +17,7 @@ from autotune.config import Allowance, TrainConfig, Workload
 from autotune.cost.corrections import kept
 from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
+from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost_estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.errors import InputError, NothingFitsError
@@ -68,11 +69,18 @@ class Question:
         """How much a ranking may change."""
         return self.options.allow or Allowance.OPTIMIZER
 
-    def forecast(self, target: Target, memories: dict[TrainConfig, MemoryBreakdown] | None = None) -> Forecast:
+    def forecast(
+        self,
+        target: Target,
+        memories: dict[TrainConfig, MemoryBreakdown] | None = None,
+        *,
+        network: Network | None = None,
+    ) -> Forecast:
         """Return the predictions for a device; what earlier searches measured there corrects them."""
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = kept(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
+        model = dataclasses.replace(model, network=network)
         return Forecast(plan, target.device, model, self.profiles, memories)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
@@ -161,7 +169,10 @@ class Forecast:
         total = self.plan.workload.global_batch_size
         if total is None:
             return self._largest_of_all(config)
-        configs = [with_micro_batch(config, size) for size in micro_batches(total)]
+        ranks = config.parallelism.data_parallel
+        configs = [with_micro_batch(config, size) for size in micro_batches(total // ranks)] if total >= ranks else []
+        if not configs:
+            return None
         least = self._model.predict(configs).least_bytes
         for candidate, bound in sorted(zip(configs, least, strict=True), key=lambda pair: -_size(pair[0])):
             if bound <= self.device.memory_bytes and self.fits(candidate):

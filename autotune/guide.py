@@ -1,13 +1,14 @@
 """Leads a search by the cost model: what to refuse without a trial, what to try next, when to stop.
 
-The next trial is the untried configuration with the largest expected improvement over the leader, times its chance to
-fit; before anything has completed, the one with the highest predicted throughput, a little in favour of those that the
-model is unsure of. Each measurement corrects the model before the next choice. The search is over when no untried
-configuration has a fair chance of a gain that would show.
+The next trial is the untried configuration with the largest expected improvement over the leader, weighed with its
+chance to fit; before anything has completed, the one with the highest predicted throughput, a little in favour of those
+that the model is unsure of. Each measurement corrects the model before the next choice. The search is over when no
+untried configuration has a fair chance of a gain that would show.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 
@@ -31,9 +32,15 @@ _MOST_CONFIGS = 20_000
 # Standard deviations by which a prediction counts for more than it says: what is unknown is worth a trial.
 _CURIOSITY = 0.5
 
-# A gain below this doesn't show over the noise; a chance below that isn't worth a trial.
+# A gain below this doesn't show over the noise; a chance of it below that isn't worth a trial.
 WORTHWHILE_GAIN = 1.01
-WORTHWHILE_CHANCE = 0.1
+WORTHWHILE_CHANCE = 0.05
+
+# What hardly fits isn't tried, and what may not fit has to promise more: a trial that runs out of memory is lost, and
+# says little of the others. On the tables in benchmarks/ the square of the chance led to as good an answer as the
+# chance itself, with fewer trials that ran out (docs/search.md).
+_LEAST_FIT = 0.1
+_CAUTION = 2
 
 # A cold compile of small models took inductor 20 to 79 s on two cores; larger ones on a GPU take minutes.
 _COMPILE_S = 60.0
@@ -54,6 +61,7 @@ class Guide:
     def __init__(self, model: CostModel, plan: SearchPlan, space: SearchSpace) -> None:
         self._model = model
         self._budget_bytes = plan.memory_bytes
+        self._host_bytes = plan.hardware.host_memory_bytes
         self._run_samples = plan.objective.run_samples
         points = (point for _, point in zip(range(_MOST_CONFIGS), space.points(), strict=False))
         self._configs = list(dict.fromkeys(map(space.config, points)))
@@ -85,6 +93,12 @@ class Guide:
             self._model = learned
             self._predict()
 
+    def believing(self, results: Sequence[TrialResult]) -> Guide:
+        """Return a guide that takes `results` for measured; this one stays as it is."""
+        other = copy.copy(self)
+        other.observe(*results)
+        return other
+
     def prediction(self, config: TrainConfig) -> Prediction | None:
         """Return what is expected of a configuration now, None if nothing is known."""
         estimate = self._model.estimate(config)
@@ -96,6 +110,10 @@ class Guide:
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why a configuration surely doesn't fit, or None."""
+        host = self._model.host_bytes(config) * config.parallelism.world_size
+        if host > self._host_bytes:
+            there = show_memory(self._host_bytes)
+            return f"offload is predicted to take {show_memory(int(host))} of the host's memory; it has {there}"
         least = float(self._model.predict([config]).least_bytes[0])
         if least <= self._budget_bytes or math.isnan(least):
             return None
@@ -116,7 +134,7 @@ class Guide:
         for index in np.argsort(-np.nan_to_num(scores, nan=-1.0)).tolist():
             if math.isnan(self._rates[index]):
                 return None
-            if self._fits[index] < WORTHWHILE_CHANCE or self._fits[index] * chances[index] < least_chance:
+            if self._fits[index] < _LEAST_FIT or self._fits[index] * chances[index] < least_chance:
                 continue
             config: TrainConfig = self._configs[index]
             if is_open(config):
@@ -130,14 +148,14 @@ class Guide:
         optimization of expensive black-box functions", 1998); the leader counts for what model and measurement say
         together, since who is first of many is lucky, too. Without one, it is worth the throughput to be expected.
         """
-        best = history.best()
+        best, fits = history.best(), self._fits**_CAUTION
         if best is None:
-            return self._fits * self._rates * np.exp(_CURIOSITY * self._deviations), np.ones(len(self._configs))
+            return fits * self._rates * np.exp(_CURIOSITY * self._deviations), np.ones(len(self._configs))
         leader, rate = self._leader(history)
         deviations = self._deviations if leader is None else self._model.gain_deviations(self._configs, leader)
         gains = np.log(self._rates / rate)
         improvement = gains * below(gains / deviations) + deviations * density(gains / deviations)
-        return self._fits * improvement, below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
+        return fits * improvement, below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
 
     def _leader(self, history: History) -> tuple[TrainConfig | None, float]:
         """Return who is fastest by all that is known, and how fast; None for who, if nothing is predicted of it."""

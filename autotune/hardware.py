@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 import psutil
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from autotune.errors import InputError, MachineError
 from autotune.optimizers import PACKAGES as OPTIMIZER_PACKAGES
@@ -26,7 +26,7 @@ DEFAULT_MARGIN = 0.08
 
 PACKAGES = (
     "torch", "transformers", "accelerate", "peft", "bitsandbytes", "optuna", "datasets", "triton", "flash-attn",
-    "flash-attn-3", "liger-kernel", "kernels", "torchao", "transformer-engine",
+    "flash-attn-3", "liger-kernel", "kernels", "torchao", "transformer-engine", "deepspeed",
     *(package for package in OPTIMIZER_PACKAGES if package not in ("bitsandbytes", "torchao")),
 )  # fmt: skip
 
@@ -49,11 +49,17 @@ class Hardware(Value):
     features: tuple[str, ...] = Field(default=(), description="CPU: vector extensions that matter to training")
     cxx: str | None = Field(default=None, description="C++ compiler that inductor would use")
     versions: dict[str, str] = Field(default_factory=dict)
+    count: PositiveInt | None = Field(
+        default=None, description="like devices that trials may use, this one included; None: as many as asked for"
+    )
 
     @property
     def fingerprint(self) -> str:
-        """Short hash of what decides speed and memory: device, driver, cores, versions; not what is free now."""
-        return self.model_copy(update={"free_bytes": 0}).digest()
+        """Short hash of what decides speed and memory: device, driver, cores, versions; not what is free now.
+
+        Over how many devices a trial is spread is a matter of its configuration.
+        """
+        return self.model_copy(update={"free_bytes": 0}).digest(leave_out=frozenset({"count"}))
 
     @property
     def is_cpu(self) -> bool:
@@ -113,6 +119,19 @@ def cuda_count() -> int:
         return len(_visible_indices())
     except pynvml.NVMLError:
         return 0
+
+
+def like_devices(device: str) -> tuple[str, ...]:
+    """Return the visible devices of the same name and memory as `device` ('cuda:N'), itself first."""
+    import pynvml
+
+    def looks(index: int) -> tuple[str, int]:
+        handle = nvml_handle(index)
+        return pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total
+
+    own = int(device.partition(":")[2] or 0)
+    others = (index for index in range(cuda_count()) if index != own and looks(index) == looks(own))
+    return tuple(f"cuda:{index}" for index in (own, *others))
 
 
 def _visible_indices() -> list[str | int]:
@@ -213,6 +232,7 @@ def _cpu() -> Hardware:
         features=_cpu_features(),
         cxx=_cxx(),
         versions=installed_versions(),
+        count=1,
     )
 
 
@@ -233,6 +253,7 @@ def _cuda(index: int) -> Hardware:
         driver=pynvml.nvmlSystemGetDriverVersion(),
         cxx=_cxx(),
         versions=installed_versions(),
+        count=len(like_devices(f"cuda:{index}")),
     )
 
 

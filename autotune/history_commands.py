@@ -1,4 +1,4 @@
-"""`autotune history`: what the lasting record holds: listed, shown, exported, forgotten.
+"""`autotune history`: what the lasting record holds: listed, shown, exported, forgotten, made good from files.
 
 Without a sub-command, the searches are listed. What is written by searches is described in `autotune.record`.
 """
@@ -17,8 +17,9 @@ from autotune.errors import InputError
 if TYPE_CHECKING:
     from autotune.kept import KeptSearch
     from autotune.record import Record
+    from autotune.recordable import CaughtUp
 
-history = typer.Typer(help="What earlier searches measured: list, show, export, forget.", rich_markup_mode=None)
+history = typer.Typer(help="What earlier searches measured: list, show, export, sync, forget.", rich_markup_mode=None)
 
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 
@@ -96,6 +97,30 @@ def export(
 
 
 @history.command()
+def sync(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories of searches.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write to the record what of these run directories isn't there: trials are files first."""
+
+    def write() -> None:
+        from autotune.recordable import catch_up
+
+        database = _database()
+        found = []
+        for run_dir in run_dirs:
+            caught_up = catch_up(database, run_dir)
+            found.append(caught_up)
+            if not as_json:
+                stdout().print(_caught_up(caught_up), highlight=False)
+        if as_json:
+            print_json([caught_up.model_dump(mode="json") for caught_up in found])
+
+    guarded(write, as_json=as_json, debug=debug)
+
+
+@history.command()
 def forget(
     key: Annotated[str | None, typer.Argument(help="As the list has it; its beginning will do.")] = None,
     model: Annotated[str | None, typer.Option(help="All searches of the model of this name.")] = None,
@@ -126,7 +151,8 @@ def forget(
 
 
 def _database() -> Record:
-    from autotune.record import VARIABLE, record
+    from autotune.databases import VARIABLE
+    from autotune.record import record
 
     found = record()
     if found is None:
@@ -169,6 +195,12 @@ def _ask(question: str) -> None:
         raise InputError(f"{question} nobody answered; --yes doesn't ask") from None
     if not agreed:
         raise typer.Exit(0)
+
+
+def _caught_up(found: CaughtUp) -> str:
+    if not found.wanted:
+        return f"{found.run_directory}: left alone, it was searched with --no-record"
+    return f"{found.run_directory}: {found.written} of its {found.trials} trials written, the others were there"
 
 
 def _counted(searches: list[KeptSearch]) -> str:

@@ -1,38 +1,48 @@
 """Writes every trial of a search to the lasting record as it ends, and reads what earlier searches wrote there.
 
-The keeper listens like any observer and passes everything on. What can't be read or written costs the search seconds
-and one line: its trials are files first. Called by `autotune.api`; exhaustive searches and resumed ones are kept, too.
+The keeper listens like any observer and passes everything on. A trial is a file first: what can't be written to the
+record is told once, waits, and is tried again with every trial, beside it, so that the search isn't held up; at the end
+the record is waited for a minute. What is missing even then is written by `autotune resume` or `autotune history sync`.
+Called by `autotune.api`; exhaustive searches and resumed ones are kept, too.
 """
 
 from __future__ import annotations
 
-import datetime
-import uuid
+import contextlib
+import time
 from collections.abc import Iterable
-from typing import Self
+from typing import NamedTuple, Self
 
-from pydantic import Field, ValidationError
-
-from autotune.errors import AutotuneError, RecordError
+from autotune.attempt import Attempt
+from autotune.databases import PATIENCE_S
+from autotune.errors import AutotuneError, NothingFitsError, RecordError
 from autotune.events import Event, Note, Observer, TrialEnded
-from autotune.files import read_value, write_value
-from autotune.kept import KeptSearch, KeptTrial, Key, key_of, versions_of
+from autotune.kept import KeptSearch, KeptTrial, Key
 from autotune.planning import SearchPlan
 from autotune.record import Record, record
+from autotune.recordable import Answer, Identity, answered, described, identity_of, kept_trials, note_answer
 from autotune.result import TuningResult
 from autotune.rundir import RunDirectory
-from autotune.trial import Purpose, TrialResult
-from autotune.values import Value
+from autotune.trial import TrialResult
 
 # Of the earlier searches with the same key, so many are read: the latest say most about this machine.
 _MOST_SEARCHES = 20
 
+# How long a search waits for a record that answers: for a trial to be written (a little longer than the database itself
+# waits, which says more), and for earlier searches to be read.
+_WAIT_S = PATIENCE_S + 1.0
+_READING_WAIT_S = 4 * _WAIT_S
 
-class Identity(Value):
-    """By what the record knows a run directory, whatever it is called."""
+# At the end of a search, how long for one that is away; it is asked again after pauses that double from the first.
+LAST_WAIT_S = 60.0
+_PAUSES_S = (0.25, 4.0)
 
-    id: str
-    started: str = Field(description="UTC, ISO 8601")
+
+class _Batch(NamedTuple):
+    """What one attempt writes."""
+
+    search: KeptSearch
+    trials: tuple[KeptTrial, ...]
 
 
 class Keeper:
@@ -50,10 +60,11 @@ class Keeper:
         self._directory = directory
         self._observer = observer
         self._pending: list[KeptTrial] = []
-        self._failed = False
-        self._is_answered = False
-        identity = _identity(directory) if database is not None else Identity(id="", started="")
-        self._search = _described(plan, identity, str(directory.path.absolute()))
+        self._written: KeptSearch | None = None
+        self._attempt: tuple[_Batch, Attempt[int]] | None = None
+        self._trouble: RecordError | None = None
+        identity = identity_of(directory) if database is not None else Identity(id="", started="")
+        self._search = described(plan, identity, str(directory.path.absolute()))
 
     @property
     def key(self) -> Key:
@@ -68,64 +79,123 @@ class Keeper:
 
     def keep(self, results: Iterable[TrialResult]) -> None:
         """Write trials; those that are written already are passed over, checks are not kept."""
-        found = [self._kept(r) for r in results if r.request.task is None and r.request.purpose in _KEPT_PURPOSES]
+        found = kept_trials(self._directory, results) if self._record is not None else []
         self._pending += found
-        if found and not self._failed:
-            self._write()
+        if found:
+            self._write(0.0 if self._trouble is not None else _WAIT_S)
 
     def end(self, answer: TuningResult) -> TuningResult:
         """Keep the answer, and return it."""
-        speedup = answer.speedup.ratio if answer.speedup else None
-        found = {"verdict": answer.verdict, "best_config_id": answer.best.config.config_id, "speedup": speedup}
-        self._search = self._search.model_copy(update=found)
-        self._is_answered = True
+        if self._record is not None:
+            kept = Answer.of(answer)
+            note_answer(self._directory, kept)
+            self._search = answered(self._search, kept)
         return answer
 
     def __enter__(self) -> Self:
         self.keep(self._directory.results())  # of an earlier run of this search
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pending or self._is_answered:
-            self._write()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Write what is left; who has been interrupted isn't made to wait for a record that is away."""
+        if not self._is_behind:
+            return
+        self._write_all(_WAIT_S)
+        if self._is_behind and self._may_pass and (kind is None or issubclass(kind, NothingFitsError)):
+            self._tell(f"{self._missing}; it is waited for up to {LAST_WAIT_S:.0f} s (Ctrl-C goes on without)")
+            with contextlib.suppress(KeyboardInterrupt):
+                self._write_all(LAST_WAIT_S)
+        if self._is_behind:
+            catch_up = f"`autotune history sync {self._directory.path}`"
+            self._tell(f"{self._missing} ({self._trouble}); nothing is lost: {catch_up} writes it")
 
     def earlier(self) -> list[KeptSearch]:
         """Return the latest other searches with the same key; none if they can't be read."""
-        if self._record is None:
+        database, key = self._record, self.key
+        if database is None:
             return []
+        reading = Attempt(lambda: database.searches(key=key, latest=_MOST_SEARCHES))
         try:
-            found = self._record.searches(key=self.key, latest=_MOST_SEARCHES)
+            if not reading.has_ended(_READING_WAIT_S):
+                raise _no_answer(database, _READING_WAIT_S)
+            found = reading.result()
         except RecordError as error:
-            self._give_up(error)
+            self._fails(error)
             return []
         return [search for search in found if search.id != self._search.id]
 
-    def _write(self) -> None:
-        if self._record is None:
+    @property
+    def _is_behind(self) -> bool:
+        """Whether something is to be written; a search without a trial or an answer isn't."""
+        is_answer_missing = self._search.verdict is not None and self._search != self._written
+        return self._record is not None and (bool(self._pending) or is_answer_missing)
+
+    @property
+    def _missing(self) -> str:
+        """What is not written, in words."""
+        count = len(self._pending)
+        if count == 0:
+            return "the answer is not written yet"
+        return "1 trial is not written yet" if count == 1 else f"{count} trials are not written yet"
+
+    @property
+    def _may_pass(self) -> bool:
+        return self._trouble is None or self._trouble.is_temporary
+
+    def _write(self, wait_s: float) -> None:
+        """Try to write all that isn't written, unless an earlier attempt is still at it; wait for it only so long."""
+        database = self._record
+        if database is None:
             return
+        self._settle()
+        if self._attempt is None:
+            batch = _Batch(self._search, tuple(self._pending))
+            self._attempt = (batch, Attempt(lambda: database.keep(*batch)))
+        if not self._attempt[1].has_ended(wait_s) and wait_s:
+            self._fails(_no_answer(database, wait_s))
+        self._settle()
+
+    def _write_all(self, limit_s: float) -> None:
+        """Try until all is written, but no longer than this, and not against what waiting doesn't help."""
+        ends = time.monotonic() + limit_s
+        pause_s, longest_s = _PAUSES_S
+        while self._is_behind and (left_s := ends - time.monotonic()) > 0:
+            self._write(min(left_s, _WAIT_S))
+            if not self._may_pass:
+                return
+            if self._trouble is not None and self._attempt is None:
+                time.sleep(max(0.0, min(pause_s, ends - time.monotonic())))
+                pause_s = min(2 * pause_s, longest_s)
+
+    def _settle(self) -> None:
+        """Take note of how the last attempt went, if it has ended."""
+        if self._attempt is None or not self._attempt[1].has_ended():
+            return
+        batch, attempt = self._attempt
+        self._attempt = None
         try:
-            self._record.keep(self._search, self._pending)
+            attempt.result()
         except RecordError as error:
-            self._give_up(error)
-        else:
-            self._pending = []
+            self._fails(error)
+            return
+        del self._pending[: len(batch.trials)]
+        self._written = batch.search
+        if self._trouble is not None:
+            self._tell(f"it can be written again, and has {len(batch.trials)} more of this search's trials")
+        self._trouble = None
 
-    def _give_up(self, error: RecordError) -> None:
-        """Say what is wrong, once; nothing more is written until the search ends, so that it isn't held up again."""
-        if not self._failed:
-            self._observer(Note(text=f"the lasting record: {error}; the search goes on without it"))
-        self._failed = True
+    def _fails(self, error: RecordError) -> None:
+        """Say what is wrong, once until it works again."""
+        if self._trouble is None:
+            self._tell(f"{error}; the search goes on without it, and its trials are kept as files")
+        self._trouble = error
 
-    def _kept(self, result: TrialResult) -> KeptTrial:
-        path = self._directory.path / "trials" / f"{result.request.number:04d}" / "result.json"
-        try:
-            ended = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
-        except OSError:
-            ended = datetime.datetime.now(datetime.UTC)
-        return KeptTrial.of(result, ended.isoformat(timespec="seconds"))
+    def _tell(self, text: str) -> None:
+        self._observer(Note(text=f"the lasting record: {text}"))
 
 
-_KEPT_PURPOSES = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
+def _no_answer(database: Record, waited_s: float) -> RecordError:
+    return RecordError(f"{database.where}: no answer for {waited_s:.0f} s", is_temporary=True)
 
 
 def keeper_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> Keeper:
@@ -143,37 +213,3 @@ def keeper_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> 
         except AutotuneError as error:
             observer(Note(text=f"the lasting record: {error}; the search goes on without it"))
     return Keeper(database, plan, directory, observer)
-
-
-def _identity(directory: RunDirectory) -> Identity:
-    """Return the identity of a run directory, made when it is first asked for."""
-    path = directory.path / "record.json"
-    try:
-        return read_value(Identity, path)
-    except (OSError, ValidationError):
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        made = Identity(id=uuid.uuid4().hex, started=now)
-        write_value(made, path)
-        return made
-
-
-def _described(plan: SearchPlan, identity: Identity, run_directory: str) -> KeptSearch:
-    workload = plan.workload
-    batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
-    target = f"target {workload.target_length}" if workload.target_length is not None else ""
-    data = "real data" if workload.dataset is not None else ""
-    words = (str(workload.task), workload.shown_length, target, batch, data)
-    return KeptSearch(
-        id=identity.id,
-        key=key_of(workload, plan.facts, plan.hardware),
-        model=workload.model.name,
-        shape=", ".join(filter(None, words)),
-        device=plan.hardware.name,
-        versions=versions_of(plan.hardware),
-        memory_bytes=plan.memory_bytes,
-        allowance=str(plan.allowance),
-        effort=str(plan.budget.effort),
-        baseline=plan.baseline.model_dump(mode="json"),
-        started=identity.started,
-        run_directory=run_directory,
-    )

@@ -53,10 +53,11 @@ class _Digested(Value):
 
 def key_of(workload: Workload, facts: ModelFacts, hardware: Hardware) -> Key:
     """Return the key of a search."""
+    device = hardware.model_copy(update={"free_bytes": 0, "device": hardware.kind, "versions": {}})
     return Key(
         model=_model(workload, facts),
         workload=_shape(workload),
-        hardware=hardware.model_copy(update={"free_bytes": 0, "device": hardware.kind, "versions": {}}).digest(),
+        hardware=device.digest(leave_out=frozenset({"count"})),
         versions=_digest(versions_of(hardware)),
     )
 
@@ -140,6 +141,7 @@ class KeptSearch(Value):
     effort: str
     baseline: dict[str, Any]
     started: str = Field(description="UTC, ISO 8601")
+    host: str = Field(default="", description="on which the search was started")
     run_directory: str
     verdict: str | None = None
     best_config_id: str | None = Field(default=None, description="of the answer")

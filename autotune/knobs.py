@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from autotune.adapter_config import ADAPTERS, kinds_with
-from autotune.config import TrainConfig
+from autotune.config import Parallelism, TrainConfig
 from autotune.errors import InputError, suggestion
 from autotune.not_offered import why_not
 from autotune.values import Value
@@ -36,6 +36,16 @@ SHORT_NAMES = {
     "dataloader_prefetch_factor": "prefetch",
     "dataloader_pin_memory": "pin-memory",
     "train_sampling_strategy": "sampling",
+    "parallelism.world_size": "devices",
+    "parallelism.sharding": "sharding",
+    "parallelism.tensor_parallel": "tensor-parallel",
+    "parallelism.pipeline_parallel": "pipeline-parallel",
+    "parallelism.offload": "offload",
+    "parallelism.offload_to": "offload-to",
+    "parallelism.nvme_path": "nvme-path",
+    "parallelism.wrapping": "fsdp-wrapping",
+    "parallelism.ddp_bucket_cap_mb": "ddp-bucket-cap-mb",
+    "parallelism.ddp_static_graph": "ddp-static-graph",
 }
 
 # In place of the field's description, which is for who makes a configuration.
@@ -74,6 +84,9 @@ def knobs() -> tuple[Knob, ...]:
     """Return all knobs in the order of the fields."""
     found = []
     for name, field in TrainConfig.model_fields.items():
+        if name == "parallelism":
+            found += [_knob(p := f"{name}.{f}", SHORT_NAMES[p], i) for f, i in Parallelism.model_fields.items()]
+            continue
         if name != "adapter":
             found.append(_knob(name, SHORT_NAMES.get(name, name.replace("_", "-")), field))
             continue
@@ -128,6 +141,8 @@ def point_of(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
             raise InputError(f"--{option} {value}: expected {_either(knob.choices)}{near}")
         point[knob.parameter] = None if knob.may_be_none and value == "none" else value
         parent, dot, _ = knob.parameter.partition(".")
+        if parent != "adapter":
+            continue
         if dot and written.get(parent) == "none":
             raise InputError(f"--{option} {value}: there is no adapter (--{parent} none)")
         if dot and parent not in written:
@@ -148,8 +163,10 @@ def shown(option: str, value: Scalar) -> str:
 def refused(error: ValidationError) -> InputError:
     """Return the error of a configuration that can't be made, as a line about the option."""
     first = error.errors()[0]
+    if not first["loc"]:  # what several options say together
+        return InputError(first["msg"].removeprefix("Value error, "))
     field = str(first["loc"][0])
-    knob = next((k for k in knobs() if k.parameter in (field, f"adapter.{field}")), None)
+    knob = next((k for k in knobs() if k.parameter in (field, f"adapter.{field}", f"parallelism.{field}")), None)
     option = knob.option if knob is not None else field
     return InputError(f"--{option} {first['input']}: {first['msg'].removeprefix('Value error, ')}")
 

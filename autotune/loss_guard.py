@@ -40,6 +40,9 @@ LEAST_SHARE = 0.5
 # rounding: 100 times what exact changes, and some 10 times what bf16, was seen to do.
 _FLOOR = {Allowance.EXACT: 1e-5, Allowance.NUMERICS: 2e-4, Allowance.OPTIMIZER: 2e-4, Allowance.METHOD: 1e-3}
 
+# FSDP hands out the loss itself in 16 bits (`output_dtype` of accelerate's mixed-precision policy): bf16 has 8 of them.
+_SHORT_LOSS = 2**-9
+
 # The first losses are those of the untrained weights: rounding moves them by far less than this share, and batch norm
 # and routers by less than the other; a wrong factor of the accumulation by the whole loss and more.
 _START, _COUPLED_START = 0.01, 0.1
@@ -85,6 +88,14 @@ def _is_scaled(changed: Sequence[Change]) -> bool:
     return any(c.knob == "precision" and Precision.FP16 in (c.before, c.after) for c in changed)
 
 
+def _is_short(changed: Sequence[Change]) -> bool:
+    """Whether the loss comes in 16 bits where the reference's has more."""
+    return any(
+        c.knob == "parallelism.sharding" and c.after.startswith("fsdp") and c.allowance is Allowance.NUMERICS
+        for c in changed
+    )
+
+
 def deepest_class(changed: Sequence[Change]) -> Allowance:
     """Return the class of the deepest change."""
     return max((c.allowance for c in changed), key=lambda a: a.rank, default=Allowance.EXACT)
@@ -105,7 +116,7 @@ def compare(
     """
     ours, theirs, others = (smoothed(c.losses, window) for c in (curve, reference, again))
     scale = statistics.fmean(map(abs, reference.losses))
-    floor = _FLOOR[deepest_class(changed)] * scale
+    floor = max(_FLOOR[deepest_class(changed)], _SHORT_LOSS if _is_short(changed) else 0.0) * scale
     spread, progress = _distance(theirs, others), theirs[0] - theirs[-1]
     noise = _SPREADS * spread + floor
     kind, difference = yardstick(changed, facts), _distance(ours, theirs)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.architecture import EXPERTS_IMPLEMENTATIONS, Kind, ModelFacts, Task
 from autotune.audio import is_supported
 from autotune.batches import PACKED
+from autotune.parallel_facts import fsdp_conflict, tensor_parallel_heads
 
 if TYPE_CHECKING:
     import torch
@@ -118,6 +119,8 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         biases=sum(p.numel() for name, p in model.base_model.named_parameters() if name.endswith("bias")),
         expert_parameters=_expert_parameters(model),
         takes_prefix=_takes_prefix(model, config),
+        not_fsdp=fsdp_conflict(model),
+        tensor_parallel_heads=tensor_parallel_heads(model),
         architecture=_architecture(model),
     )
 

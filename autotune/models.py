@@ -9,11 +9,13 @@ tuner, the worker, the tracer and the command line.
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from autotune.architecture import ModelFacts, ModelSpec, Task
 from autotune.errors import InputError, one_line
 from autotune.model_facts import HEADS, USUAL_TASK, facts_of, tasks_for
+from autotune.whole_weights import whole_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -91,6 +93,8 @@ def build_model(
     experts_implementation: str | None = None,
     config: PreTrainedConfig | None = None,
     quantization: dict[str, Any] | None = None,
+    distributed_config: dict[str, Any] | None = None,
+    whole_first: bool = False,
     **figures: int,
 ) -> PreTrainedModel:
     """Build the model with random weights on the device, ready to train.
@@ -106,6 +110,8 @@ def build_model(
         experts_implementation: Way of running experts; None leaves the choice to the library.
         config: In place of the spec's own, as a shallower one.
         quantization: Keyword arguments of `transformers.BitsAndBytesConfig` for the weights of linear layers.
+        distributed_config: Keyword arguments of transformers' `DistributedConfig`: this rank's part is built.
+        whole_first: Each rank builds all of it before it keeps its part, whose weights are then those of one device.
         figures: Fields of the config to set, such as `num_experts_per_tok`.
 
     Raises:
@@ -127,8 +133,9 @@ def build_model(
         setattr(config.get_text_config(), name, value)
     head = getattr(transformers, HEADS[task][0])
     try:
-        first = device if quantization is None else "meta"
-        with torch.device(first):
+        in_parts = distributed_config is not None and not whole_first
+        first = "meta" if quantization is not None or in_parts else device
+        with whole_weights() if whole_first else nullcontext(), torch.device(first):
             model = head.from_config(config, **options)
         # Wav2Vec2 makes one parameter by torch's legacy constructor, which knows nothing of the device around it.
         if any(parameter.device.type != torch.device(first).type for parameter in model.parameters()):
@@ -141,6 +148,10 @@ def build_model(
         from autotune.quantized import quantize
 
         quantize(model, quantization, device)
+    if distributed_config is not None:
+        from autotune.tensor_parallel import share_matrices
+
+        model = share_matrices(model, distributed_config)
     return model.train()
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.config import Allowance, Effort
+from autotune.fleet import Engine, Fleet
 from autotune.values import Value
 
 
@@ -25,6 +26,7 @@ class Options(Value):
     effort: Effort = Effort.STANDARD
     space: str | None = None
     device: str = "auto"
+    devices: PositiveInt | Literal["all"] | None = None
     memory_bytes: PositiveInt | None = None
     max_trials: PositiveInt | None = None
     max_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -38,3 +40,13 @@ class Options(Value):
     revision: str | None = None
     trust_remote_code: bool = False
     record: bool = True
+    workers: PositiveInt | None = None
+    engine: Engine = "local"
+    address: str | None = None
+    kind: str | None = None
+
+    @property
+    def fleet(self) -> Fleet:
+        """Where trials run."""
+        devices = self.devices if isinstance(self.devices, int) else 1
+        return Fleet(engine=self.engine, workers=self.workers, devices=devices, address=self.address, kind=self.kind)

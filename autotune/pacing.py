@@ -39,6 +39,7 @@ class Pace:
         self._clock = clock
         self._started = clock()
         self._before_s = 0.0
+        self.running = 0  # trials of the search that have begun and not ended, where several run at once
 
     def add(self, seconds: float) -> None:
         """Count in what an earlier, killed run of the search took."""
@@ -58,7 +59,7 @@ class Pace:
 
     def trials_left(self) -> int:
         """Return how many it may still run."""
-        return self._plan.budget.max_trials - self.searched()
+        return self._plan.budget.max_trials - self.searched() - self.running
 
     def may_go_on(self) -> bool:
         """Whether another trial fits the budget, with time kept for the finalists."""

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
+from autotune import device_plan, shallow
 from autotune import hardware as machine
-from autotune import shallow
 from autotune.architecture import ModelFacts, ProbeDepths
 from autotune.baseline import UserArguments, baseline_config, read_arguments
 from autotune.checks import planned_loss_steps
 from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
-from autotune.errors import InputError
+from autotune.errors import InputError, RunDirectoryError
+from autotune.files import read_value
+from autotune.fleet import Allotment, Fleet
 from autotune.hardware import Hardware
 from autotune.objective import Objective
 from autotune.options import Options
 from autotune.resolving import resolve
+from autotune.rundir import PLAN_FILE
 from autotune.search.space import SearchSpace
 from autotune.search.space_file import SpaceFile, load_space
 from autotune.units import GIB, show_memory, show_time
@@ -27,6 +30,7 @@ from autotune.values import Value
 from autotune.workload_plan import objective_of, task_of, workload_of
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
+SPACE_OF_SEVERAL = "parallel"  # devices
 LOW_DISK_BYTES = 1 << 30
 
 # What a trial takes beside its own time limit at the very most: to be ended, and to give its memory back.
@@ -47,6 +51,7 @@ class Outline(Value):
     space: SpaceFile
     searched_arguments: dict[str, object] | None
     notes: tuple[str, ...]
+    is_shared: bool = False
 
 
 class SearchPlan(Value):
@@ -69,12 +74,22 @@ class SearchPlan(Value):
     probes: ProbeDepths | None = Field(default=None, description="candidates are first run at these; None: they aren't")
     loss_insisted: bool = Field(default=False, description="compared whatever it takes: the user has asked for it")
     record: bool = Field(default=False, description="the lasting record is read and written")
+    fleet: Fleet = Field(default=Fleet(), description="where the trials run")
+    is_shared: bool = Field(default=False, description="trials at the same time disturb each other")
+    options: Options | None = Field(default=None, description="what the user asked for; None: made otherwise")
     notes: tuple[str, ...]
 
     def every_config(self) -> list[TrainConfig]:
         """Return the baseline and then every other legal configuration of the space."""
         space = self.search_space()
         return list(dict.fromkeys([self.baseline, *map(space.config, space.points())]))
+
+    @property
+    def world_sizes(self) -> frozenset[int]:
+        """Over how many devices its trainings are spread: as the baseline, or as the space names."""
+        named = self.space.parameters.get("parallelism.world_size")
+        choices = named.choices if named is not None and named.choices != "lattice" else ()
+        return frozenset({self.baseline.parallelism.world_size, *(c for c in choices if isinstance(c, int))})
 
     def search_space(self) -> SearchSpace:
         """Return the space bound to this plan."""
@@ -89,8 +104,25 @@ class SearchPlan(Value):
         )
 
 
-def outline(options: Options) -> Outline:
+def read_plan(run_dir: Path) -> SearchPlan:
+    """Return what the search in a run directory is about.
+
+    Raises:
+        RunDirectoryError: It can't be read.
+    """
+    try:
+        return read_value(SearchPlan, run_dir / PLAN_FILE)
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None
+
+
+def outline(options: Options, allotment: Allotment | None = None) -> Outline:
     """Return what can be settled without a child process.
+
+    Args:
+        options: What the user asked for.
+        allotment: What each trial has to itself; by default all of the device that was asked for.
 
     Raises:
         InputError: Something in `options` can't be used.
@@ -103,21 +135,24 @@ def outline(options: Options) -> Outline:
     if options.train_steps and options.global_batch == "any":
         raise InputError("--train-steps: with a free global batch steps differ in size; use --train-tokens")
     _loss_steps(options)
-    hardware = machine.detect(options.device)
+    allotment = allotment or Allotment(hardware=machine.detect(options.device))
+    hardware, spreading = device_plan.spread(options, allotment.hardware)
+    allotment = allotment.model_copy(update={"hardware": hardware})
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     task = task_of(options, spec)
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None
-    notes = _device_notes(options, hardware)
+    notes = [*_device_notes(options, hardware), *allotment.notes, *spreading]
     workload = workload_of(options, hardware, spec, task, arguments, notes)
     return Outline(
         options=options,
         hardware=hardware,
         workload=workload,
-        memory_bytes=_memory(options, hardware, notes),
+        memory_bytes=_memory(options, allotment, notes),
         budget=budget_of(options.effort, max_trials=options.max_trials, max_time_s=options.max_time_s),
-        space=load_space(options.space or DEFAULT_SPACE[hardware.kind]),
+        space=load_space(options.space or default_space(hardware)),
         searched_arguments=arguments.searched if arguments else None,
         notes=tuple(notes),
+        is_shared=allotment.is_shared,
     )
 
 
@@ -142,7 +177,9 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         budget=outline.budget,
         allowance=outline.options.allow,
         space=outline.space,
-        baseline=baseline_config(given, workload.global_batch_size, facts, outline.hardware),
+        baseline=baseline_config(
+            given, workload.global_batch_size, facts, outline.hardware, devices=outline.hardware.count or 1
+        ),
         exhaustive=outline.options.exhaustive,
         repeats=outline.options.repeat,
         objective=objective_of(outline.options, workload),
@@ -150,7 +187,10 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         skewed_routing=facts.experts > 0 and not outline.options.exhaustive,
         loss_steps=_loss_steps(outline.options),
         loss_insisted=bool(outline.options.check_loss),
-        record=outline.options.record,
+        record=outline.options.record and not outline.is_shared,
+        fleet=outline.options.fleet,
+        is_shared=outline.is_shared,
+        options=outline.options,
         probes=shallow.planned(
             outline.options.shallow, facts, outline.hardware.kind, exhaustive=outline.options.exhaustive
         ),
@@ -159,6 +199,11 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
     if plan.exhaustive:
         plan = plan.model_copy(update={"budget": _budget_of_all(plan, outline.options)})
     return plan.model_copy(update={"notes": plan.notes + _states_note(plan) + _probes_note(plan)})
+
+
+def default_space(hardware: Hardware) -> str:
+    """Return the built-in space that is searched unless another is named."""
+    return SPACE_OF_SEVERAL if (hardware.count or 1) > 1 else DEFAULT_SPACE[hardware.kind]
 
 
 def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
@@ -204,14 +249,21 @@ def _device_notes(options: Options, hardware: Hardware) -> list[str]:
     ]
 
 
-def _memory(options: Options, hardware: Hardware, notes: list[str]) -> int:
+def _memory(options: Options, allotment: Allotment, notes: list[str]) -> int:
+    hardware = allotment.hardware
     if options.memory_bytes is None:
         memory = machine.default_budget_bytes(hardware)
         notes.append(f"memory budget {show_memory(memory)}: what is free now less a margin (--memory)")
         return memory
-    if options.memory_bytes > hardware.memory_bytes:
+    processes = (hardware.count or 1) if hardware.is_cpu else 1
+    if options.memory_bytes * processes > hardware.memory_bytes:
+        each = f" for {processes} processes" if processes > 1 else ""
+        there = show_memory(hardware.memory_bytes)
+        raise InputError(f"--memory {show_memory(options.memory_bytes)}: {hardware.name} has {there}{each}")
+    if allotment.is_shared and options.memory_bytes > hardware.free_bytes:
         raise InputError(
-            f"--memory {show_memory(options.memory_bytes)}: {hardware.name} has {show_memory(hardware.memory_bytes)}"
+            f"--memory {show_memory(options.memory_bytes)}: each of {options.workers} trials at a time can have "
+            f"{show_memory(hardware.free_bytes)} of what is free; use fewer --workers"
         )
     if options.memory_bytes > hardware.free_bytes:
         notes.append(f"--memory asks for more than the {show_memory(hardware.free_bytes)} that are free now")

@@ -74,6 +74,11 @@ class Recall:
         return self._candidate.config if waits and self._candidate else None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no earlier search has anything to say."""
+        return not self._latest
+
+    @property
     def counted(self) -> int:
         """How many configurations, beside those measured anew, count as measured because the record holds."""
         return self._unmeasured if self._standing == "confirmed" else 0

@@ -33,11 +33,14 @@ class Known(NamedTuple):
 
 
 def tried(plan: SearchPlan, search: KeptSearch, index: int) -> dict[TrainConfig, Known]:
-    """Return what a search tried, by configuration; of several trials of one, the median."""
+    """Return what a search tried, by configuration; of several trials of one, the median.
+
+    Over other numbers of devices than this search's, trainings are of another search.
+    """
     found: dict[TrainConfig, list[Known]] = {}
     for kept in search.trials:
         result = _result(plan, kept) if kept.purpose.explores else None
-        if result is not None:
+        if result is not None and result.request.config.parallelism.world_size in plan.world_sizes:
             config = result.request.config
             found.setdefault(config, []).append(Known(config, kept, result, index))
     return {config: _median(several) for config, several in found.items()}

@@ -1,9 +1,10 @@
 """The lasting record: what the trials of all searches measured, in a database. With the study, all of SQLAlchemy.
 
-By default SQLite in `$AUTOTUNE_HOME`; `AUTOTUNE_RECORD` names another database by its URL, or is "off". Several
-searches may write at once: each trial is one short transaction, and SQLite keeps a write-ahead log. What goes wrong is
-a :class:`RecordError` of one line within seconds; the result files of a run directory are what a search relies on, so
-`autotune.keeping` goes on without.
+By default SQLite in `$AUTOTUNE_HOME`; `AUTOTUNE_RECORD` names another database by its URL, or is "off". Many searches
+may write at once, of one team on many machines: each trial is one short transaction, and its key (search, number) is
+the database's own, so that it is there once however often it is written. What goes wrong is a :class:`RecordError` of
+one line within seconds; the result files of a run directory are what a search relies on, so `autotune.keeping` goes on
+without.
 """
 
 from __future__ import annotations
@@ -11,33 +12,34 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.pool import NullPool
+from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-from autotune.errors import InputError, MachineError, RecordError, one_line
+from autotune.databases import VARIABLE, Database
+from autotune.errors import InputError, RecordError
 from autotune.home import home, writable
 from autotune.kept import KeptSearch, KeptTrial, Key
 from autotune.kept_rows import LARGE_COLUMNS, search_of, search_row, trial_row
 
 SCHEMA_VERSION = 1
 RECORD_FILE = "record.db"
-VARIABLE = "AUTOTUNE_RECORD"
 
-# How long another writer is waited for, and a server.
-PATIENCE_S = 3
+# So often tables are tried to be made, where others do the same at the same time.
+_ATTEMPTS = 3
 
-# By driver, since they don't agree on names.
-_POSTGRESQL = {
-    "connect_timeout": PATIENCE_S,
-    "options": f"-c statement_timeout={PATIENCE_S}s -c lock_timeout={PATIENCE_S}s",
-}
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "pysqlite": {"timeout": PATIENCE_S},
-    "psycopg": _POSTGRESQL,
-    "psycopg2": _POSTGRESQL,
+# So many searches are named in one statement; SQLite takes 32,766 names (https://www.sqlite.org/limits.html).
+_AT_ONCE = 1000
+
+# MySQL's TEXT ends at 64 KiB (https://dev.mysql.com/doc/refman/8.4/en/storage-requirements.html).
+_JSON = sa.Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
+
+# MySQL's default may be an alphabet without half of Unicode.
+_MYSQL: dict[str, Any] = {
+    f"{kind}_{name}": value
+    for kind in ("mysql", "mariadb")
+    for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
 }
 
 _tables = sa.MetaData()
@@ -46,6 +48,7 @@ _about = sa.Table(
     _tables,
     sa.Column("name", sa.String(32), primary_key=True),
     sa.Column("value", sa.String(255), nullable=False),
+    **_MYSQL,
 )
 _searches = sa.Table(
     "autotune_searches",
@@ -56,8 +59,9 @@ _searches = sa.Table(
     sa.Column("started", sa.String(32), nullable=False),
     sa.Column("verdict", sa.String(64)),
     sa.Column("best_config_id", sa.String(16)),
-    sa.Column("speedup", sa.Float),
-    sa.Column("about", sa.Text, nullable=False),  # JSON of the rest
+    sa.Column("speedup", sa.Double),
+    sa.Column("about", _JSON, nullable=False),  # of the rest
+    **_MYSQL,
 )
 _trials = sa.Table(
     "autotune_trials",
@@ -67,13 +71,14 @@ _trials = sa.Table(
     sa.Column("purpose", sa.String(16), nullable=False),
     sa.Column("config_id", sa.String(16), nullable=False),
     sa.Column("status", sa.String(16), nullable=False),
-    sa.Column("samples_per_second", sa.Float),
+    sa.Column("samples_per_second", sa.Double),
     sa.Column("peak_bytes", sa.BigInteger),
     sa.Column("memory_bytes", sa.BigInteger, nullable=False),
-    sa.Column("duration_s", sa.Float, nullable=False),
+    sa.Column("duration_s", sa.Double, nullable=False),
     sa.Column("ended", sa.String(32), nullable=False),
-    sa.Column("config", sa.Text, nullable=False),  # JSON
-    sa.Column("outcome", sa.Text, nullable=False),  # JSON
+    sa.Column("config", _JSON, nullable=False),
+    sa.Column("outcome", _JSON, nullable=False),
+    **_MYSQL,
 )
 
 
@@ -98,52 +103,35 @@ class Record:
         at_home: The file is in the home of lasting things, which is made when it is first written.
 
     Raises:
-        InputError: `url` isn't one.
+        InputError: `url` isn't one, or is that of a SQLite file on a network file system.
         MachineError: Its driver is not installed.
     """
 
     def __init__(self, url: str, *, at_home: bool = False) -> None:
-        try:
-            self._url = sa.make_url(url)
-            options = _OPTIONS.get(self._url.get_driver_name(), {})
-            self._engine = sa.create_engine(self._url, poolclass=NullPool, connect_args=options)
-        except ImportError as error:
-            missing = error.name or one_line(error)
-            raise MachineError(f"{VARIABLE}: this database needs {missing}, which is not installed") from None
-        except (sa.exc.ArgumentError, TypeError, ValueError):
-            raise InputError(_no_url(url)) from None
-        if self._is_sqlite and self._url.database in (None, "", ":memory:"):
-            raise InputError(_no_url(url))
+        self._database = Database(url)
         self._at_home = at_home
         self._ready = False
-        if self._is_sqlite:
-            sa.event.listen(self._engine, "connect", _set_up_sqlite)
-            sa.event.listen(self._engine, "begin", _begin_sqlite)
 
     @property
     def where(self) -> str:
         """The database, for people; a password is not shown."""
-        shown = self._url.database if self._is_sqlite else self._url.render_as_string(hide_password=True)
-        return shown or ""
+        return self._database.where
 
-    def keep(self, search: KeptSearch, trials: Iterable[KeptTrial]) -> None:
-        """Write trials that aren't written yet, and their search; one transaction.
+    def keep(self, search: KeptSearch, trials: Iterable[KeptTrial]) -> int:
+        """Write trials that aren't written yet, and their search; one transaction. Return how many those were.
 
         Raises:
             RecordError: It could not be written.
         """
+        row = search_row(search)
         with self._writing() as connection:
-            self._put_search(connection, search)
+            # First the insert: an update of what isn't there would lock the gap, and two of those each other (MySQL).
+            self._database.insert_new(connection, _searches, [row])
+            connection.execute(sa.update(_searches).where(_searches.c.id == search.id).values(**row))
             known = set(connection.scalars(sa.select(_trials.c.number).where(_trials.c.search_id == search.id)))
             rows = [trial_row(search.id, trial) for trial in trials if trial.number not in known]
-            if rows:
-                connection.execute(sa.insert(_trials), rows)
-
-    def _put_search(self, connection: sa.Connection, search: KeptSearch) -> None:
-        row = search_row(search)
-        changed = connection.execute(sa.update(_searches).where(_searches.c.id == search.id).values(**row))
-        if changed.rowcount == 0:
-            connection.execute(sa.insert(_searches).values(**row))
+            self._database.insert_new(connection, _trials, rows)
+        return len(rows)
 
     def searches(self, *, key: Key | None = None, latest: int | None = None, brief: bool = False) -> list[KeptSearch]:
         """Return searches with their trials, the latest first; of no record yet, none.
@@ -165,9 +153,10 @@ class Record:
                 return []
             found = connection.execute(wanted.limit(latest)).mappings().all()
             rows: dict[str, list[Any]] = {row["id"]: [] for row in found}
-            chosen = sa.select(*columns).where(_trials.c.search_id.in_(list(rows))).order_by(_trials.c.number)
-            for row in connection.execute(chosen).mappings():
-                rows[row["search_id"]].append(row)
+            for ids in _in_parts(list(rows)):
+                chosen = sa.select(*columns).where(_trials.c.search_id.in_(ids)).order_by(_trials.c.number)
+                for row in connection.execute(chosen).mappings():
+                    rows[row["search_id"]].append(row)
         return list(filter(None, (search_of(row, rows[row["id"]]) for row in found)))
 
     def forget(self, searches: Sequence[KeptSearch]) -> None:
@@ -176,18 +165,18 @@ class Record:
         Raises:
             RecordError: It could not be written.
         """
-        ids = [search.id for search in searches]
         with self._writing() as connection:
-            connection.execute(sa.delete(_trials).where(_trials.c.search_id.in_(ids)))
-            connection.execute(sa.delete(_searches).where(_searches.c.id.in_(ids)))
+            for ids in _in_parts([search.id for search in searches]):
+                connection.execute(sa.delete(_trials).where(_trials.c.search_id.in_(ids)))
+                connection.execute(sa.delete(_searches).where(_searches.c.id.in_(ids)))
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sa.Connection | None]:
         """Connect to read; None if there is nothing to read, which is not made for that."""
-        if self._is_sqlite and not (self._url.database and Path(self._url.database).exists()):
+        if self._database.file is not None and not self._database.file.exists():
             yield None
             return
-        with self._translated(), self._engine.connect().execution_options(reading=True) as connection:
+        with self._database.reading() as connection:
             has_any = sa.inspect(connection).has_table(_about.name) and self._version(connection) is not None
             yield connection if has_any else None
 
@@ -199,22 +188,22 @@ class Record:
                 writable()
             except InputError as error:
                 raise RecordError(str(error)) from None
-        with self._translated():
+        with self._database.translated():
             if not self._ready:
                 self._make_ready()
-            with self._engine.begin() as connection:
-                yield connection
+        with self._database.writing() as connection:
+            yield connection
 
     def _make_ready(self) -> None:
-        """Make what is missing; where another process does the same at the same time, the second try finds it made."""
-        for is_last in (False, True):
+        """Make what is missing; where others do the same at the same time, the next try finds it made."""
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
-                with self._engine.begin() as connection:
+                with self._database.making() as connection:
                     _tables.create_all(connection)
                     if self._version(connection) is None:
                         connection.execute(sa.insert(_about).values(name="schema", value=str(SCHEMA_VERSION)))
             except (sa.exc.IntegrityError, sa.exc.ProgrammingError):
-                if is_last:
+                if attempt == _ATTEMPTS:
                     raise
             else:
                 self._ready = True
@@ -230,46 +219,7 @@ class Record:
             )
         return int(found) if found is not None else None
 
-    @property
-    def _is_sqlite(self) -> bool:
-        return self._url.get_backend_name() == "sqlite"
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn what the database says into one line."""
-        try:
-            yield
-        except (sa.exc.SQLAlchemyError, OSError, ValueError) as error:
-            said = one_line(getattr(error, "orig", None) or error, 160)
-            raise RecordError(f"{self.where}: {_in_words(said)}") from None
-
-
-def _in_words(said: str) -> str:
-    if "database is locked" in said:
-        return f"in use by another process for more than {PATIENCE_S} s"
-    if "not a database" in said or "malformed" in said:
-        return f"damaged ({said}); move it aside, or name another database by {VARIABLE}"
-    return f"can't be used: {said}"
-
-
-def _set_up_sqlite(connection: Any, _: Any) -> None:
-    """Let readers and a writer work at once. Transactions are begun by hand, for writing: see `Record`."""
-    connection.isolation_level = None
-    with contextlib.suppress(Exception):  # somebody else is at it, or the folder is read-only: it works without, too
-        connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may take the last trials; they are files as well
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    """Begin a transaction; who will write waits for others at once, not in the middle, where SQLite doesn't wait."""
-    reads = connection.get_execution_options().get("reading", False)
-    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-
-def _no_url(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    shown = f"{scheme}{separator}{rest.rpartition('@')[2]}"  # without a password
-    return (
-        f"{VARIABLE}: {shown!r} is no URL of a database that lasts, such as sqlite:////data/record.db; "
-        "'off' switches the record off"
-    )
+def _in_parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), _AT_ONCE):
+        yield ids[start : start + _AT_ONCE]

@@ -15,7 +15,7 @@ from autotune.trial import Limits, Prediction, Purpose, TrialRequest
 SEARCH_ACCUMULATION = 2
 
 # Purposes whose trials run the workload's true accumulation.
-_WHOLE_STEPS = (Purpose.FINAL, Purpose.LOSS_CHECK)
+_WHOLE_STEPS = (Purpose.FINAL, Purpose.LOSS_CHECK, Purpose.EXPLAIN)
 
 # A check is over after the steps it asks for, however long they take and however much they differ.
 _NEVER_SURE, _NO_TIME_LIMIT_S = 1e-12, 1e9

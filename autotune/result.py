@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from autotune.batches import Collator
     from autotune.data import Samples
+    from autotune.launch_files import Measured
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -141,6 +142,45 @@ class TuningResult(Value):
         here = self.hardware.model_copy(update={"versions": installed_versions()})
         tuned = {**plan(self.best.config, self.workload, here).tuned, **(self.soaked.arguments if self.soaked else {})}
         return TrainingArguments(output_dir=str(output_dir), **{**tuned, **overrides})
+
+    @property
+    def launch_commands(self) -> tuple[str, ...]:
+        """The command lines that start training with the best configuration; the files they name: `save_files`."""
+        from autotune import launch_files
+
+        return launch_files.commands(self._measured)
+
+    def file_text(self, name: str) -> str:
+        """Return what a file of a launcher or a library holds: 'training-args', 'accelerate', 'fsdp' or 'deepspeed'.
+
+        Raises:
+            InputError: The best configuration has nothing for it.
+        """
+        from autotune import launch_files
+
+        return launch_files.text_of(name, self._measured)
+
+    def save_files(self, directory: str | Path) -> tuple[Path, ...]:
+        """Write the files of launchers and libraries for the best configuration, and the commands; return their paths.
+
+        Raises:
+            OSError: The directory can't be written.
+        """
+        from autotune import launch_files
+
+        return launch_files.save(self._measured, Path(directory))
+
+    @property
+    def _measured(self) -> Measured:
+        from autotune.launch_files import Measured
+
+        return Measured(
+            config=self.best.config,
+            workload=self.workload,
+            arguments=self.arguments.training_arguments,
+            is_cpu=self.hardware.is_cpu,
+            cores=self.hardware.cores,
+        )
 
     def model_kwargs(self) -> dict[str, Any]:
         """Return the keyword arguments of `from_pretrained`; of `from_config` too, but for quantized base weights."""

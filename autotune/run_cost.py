@@ -114,6 +114,7 @@ def run_cost(
         rates = speed.tokens_per_second_interval
         hours = tokens / speed.tokens_per_second / _HOUR_S
         interval = Interval(low=tokens / rates.high / _HOUR_S, high=tokens / rates.low / _HOUR_S)
+    devices = predicted.config.parallelism.world_size
     price = prices.per_hour.get(gpu) if prices is not None and gpu is not None else None
     by_parameters = 6.0 * parameters * tokens
     needed = predicted.flops_per_step / tokens_per_step * tokens
@@ -125,14 +126,15 @@ def run_cost(
         needed_flops=needed,
         needed_petaflop_s_days=needed / PETAFLOP_S_DAY,
         hours=hours,
-        gpu_hours=hours,  # one device
+        devices=devices,
+        gpu_hours=None if hours is None else hours * devices,
         hours_interval=interval,
         price_per_hour=price,
-        money=None if price is None or hours is None else price * hours,
+        money=None if price is None or hours is None else price * hours * devices,
         money_interval=(
             None
             if price is None or interval is None
-            else Interval(low=price * interval.low, high=price * interval.high)
+            else Interval(low=price * interval.low * devices, high=price * interval.high * devices)
         ),
         currency=prices.currency if prices is not None else None,
     )

@@ -10,6 +10,8 @@
         table.jsonl           every measurement, if the whole space was recorded
         data/                 tokenized real data
         record.json           by what name the lasting record knows this search
+        explain/trials/       trials of `autotune explain`, with numbers of their own
+        report.html           of `autotune report`
         lock                  held while a search runs
 
 It is opened, locked and written before anything else is done. The result files outrank the study.
@@ -37,6 +39,7 @@ from autotune.values import Value
 PLAN_FILE = "search.json"
 ANSWER_FILE = "best-config.json"
 TABLE_FILE = "table.jsonl"
+EXPLAIN_FOLDER = "explain"
 
 
 def default_run_directory(model: str) -> Path:
@@ -100,6 +103,37 @@ class RunDirectory:
         if self._made_here and not (self.path / PLAN_FILE).exists():
             shutil.rmtree(self.path, ignore_errors=True)  # refused before there was anything to keep
         self._file.close()
+
+    def is_running(self) -> bool:
+        """Whether a search, or an explanation of one, runs in it now."""
+        try:
+            with (self.path / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no lock, or a file system without: nothing says that one does
+            return False
+        return False
+
+    def explaining(self) -> RunDirectory:
+        """Return the directory in which the winner is explained, made if it isn't there: a search's inside this one.
+
+        Raises:
+            RunDirectoryError: It can't be written.
+        """
+        path = self.path / EXPLAIN_FOLDER
+        try:
+            path.mkdir(exist_ok=True)
+            data = path / "data"
+            if (self.path / "data").is_dir() and not data.exists():
+                data.symlink_to(Path("..") / "data")  # trials look for tokenized data beside them
+        except OSError as error:
+            raise RunDirectoryError(f"{path}: can't be written: {error.strerror}") from None
+        return RunDirectory(path)
+
+    def explained(self) -> list[TrialResult]:
+        """Return the finished trials of `autotune explain`."""
+        return RunDirectory(self.path / EXPLAIN_FOLDER).results()
 
     def write_plan(self, plan: Value) -> None:
         """Write what the search is about."""

@@ -29,11 +29,12 @@ class Spent(Value):
     trials_overhead_s: float = Field(description="the rest of the trials: process, model, data, Trainer, end")
     lost_s: float = Field(description="trials that died without a word, or were ended at their time limit")
     own_s: float = Field(description="between trials: choosing, predicting, writing")
+    at_once_s: float = Field(default=0.0, description="of all these, what ran beside another trial")
     overhead_per_trial_s: float | None = Field(description="median over the trials after the first; None: no such")
 
     @property
     def total_s(self) -> float:
-        """The whole search."""
+        """The whole search, trials that ran at the same time added up."""
         return sum(self._parts().values())
 
     @property
@@ -61,14 +62,25 @@ class Spent(Value):
         }
 
 
+def wall_s(results: Sequence[TrialResult]) -> float:
+    """Return how long at least one of `results` ran; those that don't tell when they began ran alone."""
+    spans = sorted((r.began, r.began + r.duration_s) for r in results if r.began is not None)
+    total, until = sum(r.duration_s for r in results if r.began is None), float("-inf")
+    for began, ended in spans:
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
+
+
 def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Mapping[str, float]) -> Spent:
     """Return where the time went.
 
     Args:
         results: All trials.
-        search_time_s: From the first trial's choice on, the trials of an earlier, stopped part counted in.
+        search_time_s: Wall time, from the first trial's choice on, the trials of an earlier, stopped part counted in.
         starting: Seconds before that, by what they were for.
     """
+    busy_s = wall_s(results)
     phases = [phases for r in results if (phases := r.outcome.phases) is not None]
     overheads = [(r.request.number, r.overhead_s) for r in results if r.overhead_s is not None]
     first = min((number for number, _ in overheads), default=0)
@@ -81,6 +93,7 @@ def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Map
         checks_s=sum(p.check_s for p in phases),
         trials_overhead_s=sum(overhead for _, overhead in overheads),
         lost_s=sum(r.duration_s for r in results if r.overhead_s is None),
-        own_s=max(0.0, search_time_s - sum(r.duration_s for r in results)),
+        own_s=max(0.0, search_time_s - busy_s),
+        at_once_s=max(0.0, sum(r.duration_s for r in results) - busy_s),
         overhead_per_trial_s=statistics.median(later) if later else None,
     )

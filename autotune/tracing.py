@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from autotune.config import Workload
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.errors import InputError
+
+if TYPE_CHECKING:
+    from autotune.cost.profiler import Shallow
 
 
 class Profiles(Mapping[Family, Profile]):
@@ -24,6 +28,7 @@ class Profiles(Mapping[Family, Profile]):
         self._workload = workload
         self._parameters = parameters
         self._traced: dict[Family, Profile] = {}
+        self._shallow: dict[tuple[object, ...], Shallow] = {}
         self.failures: dict[Family, InputError] = {}
 
     def __getitem__(self, family: Family) -> Profile:
@@ -36,7 +41,11 @@ class Profiles(Mapping[Family, Profile]):
             try:
                 with _muted("transformers", "bitsandbytes"):
                     self._traced[family] = profile(
-                        self._workload.model, family, shape_of(self._workload), parameters=self._parameters
+                        self._workload.model,
+                        family,
+                        shape_of(self._workload),
+                        parameters=self._parameters,
+                        known=self._shallow,
                     )
             except InputError as error:
                 self.failures[family] = error

@@ -15,6 +15,7 @@ from autotune import checkpointing
 from autotune.config import Precision, TrainConfig, Workload
 from autotune.hardware import Hardware
 from autotune.optimizers import OPTIMIZERS
+from autotune.parallel_arguments import model_arguments, parallel_arguments
 from autotune.peft_arguments import adapter_arguments, quantization_arguments
 from autotune.values import Value
 
@@ -75,7 +76,8 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments |= {"torch_compile": True, "torch_compile_backend": config.torch_compile_backend}
         if config.torch_compile_mode is not None:
             arguments["torch_compile_mode"] = config.torch_compile_mode
-    return arguments
+    spread = parallel_arguments(config, is_cpu=hardware.is_cpu, transformers=transformers_version(hardware))
+    return arguments | spread
 
 
 def transformers_version(hardware: Hardware) -> tuple[int, int]:
@@ -91,6 +93,7 @@ def _model(config: TrainConfig) -> dict[str, Any]:
         arguments["attn_implementation"] = config.attn_implementation
     if config.experts_implementation is not None:
         arguments["experts_implementation"] = config.experts_implementation
+    arguments |= model_arguments(config.parallelism)
     return arguments | routing(config.experts_per_token, config.expert_capacity)
 
 
@@ -122,6 +125,6 @@ SEARCHED_ARGUMENTS = frozenset(
         "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
         "activation_checkpointing_kwargs", "torch_compile", "torch_compile_backend", "torch_compile_mode",
         "use_liger_kernel", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
-        "dataloader_prefetch_factor", "train_sampling_strategy",
+        "dataloader_prefetch_factor", "train_sampling_strategy", "ddp_bucket_cap_mb", "ddp_static_graph",
     }
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """A trial is a value in and a value out, across a process boundary.
 
-The tuner writes a :class:`TrialRequest` to `request.json`, the child its outcome to `rank-0.json`, and the tuner
-alone merges both into a :class:`TrialResult` in `result.json`. What can go wrong is a :class:`Failure` with a
+The tuner writes a :class:`TrialRequest` to `request.json`, each child its outcome to `rank-N.json`, and the tuner
+alone merges them into a :class:`TrialResult` in `result.json`. What can go wrong is a :class:`Failure` with a
 status and a cause, never an exception in the tuner.
 """
 
@@ -40,6 +40,7 @@ class Purpose(StrEnum):
     ROUTING = "skewed routing"
     LOSS_CHECK = "loss check"
     PROBE = "probe"  # of a shallower model, from which the full depth is inferred
+    EXPLAIN = "explain"  # the winner, or the winner without one of its knobs, in turn; the search has ended
 
     @property
     def explores(self) -> bool:
@@ -49,7 +50,7 @@ class Purpose(StrEnum):
     @property
     def closes(self) -> bool:
         """Whether it is of the finals and checks, before which the search has ended."""
-        return not self.explores and self is not Purpose.PROBE
+        return not self.explores and self not in (Purpose.PROBE, Purpose.EXPLAIN)
 
 
 class Limits(Value):
@@ -92,6 +93,12 @@ class TrialRequest(Value):
     depths: dict[str, PositiveInt] = Field(
         default_factory=dict, description="of a probe: layers in place of the model's own, by the config's field"
     )
+
+    @property
+    def ranks(self) -> int | None:
+        """Processes that know of each other, as torchrun starts them; None: a plain process."""
+        spread = self.config.parallelism
+        return None if spread.is_single else spread.world_size
 
 
 class Memory(Value):
@@ -197,6 +204,8 @@ class TrialResult(Value):
     outcome: Outcome
     duration_s: float = Field(description="wall time from launch until the device was idle again")
     warnings: tuple[str, ...] = Field(default=(), description="what was seen around the trial, not in it")
+    began: float | None = Field(default=None, description="seconds since 1970; None: not told")
+    place: str = Field(default="", description="which of several places ran it; empty: there was no other")
 
     @property
     def status(self) -> TrialStatus:

@@ -14,7 +14,7 @@ from autotune import answer
 from autotune.config import TrainConfig
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
-from autotune.events import Event, Note, Observer, TrialEnded, TrialStarted
+from autotune.events import Note, Observer, TrialEnded, TrialStarted
 from autotune.execution.runner import Runner
 from autotune.finals import Finals
 from autotune.guide import Guide
@@ -31,7 +31,8 @@ from autotune.search.proposals import proposals
 from autotune.search.space import Point
 from autotune.search.study import Asked, Study
 from autotune.shallow import Probes
-from autotune.trial import Purpose, TrialResult
+from autotune.spending import wall_s
+from autotune.trial import Purpose, TrialRequest, TrialResult
 
 # Sampler's points in a row that are known or refused: the space is as good as exhausted.
 PATIENCE_ASKS = 60
@@ -96,6 +97,7 @@ class Tuner:
         self._recall = recall or Recall(plan)
         self._probes = Probes(plan.probes, plan.workload, self._history, self._results)
         self._refused: dict[TrainConfig, str] = {}
+        self._number = -1  # of the latest trial that was begun
 
     def run(self) -> TuningResult:
         """Search to the end and return the answer, which is also written to the run directory.
@@ -125,7 +127,8 @@ class Tuner:
         """Take in what an earlier run of this search has measured."""
         for result in self._directory.results():
             self._take_in(result)
-            self._pace.add(result.duration_s)
+        self._pace.add(wall_s(self._results))
+        self._number = max((r.request.number for r in self._results), default=-1)
         self._study.recover([r for r in self._results if r.request.purpose.explores])
         if self._results:
             self._observer(Note(text=f"going on after {len(self._results)} finished trials"))
@@ -147,7 +150,7 @@ class Tuner:
     def _consult(self) -> None:
         """Ask the record anew, if the trials so far have changed what it is worth."""
         if self._recall.advance(self._history):
-            self._tell(Note(text=self._recall.statements[-1]))
+            self._observer(Note(text=self._recall.statements[-1]))
             if self._guide is not None:
                 self._guide.observe(*self._recall.lessons(self._history))
 
@@ -172,7 +175,7 @@ class Tuner:
                 self._study.tell(asked, known)
                 continue
             if not self._is_open(config):
-                self._study.refuse(asked, self._refused[config])
+                self._study.refuse(asked, self._refused.get(config, "it is running"))
                 continue
             if not self._pace.may_go_on():
                 self._study.refuse(asked, "the budget is spent")
@@ -181,16 +184,17 @@ class Tuner:
 
     def _proposals(self) -> Iterator[Point | None]:
         """Yield the next proposal: the best predicted, one step from the leader, or None for the sampler's choice."""
-        if self._recall.candidate is not None:
-            yield self._space.point(self._recall.candidate)
+        candidate = self._recall.candidate
+        if candidate is not None and self._is_open(candidate):
+            yield self._space.point(candidate)
         while self._guide is not None and (config := self._next_guided(self._guide)) is not None:
             depths = self._probes.next(config)
             if depths is not None and self._pace.may_go_on():
                 self._run(config, Purpose.PROBE, None, depths)
             else:
                 yield self._space.point(config)
-        if self._guide is not None and self._guide.knows_all and self._history.best() is not None:
-            self._tell(Note(text="nothing left untried has a fair chance of a gain over 1 %"))
+        if self._guide is not None and self._guide.knows_all and self._has_leader():
+            self._say_that_nothing_is_left()
             return
         asks = 0
         while asks < PATIENCE_ASKS and not self._recall.is_enough(self._pace.searched()):
@@ -202,6 +206,12 @@ class Tuner:
                 return  # nothing fits, down to the lightest
             yield proposal
             asks = 0 if len(self._history) > trials else asks + 1
+
+    def _has_leader(self) -> bool:
+        return self._history.best() is not None
+
+    def _say_that_nothing_is_left(self) -> None:
+        self._observer(Note(text="nothing left untried has a fair chance of a gain over 1 %"))
 
     def _next_guided(self, guide: Guide) -> TrainConfig | None:
         return guide.next(self._history, self._is_open, recalled=self._recall.counted)
@@ -219,15 +229,12 @@ class Tuner:
             self._refused[config] = reason
         return reason is None
 
-    def _new_finals(self) -> Finals:
-        return Finals(self._plan, self._history, self._results)
-
     def _finals(self) -> None:
         """Measure the leaders and the baseline again, in turn; then prove the winner, or the next if it fails.
 
         What the finals and the checks say next is read from all that was run so far.
         """
-        finals = self._new_finals()
+        finals = Finals(self._plan, self._history, self._results)
         while (check := self._next_final(finals)) is not None and self._pace.left_s() >= check.expected_s:
             self._run(check.config, check.purpose, check)
 
@@ -244,39 +251,50 @@ class Tuner:
         self, config: TrainConfig, purpose: Purpose, check: Check | None = None, depths: dict[str, int] | None = None
     ) -> TrialResult:
         """Run one trial and take in its result."""
+        return self._ended(self._runner.run(self._begun(config, purpose, check, depths)))
+
+    def _begun(
+        self, config: TrainConfig, purpose: Purpose, check: Check | None = None, depths: dict[str, int] | None = None
+    ) -> TrialRequest:
+        """Return the request of a trial that is begun now."""
+        self._number += 1
+        finals = Finals(self._plan, self._history, self._results)
         request = request_of(
             self._plan,
             config,
             purpose,
-            number=max((r.request.number for r in self._results), default=-1) + 1,
+            number=self._number,
             timeout_s=self._pace.timeout_s(config, purpose, check),
             task=check.task if check is not None else None,
             prediction=self._guide.prediction(config) if self._guide is not None else None,
-            cold_compile=purpose is Purpose.FINAL and not self._new_finals().trials(config),
+            cold_compile=purpose is Purpose.FINAL and not finals.trials(config),
             depths=depths,
             to_beat=self._pace.to_beat(purpose),
         )
-        changed = changes(config, self._plan.baseline, self._plan.facts)
-        self._tell(
+        self._observer(
             TrialStarted(
                 number=request.number,
                 purpose=purpose,
                 config=config,
-                changes=changed,
+                changes=changes(config, self._plan.baseline, self._plan.facts),
                 time_left_s=max(0.0, self._pace.left_s()),
                 trials_left=self._pace.trials_left(),
             )
         )
-        result = self._runner.run(request)
+        return request
+
+    def _ended(self, result: TrialResult) -> TrialResult:
+        """Take in the result of a trial, tell of it and write the answer as it stands."""
         self._take_in(result)
+        changed = changes(result.request.config, self._plan.baseline, self._plan.facts)
         best = self._history.best()
         rate = best.measurement.samples_per_second if best and best.measurement else None
-        self._tell(TrialEnded(result=result, changes=changed, best_samples_per_second=rate))
-        self._write()
+        self._observer(TrialEnded(result=result, changes=changed, best_samples_per_second=rate))
+        self._keep_answer()
         return result
 
-    def _tell(self, event: Event) -> None:
-        self._observer(event)
+    def _keep_answer(self) -> None:
+        self._write()
 
     def _write(self) -> TuningResult | None:
         """Write the answer as it stands, if there is one."""

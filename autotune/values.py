@@ -17,7 +17,8 @@ class Value(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="constants")
 
-    def digest(self, length: int = 10) -> str:
-        """Return a short hash of the canonical JSON: equal values, equal digests."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    def digest(self, length: int = 10, *, leave_out: frozenset[str] = frozenset()) -> str:
+        """Return a short hash of the canonical JSON without the fields `leave_out`: equal values, equal digests."""
+        fields = self.model_dump(mode="json", exclude=set(leave_out))
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:length]

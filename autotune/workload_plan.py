@@ -8,6 +8,7 @@ from autotune.architecture import ModelSpec, Task
 from autotune.audio import fixed_frames, least_frames
 from autotune.baseline import UserArguments
 from autotune.config import Workload
+from autotune.device_plan import check_global_batch, default_global_batch
 from autotune.errors import InputError
 from autotune.hardware import Hardware
 from autotune.models import check_task, default_task
@@ -101,17 +102,19 @@ def _global_batch(
     if asked == "any":
         notes.append("the global batch is free: throughputs of different batches are compared, which learn differently")
         return None
+    ranks = hardware.count or 1
     if arguments is not None:
-        own = arguments.global_batch_size
+        own = arguments.global_batch_size * ranks
         if asked is not None and asked != own:
             raise InputError(
-                f"--global-batch {asked}: the baseline's is {own} "
-                "(per_device_train_batch_size x gradient_accumulation_steps); drop one of the two"
+                f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
+                f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
             )
         return own
     if asked is None:
-        asked = DEFAULT_GLOBAL_BATCH[hardware.kind]
-        notes.append(f"global batch {asked} samples (--global-batch)")
+        asked = default_global_batch(DEFAULT_GLOBAL_BATCH[hardware.kind], ranks)
+        notes.append(f"global batch {asked} samples{', all devices together' * (ranks > 1)} (--global-batch)")
+    check_global_batch(asked, ranks)
     return asked
 
 

@@ -4,7 +4,8 @@
     python benchmarks/export_throughput.py --model t5-small --effort quick
 
 In each round the configuration is measured twice, in an order that alternates: as a trial of autotune, and by
-`examples/train_with_result.py` in a fresh process, a plain Trainer without autotune around it. A ratio of 1 means that
+`examples/train_with_result.py` in a fresh process, or in those of torchrun, a plain Trainer without autotune around it.
+A ratio of 1 means that
 the exported arguments train exactly as fast as was promised. The last line is the result as JSON; it is also written
 to `benchmarks/results/`.
 """
@@ -12,9 +13,11 @@ to `benchmarks/results/`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,7 +31,7 @@ import autotune
 from autotune.execution.environment import launcher_environment
 from autotune.execution.runner import LocalRunner
 from autotune.files import write_text
-from autotune.hardware import Hardware, detect
+from autotune.hardware import Hardware, detect, like_devices
 from autotune.result import TuningResult
 from autotune.statistics import half_width
 from autotune.trial import DescribeRequest, Limits, Purpose, TrialRequest
@@ -122,19 +125,40 @@ def trial(result: TuningResult, hardware: Hardware, runner: LocalRunner, number:
 
 
 def train(path: Path, hardware: Hardware, output: Path, steps: int) -> float:
-    """Return the throughput of the exported configuration in a process of its own, over `steps` after the first."""
-    visible = launcher_environment(hardware.device, {})["CUDA_VISIBLE_DEVICES"]
-    command = [sys.executable, str(EXAMPLE), str(path), "--steps", str(steps + 1), "--output-dir", str(output)]
+    """Return the throughput of the exported configuration as its own command launches it, over `steps` after the first.
+
+    Of several devices it is torchrun that starts a process for each.
+    """
+    result = autotune.load(path)
+    ranks = result.best.config.parallelism.world_size
+    others = like_devices(hardware.device)[1:ranks] if ranks > 1 and not hardware.is_cpu else ()
+    visible = launcher_environment(hardware.device, {}, others=others)["CUDA_VISIBLE_DEVICES"]
+    script = [str(EXAMPLE), str(path), "--steps", str(steps + 1), "--output-dir", str(output)]
+    command, told = launched(result.launch_commands[0], script)
+    path_of_modules = os.pathsep.join([str(ROOT), *sys.path])
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        env={**os.environ, **told, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path_of_modules},
     )
     if done.returncode != 0:
         raise RuntimeError(f"{EXAMPLE.name} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["samples_per_second"])
+    printed = [line for line in done.stdout.splitlines() if line.startswith('{"')]
+    return float(json.loads(printed[-1])["samples_per_second"])
+
+
+def launched(line: str, script: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command of a line such as 'OMP_NUM_THREADS=4 torchrun ... train.py', with its environment.
+
+    The script takes the place of `train.py`, and programs are those beside this interpreter.
+    """
+    words = shlex.split(line)
+    told = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: "=" in word, words))
+    program, *options = words[len(told) : -1]
+    start = [sys.executable] if program == "python" else [str(Path(sys.executable).with_name(program))]
+    return [*start, *options, *script], told
 
 
 def summary(result: TuningResult, rounds: list[Round]) -> dict[str, Any]:
@@ -160,6 +184,7 @@ def search(options: argparse.Namespace, scratch: Path) -> Path:
         options.model,
         effort=options.effort,
         device=options.device,
+        devices=options.devices,
         seq_len=options.seq_len,
         max_time=options.max_time,
         max_trials=options.max_trials,
@@ -177,6 +202,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--model", help="search for this model first")
     parser.add_argument("--effort", default="quick", help="of that search (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="of that search (default: %(default)s)")
+    parser.add_argument("--devices", type=int, help="of that search")
     parser.add_argument("--seq-len", type=int, help="of that search")
     parser.add_argument("--max-trials", type=int, help="of that search")
     parser.add_argument("--max-time", help="of that search")

@@ -23,16 +23,18 @@ from typing import Any
 from provenance import ROOT, provenance, results_path
 from published.context import context_bytes
 from published.reasons import reason
-from published.rows import Row, load_rows
+from published.rows import NotPredicted, Row, load_rows
 from published.scatter import scatter
 from published.scores import Fits, Prediction, Score
-from published.setups import NotPredicted, Setup, setup_of
+from published.setups import Setup, setup_of
 from published.software import as_of
 
 from autotune.cost.memory import components
+from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import Profile
 from autotune.cost.profiler import profile
 from autotune.cost.reserve import unused_bytes
+from autotune.cost.sharding import share_of
 from autotune.errors import AutotuneError, InputError, one_line
 from autotune.hardware import detect
 from autotune.units import GIB
@@ -43,10 +45,13 @@ ROWS = Path(__file__).with_name("ground_truth.jsonl")
 TARGETS = {
     "allocated, plain libraries": (0.03, 0.08),
     "allocated, kernels patched in": (0.05, 0.12),
+    "allocated, several devices": (0.08, 0.20),
+    "reserved, several devices": (0.08, 0.20),
     "device": (0.08, 0.20),
     "device, BERT-large": (0.08, 0.15),
 }
 FITS_TARGET = 0.9
+_WITHOUT_AIM = ("allocated, other model code", "device, several devices")
 
 _WORST_SHOWN = 12
 
@@ -104,7 +109,8 @@ def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Predict
         known = _without_tables(known)
     # Gradients that are never freed are there throughout, as between the micro-steps of an accumulated step.
     accumulation = max(setup.accumulation, 2 if setup.keeps_gradients else 1)
-    parts = components(known, setup.optim, setup.micro_batch, accumulation)
+    share = share_of(known, setup.optim, setup.spread, accumulated=accumulation > 1)
+    parts = components(known, setup.optim, setup.micro_batch, accumulation, share)
     unused = unused_bytes(
         known.excerpt,
         setup.optim,
@@ -113,6 +119,8 @@ def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Predict
         keeps_gradients=setup.keeps_gradients,
     )
     context = context_bytes(setup.gpu, setup.software.torch)
+    if setup.spread.parallelism.world_size > 1:
+        context += NCCL_BYTES
     reserved = parts.allocated + unused
     return Prediction(
         row=row,
@@ -154,9 +162,14 @@ def _without_tables(known: Profile) -> Profile:
 
 def groups_of(predictions: Sequence[Prediction]) -> dict[str, list[float | None]]:
     """Return the errors of the groups that are aimed at, of rows all whose settings are known."""
-    found: dict[str, list[float | None]] = {name: [] for name in (*TARGETS, "allocated, other model code")}
+    found: dict[str, list[float | None]] = {name: [] for name in (*TARGETS, *_WITHOUT_AIM)}
     for p in predictions:
         if p.row.tier != "A":
+            continue
+        if p.setup.spread.parallelism.world_size > 1:
+            found["allocated, several devices"].append(p.allocated_error)
+            found["reserved, several devices"].append(p.reserved_error)
+            found["device, several devices"].append(p.device_error)
             continue
         bert = p.row.group == "hf_docs_bert_large"
         names = {"plain": "plain libraries", "patched": "kernels patched in", "other": "other model code"}
@@ -199,9 +212,11 @@ def report(predictions: Sequence[Prediction], skipped: Counter[str]) -> None:
     print("\nby source and technique")
     by: dict[str, list[Prediction]] = defaultdict(list)
     for p in predictions:
-        by[f"{p.row.group}: {p.setup.technique}"].append(p)
+        devices = p.setup.spread.parallelism.world_size
+        by[f"{p.row.group}: {p.setup.technique}{f' x {devices}' * (devices > 1)}"].append(p)
     for name, group in sorted(by.items()):
         _line(f"{name}, allocated", Score.of(p.allocated_error for p in group))
+        _line(f"{name}, reserved", Score.of(p.reserved_error for p in group))
         _line(f"{name}, device", Score.of(p.device_error for p in group))
     _report_worst(predictions)
     fits = Fits.of(predictions)
@@ -220,7 +235,7 @@ def report(predictions: Sequence[Prediction], skipped: Counter[str]) -> None:
 
 
 def _report_worst(predictions: Sequence[Prediction]) -> None:
-    for kind in ("allocated", "device"):
+    for kind in ("allocated", "reserved", "device"):
         known = [(abs(e), e, p) for p in predictions if (e := getattr(p, f"{kind}_error")) is not None]
         print(f"\nworst rows, {kind}")
         for _, error, p in sorted(known, key=lambda item: -item[0])[:_WORST_SHOWN]:
@@ -251,6 +266,9 @@ def save(predictions: Sequence[Prediction], skipped: Counter[str], figures: dict
             "origin": p.setup.origin,
             "allocated_gb": round(p.allocated / 1e9, 3),
             "measured_allocated_gb": p.row.allocated_bytes and round(p.row.allocated_bytes / 1e9, 3),
+            "devices": p.setup.spread.parallelism.world_size,
+            "reserved_gb": round(p.reserved / 1e9, 3),
+            "measured_reserved_gb": p.row.reserved_bytes and round(p.row.reserved_bytes / 1e9, 3),
             "device_gb": round(p.device / 1e9, 3),
             "measured_device_gb": p.row.device_bytes and round(p.row.device_bytes / 1e9, 3),
             "fits": p.fits,

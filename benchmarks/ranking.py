@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 from predictor import _UNTRACED, ROWS, _Key, _traced
-from published.rows import load_rows
-from published.setups import NotPredicted, Setup, setup_of
+from published.rows import NotPredicted, load_rows
+from published.setups import Setup, setup_of
+from published.zero import stages_of
 from search import TABLES
 from searching.ours import model_of
 
@@ -88,6 +89,19 @@ def published(path: Path) -> Iterator[dict[str, Any]]:
             yield _figures(f"{group}: {model} on {gpu}", predicted, measured)
 
 
+def by_stage(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield for each model of DeepSpeed's tables the order of its ZeRO stages, predicted and measured."""
+    traced = functools.cache(functools.partial(_traced, whole=False))
+    for model, stages in stages_of(load_rows(path), lambda setup: traced(_Key(setup))).items():
+        predicted, measured = ([rates[i] for rates in stages.values()] for i in (0, 1))
+        yield {
+            "table": f"ZeRO stages: {model} on 16 V100",
+            "configurations": len(stages),
+            **concordance(predicted, measured),
+            "rates": {name: [round(p, 1), m] for name, (p, m) in stages.items()},
+        }
+
+
 def _published_rate(setup: Setup, profile: Profile) -> float:
     """Return samples per second by the data sheet of the row's device."""
     gpu, size = setup.gpu, np.array([float(setup.micro_batch)])
@@ -112,12 +126,15 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=ROWS, help="published measurements, one JSON object a line")
     options = parser.parse_args()
     figures = [*recorded(options.tables), *published(options.rows)]
+    stages = list(by_stage(options.rows))
+    for row in stages:
+        print(f"{row['table']}: {row['right']:.1%} of {row['pairs']} pairs in order; {row['rates']}")
     for row in figures:
         print(
             f"{row['table']}: {row['configurations']} configurations, Spearman {row['spearman']:.3f}, "
             f"{row['right']:.1%} of {row['pairs']} pairs in order"
         )
-    print(json.dumps(figures))
+    print(json.dumps([*figures, *stages]))
 
 
 def recorded(paths: list[Path]) -> Iterator[dict[str, Any]]:

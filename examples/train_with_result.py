@@ -3,8 +3,11 @@
     autotune find --model t5-small -o best-config.json
     python examples/train_with_result.py best-config.json --steps 20
 
-The last line is JSON: the throughput of this very run beside that which the search measured. The answer is for one
-device: on a machine with several GPUs set CUDA_VISIBLE_DEVICES, or the Trainer takes them all.
+The last line is JSON: the throughput of this very run beside that which the search measured. An answer for one device
+needs CUDA_VISIBLE_DEVICES on a machine with several GPUs, or the Trainer takes them all. One for several devices
+(`--devices`) is started by torchrun, as `result.launch_commands` has it:
+
+    torchrun --standalone --nproc_per_node 2 examples/train_with_result.py best-config.json
 """
 
 from __future__ import annotations
@@ -26,6 +29,12 @@ def main() -> None:
     options = parse_options()
     result = autotune.load(options.config)
 
+    # Everything the search decided; whatever else TrainingArguments knows can be given here. It comes before the model:
+    # where there are several devices, their processes meet here.
+    arguments = result.training_arguments(
+        options.output_dir, max_steps=options.steps, save_strategy="no", report_to="none", disable_tqdm=True
+    )
+
     # Random weights, so that this runs without a download. To start from a checkpoint instead:
     #     model = AutoModelForSeq2SeqLM.from_pretrained("google-t5/t5-small", **result.model_kwargs())
     model = result.build_model()
@@ -33,22 +42,22 @@ def main() -> None:
     # Puts the adapter on, if LoRA won, and makes the loss independent of how a step is split into micro-batches.
     model = result.prepare_model(model)
 
-    # Everything the search decided; whatever else TrainingArguments knows can be given here.
-    arguments = result.training_arguments(
-        options.output_dir, max_steps=options.steps, save_strategy="no", report_to="none", disable_tqdm=True
-    )
-    samples_per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    # Of all devices together; ranks that share matrices (tensor parallel) see the same samples.
+    samples_per_step = result.workload.samples_per_step(result.best.config)
 
     # The samples of the search; your own dataset and collator go here.
-    dataset, collator = result.training_data(
-        options.steps * samples_per_step, directory=Path(options.output_dir) / "tokens"
-    )
+    with arguments.main_process_first():
+        dataset, collator = result.training_data(
+            options.steps * samples_per_step, directory=Path(options.output_dir) / "tokens"
+        )
 
     clock = StepClock()
     trainer = Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=[clock])
     loss = trainer.train().training_loss
 
     measured = result.best.measurement
+    if not arguments.should_log:  # another rank does
+        return
     print(
         json.dumps(
             {

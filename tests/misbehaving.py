@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from autotune.execution.launch import PROCESS_FILE
+from autotune.execution.job import PROCESS_FILE
 from autotune.execution.verdict import OUTCOME_FILE
 from autotune.execution.worker import run_trial
 from autotune.files import read_value, write_value
@@ -37,6 +37,10 @@ def print_and_end(directory: Path) -> None:
 def tell_the_environment(directory: Path) -> None:
     names = ("CUDA_VISIBLE_DEVICES", "ARROW_DEFAULT_MEMORY_POOL")
     print(*(f"{name}={os.environ.get(name)!r}" for name in names))
+
+
+def tell_its_cores(directory: Path) -> None:
+    print("cores", sorted(os.sched_getaffinity(0)), "threads", os.environ.get("OMP_NUM_THREADS"))
 
 
 def tell_what_is_imported(directory: Path) -> None:

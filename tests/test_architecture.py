@@ -39,9 +39,13 @@ VALUES = {
     "adapter_config",
     "kept",
     "kept_rows",
+    "explanation",
+    "attribution",
+    "run_report",
+    "fleet",
 }
 PURE_FILES = {"files"}
-LASTING = {"home", "record"}
+LASTING = {"home", "mounts", "databases", "record"}
 FOUNDATIONS = {
     "adapters",
     "depth",
@@ -58,6 +62,11 @@ FOUNDATIONS = {
     "textfile",
     "training_args",
     "peft_arguments",
+    "parallel_arguments",
+    "parallel_facts",
+    "tensor_parallel",
+    "whole_weights",
+    "launch_files",
     "quantized",
     "quick_weights",
     "loss",
@@ -65,7 +74,7 @@ FOUNDATIONS = {
 }
 PACKAGES = {"search", "cost", "execution", "output"}
 HEAVY = {
-    "torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "sqlalchemy",
+    "torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "sqlalchemy", "ray",
 }  # fmt: skip
 
 
@@ -140,7 +149,8 @@ def test_output_is_called_by_the_command_line_only():
         for name, path in MODULES
         if any(room(i) == "output" for i in own_imports(name, path, inside_functions=True))
     }
-    assert {room(user) for user in users} <= {"cli", "listing_commands", "history_commands", "output"}
+    callers = {"cli", "listing_commands", "history_commands", "report_commands"}
+    assert {room(user) for user in users} <= callers | {"output"}
 
 
 def test_no_module_imports_itself_in_a_circle():
@@ -167,7 +177,11 @@ def test_only_the_study_imports_optuna():
 
 
 def test_only_the_record_imports_sqlalchemy():
-    assert users_of("sqlalchemy") == {"record"}
+    assert users_of("sqlalchemy") == {"record", "databases"}
+
+
+def test_only_the_engine_imports_ray():
+    assert users_of("ray") == {"execution.joining", "execution.engine", "execution.cluster"}
 
 
 def test_values_import_nothing_heavy():

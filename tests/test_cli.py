@@ -8,13 +8,14 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 
-COMMANDS = ("find", "resume", "estimate", "models", "doctor", "spaces", "history")
+COMMANDS = ("find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export")
 
 FIND_OPTIONS = {
     "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
     "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
     "--check-loss", "--shallow", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
-    "--trust-remote-code", "--no-record", "--json", "--debug", "--help",
+    "--trust-remote-code", "--no-record", "--json", "--debug", "--help", "--devices",
+    "--workers", "--engine", "--address", "--kind",
 }  # fmt: skip
 
 
@@ -40,6 +41,10 @@ BAD_INPUT = {
     "unknown task": (["--model", "gpt2", "--task", "chess"], "causal-lm"),
     "task without a head": (["--model", "gpt2", "--task", "image-classification"], "causal-lm"),
     "global batch of zero": (["--model", "gpt2", "--global-batch", "0"], "above 0"),
+    "devices in words": (["--model", "gpt2", "--devices", "some"], "--devices some: expected a whole number"),
+    "a global batch that devices can't share": (
+        ["--model", "gpt2", "--device", "cpu", "--devices", "2", "--global-batch", "7"], "6 and 8 do"
+    ),
     "global batch in words": (["--model", "gpt2", "--global-batch", "many"], "--global-batch many"),
     "memory without a unit it knows": (["--model", "gpt2", "--memory", "24 bananas"], "--memory 24 bananas"),
     "more memory than there is": (["--model", "gpt2", "--memory", "900TiB"], "--memory"),

@@ -15,14 +15,16 @@ from autotune.units import GIB
 
 OWN_OPTIONS = {
     "--model", "--gpu", "--memory", "--task", "--seq-len", "--target-len", "--global-batch", "--allow", "--tokens",
-    "--prices", "--device", "--revision", "--trust-remote-code", "--json", "--debug", "--help",
+    "--prices", "--nodes", "--network-gb-s", "--host-memory", "--device", "--revision", "--trust-remote-code", "--json",
+    "--debug", "--help",
 }  # fmt: skip
 KNOB_OPTIONS = {
     "--micro-batch", "--precision", "--tf32", "--optim", "--checkpointing", "--attention", "--compile", "--adapter",
     "--adapter-rank", "--adapter-alpha", "--adapter-dropout", "--adapter-target-modules", "--adapter-virtual-tokens",
     "--adapter-encoder-hidden-size", "--quantization", "--workers", "--pin-memory", "--experts", "--experts-per-token",
     "--expert-capacity", "--liger", "--compile-mode", "--prefetch", "--sampling",
-    "--packing",
+    "--packing", "--devices", "--sharding", "--tensor-parallel", "--pipeline-parallel", "--offload", "--offload-to",
+    "--nvme-path", "--fsdp-wrapping", "--ddp-bucket-cap-mb", "--ddp-static-graph",
 }  # fmt: skip
 
 
@@ -48,6 +50,7 @@ def test_options_are_frozen():
         "--no-pin-memory",
         "--no-liger",
         "--no-packing",
+        "--no-ddp-static-graph",
     }
 
 
@@ -144,6 +147,7 @@ def test_every_knob_reaches_the_configuration(estimate):
     config = TrainConfig(**json.loads(done.stdout)["predicted"]["config"])
     defaults = TrainConfig(per_device_train_batch_size=8, adapter=type(config.adapter)())
     elsewhere = {"experts_implementation", "experts_per_token", "expert_capacity", "packing", "use_liger_kernel"}
+    elsewhere.add("parallelism")
     given = TrainConfig.model_fields.keys() - elsewhere  # what only other models, data or installations have
     assert not [name for name in given if getattr(config, name) == getattr(defaults, name)]
     assert not [n for n in type(config.adapter).model_fields if n != "kind" and _same(config, defaults, n)]
@@ -216,3 +220,12 @@ def test_the_true_command_says_nothing_but_the_answer(autotune, tiny_llama):
     assert done.returncode == 0, done.stderr
     assert "lora rank 16 on all-linear" in " ".join(done.stdout.split())
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_several_devices_are_shared_in_several_ways(estimate):
+    found = estimate("--gpu", "a100-80gb", "--devices", 2, "--checkpointing", "none", "--global-batch", 8)
+    assert found.exit_code == 0, found.stderr
+    assert max(map(len, found.stdout.splitlines())) <= 80
+    for words in ("ddp", "zero_3", "fsdp_full", "2 x a100-80gb", "wait"):
+        assert words in found.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 
@@ -17,44 +16,16 @@ from factories import (
     make_result,
     make_space_file,
 )
-from profiles import MB, make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
+from predicted_space import GB, PROFILES, SPACE, make_model_of
+from profiles import MB, make_model
 
-from autotune.config import TrainConfig
+from autotune.config import Parallelism, TrainConfig
 from autotune.cost.model import CostModel
 from autotune.guide import Guide
 from autotune.objective import Objective
 from autotune.planning import SearchPlan
 from autotune.search.history import History
 from autotune.trial import Memory, Outcome
-
-SPACE = make_space_file(
-    {
-        "precision": ["fp32", "bf16"],
-        "checkpointing": ["none", "full"],
-        "per_device_train_batch_size": "lattice",
-    }
-)
-GB = 1000 * MB
-
-
-def profile_of(precision: str, checkpointing: str):
-    """Of weights of 400 MB: bf16 is four times as fast, checkpointing half as fast for a tenth of the activations."""
-    flops, activations = (10 * MB, 1 * GB) if checkpointing == "none" else (20 * MB, 0.1 * GB)
-    return make_profile(
-        make_family(autocast="bfloat16" if precision == "bf16" else None, checkpointing=checkpointing),
-        parameters=(make_group(10_000, 10_000),),
-        peaks_first=(make_point(activations=(0, activations)),),
-        peaks_later=(make_point(activations=(0, activations)),),
-        work=(make_work(flops, half=precision == "bf16"),),
-    )
-
-
-PROFILES = [profile_of(*kind) for kind in itertools.product(("fp32", "bf16"), ("none", "full"))]
-
-
-def make_model_of(profiles=PROFILES) -> CostModel:
-    """Larger micro-batches are a little faster: each has some launches of its own."""
-    return make_model(profiles, rates=make_rates(launch_s=2e-2))
 
 
 class Search:
@@ -242,3 +213,27 @@ def test_a_prediction_alone_does_not_end_a_search():
     search = Search()
     search.end(BEST, make_measurement(1e6))
     assert search.next() is not None
+
+
+def over_two(**fields) -> TrainConfig:
+    return make_config(8, parallelism=Parallelism(world_size=2, **fields))
+
+
+def test_configurations_of_several_devices_are_predicted_and_refused_like_others():
+    search = Search()
+    sharded, whole = (over_two(sharding=sharding) for sharding in ("zero_3", "none"))
+    memory = {c: search.guide.prediction(c).peak_bytes for c in (sharded, whole)}
+    assert memory[sharded] < memory[whole]
+    small = Search(memory_bytes=memory[sharded] // 10)
+    for config in (sharded, whole):
+        assert search.guide.refusal(config) is None
+        assert "predicted to need at least" in small.guide.refusal(config)
+
+
+def test_offload_is_refused_where_the_host_has_not_the_memory():
+    search = Search()
+    config = over_two(sharding="zero_2", offload="optimizer")
+    assert search.guide.refusal(config) is None or "host" in search.guide.refusal(config)
+    hardware = search.plan.hardware.model_copy(update={"host_memory_bytes": 1000})
+    small = Guide(search.model, search.plan.model_copy(update={"hardware": hardware}), search.space)
+    assert re.match(r"offload is predicted to take .* of the host's memory; it has", small.refusal(config))

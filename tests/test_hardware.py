@@ -6,7 +6,15 @@ import pytest
 from factories import make_gpu, make_hardware
 
 from autotune.errors import InputError, MachineError
-from autotune.hardware import cuda_count, default_budget_bytes, detect, installed_versions, other_processes, used_bytes
+from autotune.hardware import (
+    cuda_count,
+    default_budget_bytes,
+    detect,
+    installed_versions,
+    like_devices,
+    other_processes,
+    used_bytes,
+)
 
 GPUS = 3
 
@@ -96,6 +104,15 @@ def test_devices_are_counted_as_cuda_counts_them(monkeypatch, visible, names):
     assert [detect(f"cuda:{i}").name for i in range(cuda_count())] == [f"name of {n}" for n in names]
 
 
+@pytest.mark.usefixtures("driver")
+def test_devices_of_the_same_name_and_memory_are_alike_the_named_one_first(monkeypatch):
+    names = {"gpu 0": "A100", "gpu 1": "T4", "gpu 2": "A100"}
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", names.get)
+    assert like_devices("cuda:2") == ("cuda:2", "cuda:0")
+    assert [detect(f"cuda:{index}").count for index in range(GPUS)] == [2, 1, 2]
+    assert detect("cpu").count == 1
+
+
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:", "CUDA", ""])
 def test_a_device_of_another_name_is_refused(device):
     with pytest.raises(InputError, match="expected auto, cpu, cuda or cuda:N"):
@@ -103,7 +120,7 @@ def test_a_device_of_another_name_is_refused(device):
 
 
 def test_the_fingerprint_is_the_machines_and_not_the_moments():
-    assert make_gpu(free_bytes=1).fingerprint == make_gpu(free_bytes=2).fingerprint
+    assert make_gpu(free_bytes=1, count=1).fingerprint == make_gpu(free_bytes=2, count=8).fingerprint
     for changed in ({"driver": "590"}, {"name": "other"}, {"versions": {}}, {"cores": 3}):
         assert make_gpu(**changed).fingerprint != make_gpu().fingerprint
 

@@ -1,4 +1,4 @@
-"""`autotune history`: what is recorded, listed, shown, exported and forgotten."""
+"""`autotune history`: what is recorded, listed, shown, exported, made good from files and forgotten."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-from factories import OUT_OF_MEMORY, make_config
+from factories import OUT_OF_MEMORY, make_config, make_plan, make_result
 from kept_searches import make_kept_search, make_kept_trial
 from typer.testing import CliRunner
 
 from autotune.cli import app
+from autotune.databases import VARIABLE
+from autotune.files import write_value
 from autotune.kept import Key
-from autotune.record import VARIABLE, Record
+from autotune.record import Record
+from autotune.rundir import RunDirectory
 
 BEST = make_config(16, precision="bf16")
 GPT2 = make_kept_search(
     make_kept_trial(BEST, 25.0), make_kept_trial(make_config(4), OUT_OF_MEMORY),
-    id="a", model="openai-community/gpt2", verdict="faster", best_config_id=BEST.config_id, speedup=2.5,
+    id="a", model="openai-community/gpt2", host="node7", verdict="faster", best_config_id=BEST.config_id, speedup=2.5,
 )  # fmt: skip
 AGAIN = GPT2.model_copy(update={"id": "b", "started": "2026-11-19T12:00:00+00:00", "verdict": None, "speedup": None})
 T5 = make_kept_search(id="c", model="google-t5/t5-small", key=Key(model="t", workload="w", hardware="h", versions="v"))
@@ -77,7 +80,7 @@ def test_the_trials_of_a_key_are_shown(filled):
         "per_device_train_batch_size 16, precision bf16 *",
     ):
         assert text in output
-    assert output.count("/runs/tiny") == 2
+    assert output.count("node7:/runs/tiny") == 2
     shown = json.loads(run("show", GPT2.key.short, "--json").stdout)
     assert [search["id"] for search in shown["searches"]] == ["a", "b"]
     assert shown["searches"][0]["trials"][1]["outcome"]["samples_per_second"] == 25.0
@@ -123,7 +126,30 @@ def test_what_is_forgotten_can_be_counted(filled):
     assert json.loads(run("forget", "--all", "--json").stdout) == {"searches": 0, "trials": 0}
 
 
+@pytest.fixture
+def run_dirs(tmp_path) -> list[str]:
+    """Two searches that nobody has written to the record, the second of which wasn't to be."""
+    found = []
+    for name, wanted in (("wanted", True), ("unwanted", False)):
+        directory = RunDirectory.create(tmp_path / name)
+        directory.write_plan(make_plan(record=wanted))
+        (directory.path / "trials" / "0000").mkdir(parents=True)
+        write_value(make_result(), directory.path / "trials" / "0000" / "result.json")
+        found.append(str(directory.path))
+    return found
+
+
+def test_what_run_directories_hold_beyond_the_record_is_written(path, run_dirs):
+    lines = run("sync", *run_dirs).stdout.splitlines()
+    assert lines[0].endswith("wanted: 1 of its 1 trials written, the others were there")
+    assert lines[1].endswith("unwanted: left alone, it was searched with --no-record")
+    again = json.loads(run("sync", run_dirs[0], "--json").stdout)
+    assert again == [{"run_directory": run_dirs[0], "trials": 1, "written": 0, "wanted": True}]
+    assert [len(search.trials) for search in Record(f"sqlite:///{path}").searches()] == [1]
+
+
 BAD_INPUT = {
+    "no run directory": (["sync", "nowhere"], "nowhere: holds no search"),
     "unknown key": (["show", "zzz"], "history zzz: nothing is recorded under this key"),
     "empty key": (["show", ""], "nothing is recorded under this key"),
     "nothing to forget": (["forget", "--yes"], "name what to forget"),

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
+import threading
+import time
 
 import pytest
 from factories import ScriptedRunner, make_budget, make_config, make_plan, make_request, make_result, make_space_file
+from kept_searches import make_kept_search
 
-from autotune import record as module
+from autotune import databases, keeping
 from autotune.checks import SoakTask
+from autotune.databases import VARIABLE
+from autotune.errors import NothingFitsError
 from autotune.events import Event, Note, TrialEnded
 from autotune.exhaustive import Recorder
 from autotune.files import write_value
 from autotune.keeping import Keeper, keeper_of
-from autotune.record import VARIABLE, Record
+from autotune.record import Record
+from autotune.recordable import catch_up
 from autotune.result import TuningResult
 from autotune.rundir import RunDirectory
 from autotune.trial import Purpose, TrialResult
@@ -149,43 +154,147 @@ def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_p
 
 
 @pytest.fixture
-def locked(tmp_path, database, monkeypatch, directory):
-    """A record that another process is writing."""
-    monkeypatch.setitem(module._OPTIONS, "pysqlite", {"timeout": 0.1})
-    path = Path(database.where)
-    Record(f"sqlite:///{path}").keep(Keeper(None, PLAN, directory, Heard())._search, [])
-    holder = sqlite3.connect(path, isolation_level=None)
+def _hasty(monkeypatch):
+    """Nothing is waited for longer than a moment."""
+    monkeypatch.setitem(databases._OPTIONS, "pysqlite", {"timeout": 0.05})
+    monkeypatch.setattr(keeping, "LAST_WAIT_S", 0.5)
+    monkeypatch.setattr(keeping, "_PAUSES_S", (0.01, 0.02))
+
+
+@pytest.fixture
+def locked(database, _hasty):
+    """A record that another process is writing, until it is told to end."""
+    Record(f"sqlite:///{database.where}").keep(OTHER, [])
+    holder = sqlite3.connect(database.where, isolation_level=None, check_same_thread=False)
     holder.execute("BEGIN IMMEDIATE")
     yield holder
     holder.close()
 
 
-def test_a_locked_record_is_told_once_and_written_when_the_search_ends(database, locked, directory, heard):
-    database = Record(f"sqlite:///{database.where}")
-    with Keeper(database, PLAN, directory, heard) as keeper:
-        for number in range(3):
-            keeper(ended(number))
-        assert len(heard.notes) == 1
-        assert "in use by another process" in heard.notes[0]
-        assert heard.notes[0].endswith("the search goes on without it")
+OTHER = make_kept_search(id="of another search", trials=())
+
+
+def hasty(database: Record) -> Record:
+    """The same record with the patience that holds now."""
+    return Record(f"sqlite:///{database.where}")
+
+
+class TestARecordThatIsAway:
+    def test_it_is_told_once_and_has_all_when_it_is_back(self, database, locked, directory, heard):
+        with Keeper(hasty(database), PLAN, directory, heard) as keeper:
+            for number in range(3):
+                keeper(ended(number))
+            assert len(heard.notes) == 1
+            assert "in use by another process" in heard.notes[0]
+            assert heard.notes[0].endswith("the search goes on without it, and its trials are kept as files")
+            locked.execute("ROLLBACK")
+        assert numbers(database) == [0, 1, 2]
+        assert sum(isinstance(event, TrialEnded) for event in heard) == 3
+        assert "can be written again" in heard.notes[-1]
+
+    @pytest.mark.usefixtures("_hasty")
+    def test_it_is_tried_again_with_the_next_trials(self, tmp_path, directory, heard):
+        database = Record(f"sqlite:///{tmp_path}/folder/record.db")
+        with Keeper(database, PLAN, directory, heard) as keeper:
+            keeper(ended(0))
+            (tmp_path / "folder").mkdir()
+            number = 1
+            while len(heard.notes) < 2 and number < 500:  # the attempts go on beside the trials
+                keeper(ended(number))
+                time.sleep(0.01)
+                number += 1
+            assert "can be written again" in heard.notes[1]
+            assert 0 in numbers(database)
+        assert numbers(database) == list(range(number))
+        assert len(heard.notes) == 2
+
+    def test_at_the_end_it_is_waited_for(self, database, locked, directory, heard, monkeypatch):
+        monkeypatch.setattr(keeping, "LAST_WAIT_S", 60.0)
+        monkeypatch.setattr(keeping, "_WAIT_S", 0.2)
+        back = threading.Timer(1.0, lambda: locked.execute("ROLLBACK"))
+        with Keeper(hasty(database), PLAN, directory, heard) as keeper:
+            keeper(ended())
+            back.start()
+        back.join()
+        assert numbers(database) == [0]
+        assert "1 trial is not written yet; it is waited for up to 60 s" in heard.notes[1]
+        assert "can be written again" in heard.notes[2]
+
+    def test_what_is_missing_in_the_end_is_told_and_can_be_made_good(
+        self, database, locked, directory, heard, monkeypatch
+    ):
+        monkeypatch.setattr(keeping, "_WAIT_S", 0.1)
+        directory.write_plan(PLAN)
+        for number in range(2):
+            leave(directory, make_result(number=number))
+        with Keeper(hasty(database), PLAN, directory, heard):
+            pass
+        assert "2 trials are not written yet (" in heard.notes[-1]
+        assert heard.notes[-1].endswith(f"nothing is lost: `autotune history sync {directory.path}` writes it")
+        assert numbers(database) == []
         locked.execute("ROLLBACK")
-    assert numbers(database) == [0, 1, 2]
-    assert sum(isinstance(event, TrialEnded) for event in heard) == 3
+        assert catch_up(hasty(database), directory.path).trials == 2
+        assert numbers(database) == [0, 1]
 
-
-def test_a_record_that_stays_locked_costs_the_search_nothing_more(database, locked, directory, heard):
-    with Keeper(Record(f"sqlite:///{database.where}"), PLAN, directory, heard) as keeper:
+    @pytest.mark.parametrize(("kind", "waits"), [(KeyboardInterrupt, False), (NothingFitsError, True), (None, True)])
+    def test_who_is_interrupted_does_not_wait(self, database, locked, directory, heard, monkeypatch, kind, waits):
+        monkeypatch.setattr(keeping, "_WAIT_S", 0.1)
+        keeper = Keeper(hasty(database), PLAN, directory, heard).__enter__()
         keeper(ended())
-    assert len(heard.notes) == 1
+        keeper.__exit__(kind)
+        assert any("waited for" in note for note in heard.notes) == waits
+        assert "history sync" in heard.notes[-1]
 
+    def test_ctrl_c_ends_the_wait_and_nothing_else(self, database, locked, directory, heard, monkeypatch):
+        monkeypatch.setattr(keeping, "LAST_WAIT_S", 3600.0)
+        monkeypatch.setattr(keeping, "_WAIT_S", 0.1)
 
-def test_a_damaged_record_is_told_once(tmp_path, directory, heard):
-    (tmp_path / "record.db").write_bytes(b"no database" * 200)
-    with Keeper(Record(f"sqlite:///{tmp_path / 'record.db'}"), PLAN, directory, heard) as keeper:
-        assert keeper.earlier() == []
-        keeper(ended())
-    assert len(heard.notes) == 1
-    assert "damaged" in heard.notes[0]
+        def listen(event: Event) -> None:
+            heard(event)
+            if "waited for" in getattr(event, "text", ""):
+                monkeypatch.setattr(keeping.time, "sleep", interrupt)
+
+        def interrupt(seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        with Keeper(hasty(database), PLAN, directory, listen) as keeper:
+            keeper(ended())
+        assert "history sync" in heard.notes[-1]
+
+    def test_one_that_hangs_holds_nothing_up(self, database, directory, heard, monkeypatch):
+        monkeypatch.setattr(keeping, "_WAIT_S", 0.2)
+        gate = threading.Event()
+        keep = database.keep
+        monkeypatch.setattr(database, "keep", lambda *of: gate.wait(60) and keep(*of))
+        with Keeper(database, PLAN, directory, heard) as keeper:
+            for number in range(3):
+                keeper(ended(number))
+            assert len(heard.notes) == 1
+            assert "no answer" in heard.notes[0]
+            gate.set()
+        assert numbers(database) == [0, 1, 2]
+
+    def test_earlier_searches_are_done_without(self, database, directory, heard, monkeypatch):
+        monkeypatch.setattr(keeping, "_READING_WAIT_S", 0.05)
+        gate = threading.Event()
+        monkeypatch.setattr(database, "searches", lambda **of: gate.wait(60))
+        assert Keeper(database, PLAN, directory, heard).earlier() == []
+        gate.set()
+        assert "no answer" in heard.notes[0]
+
+    def test_one_that_is_damaged_is_told_and_not_waited_for(self, tmp_path, directory, heard, monkeypatch):
+        (tmp_path / "record.db").write_bytes(b"no database" * 200)
+        with Keeper(Record(f"sqlite:///{tmp_path / 'record.db'}"), PLAN, directory, heard) as keeper:
+            assert keeper.earlier() == []
+            keeper(ended())
+        assert len(heard.notes) == 2
+        assert "damaged" in heard.notes[0]
+        assert "1 trial is not written yet" in heard.notes[1]
+
+    def test_a_mistake_of_ours_is_not_passed_over(self, database, directory, heard, monkeypatch):
+        monkeypatch.setattr(database, "keep", lambda *of: 1 // 0)
+        with pytest.raises(ZeroDivisionError), Keeper(database, PLAN, directory, heard) as keeper:
+            keeper(ended())
 
 
 class TestSwitchedOff:

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from autotune.adapter_config import ADAPTERS, LoraAdapter
-from autotune.config import TrainConfig
+from autotune.config import Parallelism, TrainConfig
 from autotune.errors import InputError
 from autotune.knobs import knobs, point_of, refused, shown
 
@@ -13,7 +13,8 @@ OPTIONS = {knob.parameter: knob.option for knob in knobs()}
 
 def test_every_field_of_a_configuration_and_of_its_adapter_is_a_knob():
     adapter = {f"adapter.{f}" for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind"}
-    assert OPTIONS.keys() == set(TrainConfig.model_fields) | adapter
+    devices = {f"parallelism.{f}" for f in Parallelism.model_fields}
+    assert OPTIONS.keys() == set(TrainConfig.model_fields) - {"parallelism"} | adapter | devices
 
 
 def test_options_are_the_fields_or_shorter():

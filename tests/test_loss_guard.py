@@ -10,6 +10,7 @@ import torch
 from factories import make_config, make_facts, make_workload
 
 from autotune.checks import LossCurve, LossTask
+from autotune.config import Parallelism
 from autotune.loss_guard import Yardstick, compare, smoothed, yardstick
 from autotune.search.allowance import changes
 
@@ -67,6 +68,15 @@ def test_an_exact_change_must_learn_what_the_baseline_learns(share):
 
 def test_a_fiftieth_of_what_was_learnt_is_let_pass():
     assert judged(falling(0.51)).passed
+
+
+def test_a_loss_that_comes_in_16_bits_may_be_off_by_their_last():
+    little, off = falling(0.05), falling(0.05, off=0.008)
+    sharded = make_config(8, precision="bf16", parallelism=Parallelism(world_size=2, sharding="fsdp_full"))
+    assert judged(off, sharded, reference=little).passed
+    assert not judged(off, ROUNDED, reference=little).passed
+    in_fp32 = make_config(8, parallelism=Parallelism(world_size=2, sharding="fsdp_full"))
+    assert not judged(off, in_fp32, reference=little).passed
 
 
 def test_what_two_runs_of_the_baseline_differ_by_widens_what_is_allowed():

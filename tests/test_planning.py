@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from factories import make_facts
+from factories import make_facts, make_hardware
 from pydantic import ValidationError
 
 from autotune.architecture import ProbeDepths, Task
-from autotune.config import Allowance, Budget, Effort
+from autotune.config import Allowance, Budget, Effort, Parallelism
 from autotune.errors import InputError
 from autotune.files import read_value, write_value
 from autotune.options import Options
@@ -279,3 +279,49 @@ def test_shallow_probes_are_planned_where_they_are_asked_for():
 def test_shallow_probes_that_tell_nothing_are_refused_before_the_first_trial():
     with pytest.raises(InputError, match="--shallow: its layers differ in size; leave it out"):
         planned(make_facts(not_probed="its layers differ in size"), shallow=True)
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr("autotune.hardware.detect", lambda device: make_hardware(cores=8, count=1))
+
+
+def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer(eight_cores):
+    plan = planned(devices=4)
+    assert plan.baseline.parallelism == Parallelism(world_size=4)
+    assert plan.workload.global_batch_size == 16  # of all together, as with one
+    assert plan.baseline.per_device_train_batch_size == 4
+    assert plan.workload.accumulation_steps(plan.baseline) == 1
+    assert plan.hardware.count == 4
+    space = plan.search_space()
+    assert {space.config(point).parallelism.world_size for point in space.points()} == {4}
+
+
+def test_a_baseline_of_ones_own_trains_on_each_device_what_it_says(eight_cores, arguments):
+    written = arguments(per_device_train_batch_size=2, gradient_accumulation_steps=3)
+    plan = planned(devices=4, baseline=written)
+    assert plan.workload.global_batch_size == 24
+    assert plan.baseline.per_device_train_batch_size == 2
+    with pytest.raises(InputError, match=r"--global-batch 6: the baseline's is 24 .* x 4 devices"):
+        outlined(devices=4, baseline=written, global_batch=6)
+
+
+def test_a_global_batch_that_the_devices_cannot_share_is_refused_with_the_nearest(eight_cores):
+    with pytest.raises(InputError, match="--global-batch 10: 4 devices can't share it evenly; 8 and 12 do"):
+        outlined(devices=4, global_batch=10)
+
+
+def test_the_memory_budget_is_each_processs_own(eight_cores):
+    found = outlined(devices=4)
+    assert found.memory_bytes == pytest.approx(12 * GIB / 4 * 0.92, rel=1e-6)
+    assert outlined(devices=4, memory_bytes=3 * GIB).memory_bytes == 3 * GIB
+    with pytest.raises(InputError, match=r"--memory 5\.00 GiB: a CPU has 16\.00 GiB for 4 processes"):
+        outlined(devices=4, memory_bytes=5 * GIB)
+
+
+def test_a_world_larger_than_the_search_has_devices_is_refused(eight_cores):
+    plan = planned(devices=2)
+    larger = plan.baseline.model_copy(
+        update={"parallelism": Parallelism(world_size=4), "per_device_train_batch_size": 4}
+    )
+    assert "4 devices are more than the 2" in plan.search_space().refusal(larger)

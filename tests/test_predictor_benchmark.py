@@ -11,10 +11,10 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import predictor  # noqa: E402
-from published.rows import Row, load_rows  # noqa: E402
+from published.rows import NotPredicted, Row, load_rows  # noqa: E402
 from published.scatter import scatter  # noqa: E402
 from published.scores import Fits, Prediction, Score  # noqa: E402
-from published.setups import NotPredicted, setup_of  # noqa: E402
+from published.setups import setup_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,33 @@ def test_a_run_that_ran_out_is_said_not_to_fit(rows):
     assert not predicted(rows["torchao-018"]).fits
 
 
-def test_nothing_is_predicted_of_several_devices(rows):
-    with pytest.raises(NotPredicted, match="several devices"):
-        setup_of(rows["llmfoundry-078"])
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("llmfoundry-078", "nothing about memory"),
+        ("torchtitan-012", "compiled|checkpointing"),
+        ("litgpt_resource-042", "several devices, other model code"),
+        ("deepspeed_autotune-021", "memory of the device not stated"),
+    ],
+)
+def test_what_is_not_predicted_of_several_devices_has_a_reason(rows, row, why):
+    with pytest.raises(NotPredicted, match=why):
+        setup_of(rows[row])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param("fms_acceleration-010", id="full, pure bf16, x 2"),
+        pytest.param("fms_acceleration-315", id="full, fp32 shards, x 4"),
+        pytest.param("fms_acceleration-034", id="LoRA, x 2"),
+        pytest.param("fms_acceleration-326", id="LoRA with a fused linear loss, x 4"),
+        pytest.param("fms_acceleration-080", id="4-bit LoRA, x 2"),
+    ],
+)
+def test_sharded_peaks_are_near(rows, row):
+    assert predicted(rows[row]).allocated_error == pytest.approx(0, abs=0.08)
 
 
 def test_a_broken_line_gives_one_clear_line(tmp_path, capsys):

@@ -24,7 +24,7 @@ from factories import (
 from kept_searches import DAY, make_kept_search, make_kept_trial
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
 
-from autotune.config import Allowance, TrainConfig
+from autotune.config import Allowance, Parallelism, TrainConfig
 from autotune.events import Note
 from autotune.keeping import Keeper
 from autotune.objective import Objective
@@ -77,6 +77,15 @@ def test_an_empty_record_changes_nothing():
     assert recall.refusal(SECOND) is None
     assert recall.lessons(History()) == recall.statements == []
     assert not recall.is_enough(1000)
+
+
+def test_what_was_trained_over_other_numbers_of_devices_is_another_search():
+    earlier = kept(make_kept_trial(BASE, 10.0), make_kept_trial(FAST, 20.0))
+    two = PLAN.model_copy(update={"baseline": make_config(8, parallelism=Parallelism(world_size=2))})
+    assert not recall_of(earlier).is_empty
+    assert recall_of(earlier, plan=two).is_empty
+    both = make_space_file({**PARAMETERS, "parallelism.world_size": [1, 2]})
+    assert not recall_of(earlier, plan=two.model_copy(update={"space": both})).is_empty
 
 
 class TestMemory:

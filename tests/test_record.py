@@ -10,9 +10,12 @@ import pytest
 from factories import OUT_OF_MEMORY, make_config
 from kept_searches import make_kept_search, make_kept_trial
 
+from autotune import databases
 from autotune import record as module
-from autotune.errors import InputError, MachineError, RecordError
+from autotune.databases import VARIABLE
+from autotune.errors import InputError, RecordError
 from autotune.kept import Key
+from autotune.kept_rows import trial_row
 from autotune.record import RECORD_FILE, SCHEMA_VERSION, Record, record
 
 OTHER = Key(model="m", workload="w", hardware="h", versions="v")
@@ -31,7 +34,7 @@ def database(path) -> Record:
 @pytest.fixture
 def _hasty(monkeypatch):
     """Others are waited for only a moment."""
-    monkeypatch.setitem(module._OPTIONS, "pysqlite", {"timeout": 0.1})
+    monkeypatch.setitem(databases._OPTIONS, "pysqlite", {"timeout": 0.1})
 
 
 def keep(database: Record, *searches) -> None:
@@ -57,6 +60,22 @@ def test_a_trial_that_is_kept_again_stays_as_it_is(database):
     assert database.searches() == [search]
 
 
+def test_how_many_were_not_there_is_told(database):
+    search = make_kept_search(make_kept_trial(), make_kept_trial())
+    assert database.keep(search, search.trials[:1]) == 1
+    assert database.keep(search, search.trials) == 2
+
+
+def test_who_writes_the_same_trial_at_the_same_moment_writes_it_once(database, monkeypatch):
+    """Both have looked before either wrote: what one then finds written isn't written again, and is no error."""
+    search = make_kept_search(make_kept_trial())
+    keep(database, search)
+    monkeypatch.setattr(module, "trial_row", lambda search_id, trial: {**trial_row(search_id, trial), "number": 1})
+    late = search.trials[1].model_copy(update={"number": 7, "duration_s": 99.0})
+    database.keep(search, [late])
+    assert database.searches() == [search]
+
+
 def test_trials_come_one_by_one_and_the_answer_last(database):
     search = make_kept_search(make_kept_trial())
     for trial in search.trials:
@@ -78,6 +97,15 @@ def test_searches_are_found_by_their_key(database):
     keep(database, mine, other)
     assert database.searches(key=mine.key) == [mine]
     assert database.searches(key=OTHER) == [other]
+
+
+def test_more_searches_than_a_statement_takes_names(database, monkeypatch):
+    monkeypatch.setattr(module, "_AT_ONCE", 2)
+    searches = [make_kept_search(id=str(number)) for number in range(5)]
+    keep(database, *searches)
+    assert database.searches() == searches
+    database.forget(searches[1:])
+    assert database.searches() == searches[:1]
 
 
 def test_in_brief_configurations_and_outcomes_are_left_out(database):
@@ -137,6 +165,7 @@ def test_a_locked_record_is_one_line_after_a_moment(path):
     with pytest.raises(RecordError, match=r"record\.db: in use by another process") as caught:
         keep(late, make_kept_search(id="b"))
     assert "\n" not in str(caught.value)
+    assert caught.value.is_temporary
     assert len(late.searches()) == 1, "who only reads doesn't wait for a writer"
     holder.execute("ROLLBACK")
     holder.close()
@@ -151,6 +180,7 @@ def test_a_damaged_record_is_one_line_and_left_as_it_is(path, content):
         with pytest.raises(RecordError, match=r"record\.db: ") as caught:
             attempt()
         assert "\n" not in str(caught.value)
+        assert not caught.value.is_temporary
     assert path.read_bytes() == content * 20
 
 
@@ -193,7 +223,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path):
 
 class TestWhereItIs:
     def test_by_default_in_the_home(self, monkeypatch, tmp_path):
-        monkeypatch.delenv(module.VARIABLE, raising=False)
+        monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "new"))
         database = record()
         assert database.searches() == []
@@ -203,34 +233,24 @@ class TestWhereItIs:
 
     def test_a_home_that_can_not_be_written_is_one_line(self, monkeypatch, tmp_path):
         (tmp_path / "file").touch()
-        monkeypatch.delenv(module.VARIABLE, raising=False)
+        monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
         with pytest.raises(RecordError, match=r"can't be written"):
             keep(record(), SEARCH)
 
     @pytest.mark.parametrize("word", ["off", "OFF"])
     def test_it_can_be_switched_off(self, monkeypatch, word):
-        monkeypatch.setenv(module.VARIABLE, word)
+        monkeypatch.setenv(VARIABLE, word)
         assert record() is None
 
     def test_a_url_names_another(self, monkeypatch, path):
-        monkeypatch.setenv(module.VARIABLE, f"sqlite:///{path}")
+        monkeypatch.setenv(VARIABLE, f"sqlite:///{path}")
         keep(record(), SEARCH)
         assert path.is_file()
 
     @pytest.mark.parametrize("url", ["/data/record.db", "nosuch://host/db", "sqlite://", "sqlite:///:memory:"])
     def test_what_is_no_url_of_a_lasting_database_is_refused(self, monkeypatch, url):
-        monkeypatch.setenv(module.VARIABLE, url)
+        monkeypatch.setenv(VARIABLE, url)
         with pytest.raises(InputError, match=r"AUTOTUNE_RECORD: .* is no URL .*'off' switches") as caught:
             record()
         assert "\n" not in str(caught.value)
-
-    def test_a_missing_driver_is_named(self):
-        with pytest.raises(MachineError, match="needs pymssql, which is not installed"):
-            Record("mssql+pymssql://host/db")
-
-    def test_a_password_is_never_shown(self):
-        with pytest.raises(InputError) as caught:
-            Record("nosuch://me:secret@host/db")
-        assert "secret" not in str(caught.value)
-        assert "host/db" in str(caught.value)

@@ -6,7 +6,7 @@ import pytest
 
 import autotune
 from autotune.config import TrainConfig
-from autotune.record import VARIABLE
+from autotune.databases import VARIABLE
 from autotune.result import TuningResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -3,7 +3,7 @@
 import pytest
 from factories import make_measurement, make_request
 
-from autotune.spending import spent_on
+from autotune.spending import spent_on, wall_s
 from autotune.trial import Failure, Phases, TrialResult, TrialStatus
 
 STEPS = {"first_step_s": 2.0, "discarded_s": 1.0, "measured_s": 6.0}
@@ -54,3 +54,21 @@ def test_outside_is_neither_step_nor_check():
 def test_what_was_measured_before_this_was_recorded_is_lost_time_and_no_error():
     old = TrialResult(request=make_request(number=0), outcome=make_measurement(), duration_s=10.0)
     assert spent_on([old], 11.0, {}).lost_s == 10.0
+
+
+def spans(*spans):
+    return [completed(n, duration_s=d).model_copy(update={"began": b}) for n, (b, d) in enumerate(spans)]
+
+
+def test_the_wall_time_of_trials_at_once_is_that_in_which_any_ran():
+    assert wall_s(spans((0.0, 10.0), (2.0, 3.0), (8.0, 5.0), (20.0, 1.0))) == 14.0
+
+
+def test_trials_that_do_not_tell_when_they_began_ran_one_after_the_other():
+    assert wall_s([completed(0), completed(1)]) == 20.0
+
+
+def test_of_trials_at_once_what_lies_between_is_wall_time_and_what_overlaps_is_told():
+    spent = spent_on(spans((0.0, 10.0), (0.0, 12.0)), 13.0, {})
+    assert (spent.own_s, spent.at_once_s) == (1.0, 10.0)
+    assert spent.total_s - spent.at_once_s == pytest.approx(13.0)

@@ -9,7 +9,7 @@ from factories import make_config, make_gpu, make_hardware, make_plan, make_work
 from transformers import TrainingArguments
 
 from autotune.adapters import peft_config
-from autotune.config import Effort
+from autotune.config import Effort, Parallelism
 from autotune.peft_arguments import ATTENTION_MODULES
 from autotune.training_args import SEARCHED_ARGUMENTS, TrainingPlan, plan
 
@@ -146,7 +146,10 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
         decided |= set(mapping.tuned)
     decided |= set(mapped(dataloader_num_workers=2, dataloader_prefetch_factor=4).tuned)
     decided |= set(mapped(torch_compile_backend="inductor", torch_compile_mode="default", use_liger_kernel=True).tuned)
-    assert decided - {"seed"} == SEARCHED_ARGUMENTS
+    several = Parallelism(world_size=2, ddp_bucket_cap_mb=100, ddp_static_graph=True)
+    decided |= {name for name in mapped(parallelism=several).tuned if name.startswith("ddp_")}
+    # The static graph speaks for this one, which is the user's otherwise.
+    assert decided - {"seed", "ddp_find_unused_parameters"} == SEARCHED_ARGUMENTS
 
 
 def test_a_micro_batch_that_does_not_divide_the_global_batch_has_no_mapping():

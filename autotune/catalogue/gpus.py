@@ -26,6 +26,13 @@ Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 _VENDOR_WORDS = re.compile(r"\b(nvidia|amd|geforce|tesla|instinct)\b")
 
 
+class Link(Value):
+    """What joins the devices of a node."""
+
+    kind: str = Field(description="such as 'NVLink 4' or 'PCIe 5.0 x16'")
+    gb_s: float = Field(gt=0, description="10^9 bytes per second in one direction, a device's all together")
+
+
 class Gpu(Value):
     """One device of the table, as a process sees it: of a card with two dies, one."""
 
@@ -45,6 +52,7 @@ class Gpu(Value):
         description="dense 10^12 operations per second with fp32 accumulation; fp32 without rounding its factors, so "
         "on CUDA cores (AMD: matrix cores); absent: not offered"
     )
+    link: Link = Field(description="as `links` in the file says")
     source: str
 
     @property

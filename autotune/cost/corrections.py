@@ -38,9 +38,15 @@ _MEMORY_PRIORS = {
     "activations": (1.0, 0.05),
     "temporaries": (1.0, 0.08),
     "unused": (1.0, 0.5),
+    "communication": (1.0, 0.2),
 }
 _MEMORY_NOISE = 0.008
-_CONSTANT_NOISE = 0.04  # in units of _CONSTANT_BYTES: what a process takes beside its training differs from run to run
+_CONSTANT_NOISE = 0.008  # in units of _CONSTANT_BYTES: what a process takes beside its training differs from run to run
+
+# The same for each micro-batch, by powers of two: whether a block is large enough for malloc to hand it back at once
+# depends on the micro-batch, which moved the peaks of processes of 25 MiB by up to 3 MiB (benchmarks/tables).
+_MOST_DOUBLINGS = 12
+_MEMORY_SIZES = {f"{SIZE}~{1 << doublings}": (0.0, 0.02) for doublings in range(_MOST_DOUBLINGS)}
 
 # Of the logarithm of the factor that a knob's predicted time is off by. Some devices emulate a precision, and a way of
 # running experts or a compiler may be written for another; what only changes the order of the same work is off by less.
@@ -52,6 +58,8 @@ _TIME_PRIORS = {
     "compile": 0.3,
     "quantization": 0.3,
     "attention": 0.2,
+    "several": 0.2,
+    "sharding": 0.2,
 }
 _SURPRISING = frozenset({"precision", "experts", "compile", "quantization"})
 
@@ -72,8 +80,8 @@ class Observations(Value):
     observations: tuple[Observation, ...] = ()
 
 
-def memory_features(parts: Components, unused: float) -> dict[str, float]:
-    """Return the share that each component has of the predicted memory."""
+def memory_features(parts: Components, unused: float, size: int) -> dict[str, float]:
+    """Return the share that each component has of the predicted memory of a micro-batch of `size`."""
     total = parts.allocated + unused
     return {
         "fixed": (parts.weights + parts.gradients + parts.optimizer_state) / total,
@@ -81,6 +89,8 @@ def memory_features(parts: Components, unused: float) -> dict[str, float]:
         "temporaries": parts.temporaries / total,
         "unused": unused / total,
         "constant": _CONSTANT_BYTES / total,
+        f"{SIZE}~{1 << min(_MOST_DOUBLINGS, size.bit_length()) - 1}": _CONSTANT_BYTES / total,
+        **({"communication": parts.communication / total} if parts.communication else {}),
     }
 
 
@@ -113,6 +123,10 @@ def time_features(config: TrainConfig) -> dict[str, float]:
         features["grouped"] = 1.0
     if config.packing:
         features["packed"] = 1.0
+    if config.parallelism.world_size > 1:
+        features["several"] = 1.0
+    if config.parallelism.sharding != "none":
+        features[f"sharding={config.parallelism.sharding}"] = 1.0
     return features
 
 
@@ -132,7 +146,7 @@ class Corrections:
         self.observations = tuple(observations)
         self._framework = (framework_bytes[0] / _CONSTANT_BYTES, framework_bytes[1] / _CONSTANT_BYTES)
         self._memory = {
-            name: Regression(priors, _MEMORY_NOISE)
+            name: Regression({**priors, **_MEMORY_SIZES}, _MEMORY_NOISE)
             for name, priors in (
                 ("allocated", {**_MEMORY_PRIORS, "unused": (0.0, 1e-6), "constant": (0.0, 0.1)}),
                 ("reserved", {**_MEMORY_PRIORS, "constant": (0.0, 0.2)}),
@@ -141,7 +155,7 @@ class Corrections:
         }
         for observation in self.observations:
             for name, ratio in observation.memory.items():
-                noise = math.hypot(_MEMORY_NOISE, _CONSTANT_NOISE * observation.memory_features["constant"])
+                noise = math.hypot(_MEMORY_NOISE, _run_noise(observation.memory_features))
                 self._memory[name].observe(observation.memory_features, ratio, noise=noise)
         self._time_deviation = time_deviation
         timed = [o for o in self.observations if o.log_time is not None]
@@ -163,7 +177,8 @@ class Corrections:
 
     def memory(self, quantity: str, features: Mapping[str, float]) -> tuple[float, float]:
         """Return the factor from predicted to measured memory, and its standard deviation."""
-        return self._memory[quantity].predict(features)
+        mean, deviation = self._memory[quantity].predict(features)
+        return mean, math.hypot(deviation, _run_noise(features))
 
     def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[Sequence[float], Sequence[float]]:
         """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""
@@ -175,6 +190,10 @@ class Corrections:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return logarithms of the factors over that of `reference`, and their standard deviations, without noise."""
         return self._time.differences(features, reference)
+
+
+def _run_noise(memory_features: Mapping[str, float]) -> float:
+    return _CONSTANT_NOISE * memory_features["constant"]
 
 
 def _file(hardware: Hardware, model_type: str) -> Path:

@@ -22,6 +22,9 @@ from autotune.cost.tape import Tape
 # Micro-batches that peaks are looked for at: all small ones, then ever wider apart.
 _SAMPLES = np.unique(np.round(np.concatenate([np.arange(1, 65), np.geomspace(64, 65536, 100)])))
 
+# Shares of the gradients that stay: all, or what one of many devices keeps of them, where other moments are the peak.
+_SHARES = (1.0, 0.5, 0.25, 0.0)
+
 
 class NotLinear(Exception):
     """Tapes of different depths or micro-batches don't agree."""
@@ -96,9 +99,12 @@ def peaks(step: Extended, *, accumulated: bool) -> tuple[MemoryPoint, ...]:
         step: The micro-step.
         accumulated: Whether gradients are there already; only fresh ones then come on top.
     """
-    columns = [ACTIVATION, TEMPORARY, FRESH if accumulated else GRADIENT]
-    total = step.live[:, columns, :].sum(axis=1)
-    highest = np.unique(np.argmax(total[:, :1] + total[:, 1:] * _SAMPLES[None, :], axis=0))
+    kept = step.live[:, [ACTIVATION, TEMPORARY], :].sum(axis=1)
+    gradients = step.live[:, FRESH if accumulated else GRADIENT, :]
+    shares = _SHARES if not accumulated else (1.0,)
+    totals = [kept + share * gradients for share in shares]
+    peaks_of_shares = [np.argmax(t[:, :1] + t[:, 1:] * _SAMPLES[None, :], axis=0) for t in totals]
+    highest = np.unique(np.concatenate(peaks_of_shares))
     return tuple(
         MemoryPoint(
             operator=step.names[i],

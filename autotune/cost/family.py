@@ -13,13 +13,18 @@ from autotune.config import Precision, Quantization, TrainConfig, Workload
 from autotune.hardware import Hardware
 from autotune.values import Value
 
+Half = Literal["bfloat16", "float16"]
+Dtype = Literal["float32"] | Half
+
+_HALF: dict[Precision, Half] = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+
 
 class Family(Value):
     """Configurations whose micro-steps run the same operators: all but micro-batch, accumulation and optimizer."""
 
     device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(description="of the weights")
-    autocast: Literal["bfloat16", "float16"] | None = None
+    dtype: Dtype = Field(description="of the weights")
+    autocast: Half | None = None
     checkpointing: Checkpointing = "none"
     attn_implementation: str | None = None
     experts_implementation: str | None = None
@@ -27,6 +32,8 @@ class Family(Value):
     expert_capacity: int | None = None
     adapter: AnyAdapter | None = None
     quantization: Quantization | None = None
+    tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
+    pipeline_parallel: int = Field(default=1, description="stages that the layers are dealt to; one is run")
 
     @property
     def checkpointed_every(self) -> int:
@@ -45,14 +52,11 @@ class Shape(Value):
 
 def family_of(config: TrainConfig, hardware: Hardware) -> Family:
     """Return the family of a configuration on a device."""
-    autocast: dict[Precision, Literal["bfloat16", "float16"]] = {
-        Precision.BF16: "bfloat16",
-        Precision.FP16: "float16",
-    }
+    dtype, autocast = _arithmetic(config)
     return Family(
         device="cpu" if hardware.is_cpu else "cuda",
-        dtype="bfloat16" if config.precision is Precision.PURE_BF16 else "float32",
-        autocast=autocast.get(config.precision),
+        dtype=dtype,
+        autocast=autocast,
         checkpointing=config.checkpointing,
         attn_implementation=config.attn_implementation,
         experts_implementation=config.experts_implementation,
@@ -60,7 +64,24 @@ def family_of(config: TrainConfig, hardware: Hardware) -> Family:
         expert_capacity=config.expert_capacity,
         adapter=config.adapter,
         quantization=config.quantization,
+        tensor_parallel=config.parallelism.tensor_parallel,
+        pipeline_parallel=config.parallelism.pipeline_parallel,
     )
+
+
+def _arithmetic(config: TrainConfig) -> tuple[Dtype, Half | None]:
+    """Return the type of the weights that operators see, and that of autocast.
+
+    FSDP2 gathers weights in the 16 bits of mixed precision and accelerate's autocast stays on; DeepSpeed trains a model
+    in 16 bits, without (accelerate 1.15, `Accelerator.__init__`: native_amp). Both keep fp32 shards beside.
+    """
+    if config.precision is Precision.PURE_BF16:
+        return "bfloat16", None
+    half = _HALF.get(config.precision)
+    engine = config.parallelism.sharding.partition("_")[0]
+    if half is None or engine == "none":
+        return "float32", half
+    return half, half if engine == "fsdp" else None
 
 
 def shape_of(workload: Workload) -> Shape:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from autotune.config import Parallelism
+from autotune.cost.network import NCCL_BYTES
 from autotune.hardware import Hardware
 from autotune.rates import Rates
 
@@ -20,6 +22,14 @@ _CPU = (15 * _MIB, 10 * _MIB)
 def framework_bytes(hardware: Hardware) -> tuple[float, float]:
     """Return the bytes that are taken beside the allocator, and their standard deviation."""
     return _CPU if hardware.is_cpu else _CUDA
+
+
+def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
+    """Return what NCCL takes for the groups that a device is in: one for each direction a training is spread in."""
+    if hardware.is_cpu or parallelism.world_size == 1:
+        return 0.0
+    degrees = (parallelism.data_parallel, parallelism.tensor_parallel, parallelism.pipeline_parallel)
+    return NCCL_BYTES * sum(degree > 1 for degree in degrees)
 
 
 def time_deviation(rates: Rates, hardware: Hardware) -> float:

@@ -2,19 +2,21 @@
 
 A step has two kinds of moments that can be its peak: those of a micro-step, with weights and optimizer states beside
 what the tape says is alive, and the optimizer's own, with all gradients and its temporaries and no activation. With
-accumulation the gradients of the micro-step before are there throughout.
+accumulation the gradients of the micro-step before are there throughout. What of all this one of several devices has is
+the business of `sharding`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.optimizers import state_bytes, temporary_bytes
 from autotune.cost.profile import MemoryPoint, Profile
+from autotune.cost.sharding import ONE_DEVICE, Share, share_of
 
 # The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
 BLOCK_BYTES = 512
@@ -35,14 +37,18 @@ class Components:
     temporaries: float
     paged: float  # beyond the allocator
     moment: str
+    communication: float = 0.0  # gathered weights and messages
 
     @property
     def allocated(self) -> float:
         """Return the peak."""
-        return self.weights + self.gradients + self.optimizer_state + self.activations + self.temporaries
+        own = self.weights + self.gradients + self.optimizer_state + self.activations + self.temporaries
+        return own + self.communication
 
 
-def components(profile: Profile, optim: str, micro_batch: int, accumulation: int) -> Components:
+def components(
+    profile: Profile, optim: str, micro_batch: int, accumulation: int, share: Share | None = None
+) -> Components:
     """Return the memory of one configuration of the family.
 
     Args:
@@ -50,70 +56,78 @@ def components(profile: Profile, optim: str, micro_batch: int, accumulation: int
         optim: The optimizer.
         micro_batch: Samples.
         accumulation: Micro-batches of a step.
+        share: What one of several devices holds; None: there is one.
     """
-    on_cpu = profile.family.device == "cpu"
-    states, paged = state_bytes(optim, profile.parameters)
-    weights = profile.weights_bytes + always_bytes(profile)
-    gradients = profile.gradients_bytes
+    share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulation > 1)
+    weights = share.weights + always_bytes(profile)
     stepping = Components(
         weights,
-        gradients,
-        states,
+        share.gradients,
+        share.states,
         0.0,
-        temporary_bytes(optim, profile.parameters, on_cpu=on_cpu),
-        paged,
+        share.stepping,
+        share.paged,
         "optimizer step",
+        share.step_buffers,
     )
     found = [stepping]
-    found += [_moment(p, weights, states, paged, 0.0, micro_batch) for p in profile.peaks_first]
+    found += [_moment(p, weights, share, micro_batch, later=False) for p in profile.peaks_first]
     if accumulation > 1:
-        found += [_moment(p, weights, states, paged, gradients, micro_batch) for p in profile.peaks_later]
+        found += [_moment(p, weights, share, micro_batch, later=True) for p in profile.peaks_later]
     return max(found, key=lambda c: c.allocated)
 
 
-def _moment(
-    point: MemoryPoint, weights: float, states: float, paged: float, accumulated: float, samples: int
-) -> Components:
-    fresh = point.fresh_gradients.at(samples)
-    gradients = accumulated + fresh if accumulated else point.gradients.at(samples)
+def _moment(point: MemoryPoint, weights: float, share: Share, samples: int, *, later: bool) -> Components:
+    gradients = point.gradients.at(samples)
+    if later:
+        kept = share.accumulated + share.gradient_share * point.fresh_gradients.at(samples)
+    else:
+        kept = share.gradient_share * gradients
     return Components(
         weights,
-        gradients,
-        states,
-        point.activations.at(samples),
+        kept,
+        share.states,
+        share.kept * point.activations.at(samples),
         point.temporaries.at(samples),
-        paged,
+        share.paged,
         point.operator,
+        share.backward_buffers if gradients > 0 else share.forward_buffers,
     )
 
 
 def allocated_peaks(
-    profile: Profile, optim: str, micro_batches: NDArray[np.float64], accumulated: bool
+    profile: Profile, optim: str, micro_batches: NDArray[np.float64], accumulated: bool, share: Share | None = None
 ) -> NDArray[np.float64]:
     """Return the allocated peak for each micro-batch: `components` for many at once."""
-    states, _ = state_bytes(optim, profile.parameters)
-    always = profile.weights_bytes + always_bytes(profile) + states
-    temporaries = temporary_bytes(optim, profile.parameters, on_cpu=profile.family.device == "cpu")
-    peak = np.full(len(micro_batches), profile.gradients_bytes + temporaries, dtype=float)
-    peak = np.maximum(peak, _highest(profile.peaks_first, micro_batches, fresh=False))
+    share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulated)
+    always = share.weights + always_bytes(profile) + share.states
+    peak = np.full(len(micro_batches), share.gradients + share.stepping + share.step_buffers, dtype=float)
+    peak = np.maximum(peak, _highest(profile.peaks_first, micro_batches, share, later=False))
     if accumulated:
-        peak = np.maximum(peak, profile.gradients_bytes + _highest(profile.peaks_later, micro_batches, fresh=True))
+        peak = np.maximum(peak, share.accumulated + _highest(profile.peaks_later, micro_batches, share, later=True))
     total: NDArray[np.float64] = always + peak
     return total
 
 
-def _highest(points: Sequence[MemoryPoint], samples: NDArray[np.float64], *, fresh: bool) -> NDArray[np.float64]:
-    gradients = [p.fresh_gradients if fresh else p.gradients for p in points]
-    constant = np.array(
-        [p.activations.constant + p.temporaries.constant + g.constant for p, g in zip(points, gradients, strict=True)]
-    )
-    slope = np.array(
-        [
-            p.activations.per_sample + p.temporaries.per_sample + g.per_sample
-            for p, g in zip(points, gradients, strict=True)
-        ]
-    )
-    highest: NDArray[np.float64] = (constant[:, None] + slope[:, None] * samples[None, :]).max(axis=0)
+def _highest(
+    points: Sequence[MemoryPoint], samples: NDArray[np.float64], share: Share, *, later: bool
+) -> NDArray[np.float64]:
+    gradients = [p.fresh_gradients if later else p.gradients for p in points]
+
+    def lines(part: Literal["constant", "per_sample"]) -> NDArray[np.float64]:
+        return np.array(
+            [
+                share.kept * getattr(p.activations, part)
+                + getattr(p.temporaries, part)
+                + share.gradient_share * getattr(g, part)
+                for p, g in zip(points, gradients, strict=True)
+            ]
+        )
+
+    constant, slope = lines("constant")[:, None], lines("per_sample")[:, None]
+    begun = np.array([[p.gradients.at(float(n)) > 0 for n in samples] for p in points])
+    buffers = np.where(begun, share.backward_buffers, share.forward_buffers)
+    highest: NDArray[np.float64] = (constant + slope * samples[None, :] + buffers).max(axis=0)
     return highest
 
 

@@ -1,4 +1,4 @@
-"""The cost model of one workload on one device: memory and time of configurations that haven't run.
+"""The cost model of one workload on one device or several: memory and time of configurations that haven't run.
 
 It holds a profile for each family, the device's rates and what measurements said of earlier predictions. Predicting
 many configurations costs microseconds each; nothing here imports torch. It may reject and rank, never crown.
@@ -15,43 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.config import TrainConfig, Workload
-from autotune.cost import memory, time
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
 from autotune.cost.family import Family, family_of
-from autotune.cost.framework import framework_bytes, time_deviation
-from autotune.cost.gaussian import below
+from autotune.cost.footprint import Footprints
+from autotune.cost.framework import communicators_bytes, framework_bytes, time_deviation
+from autotune.cost.memory import Components
+from autotune.cost.network import Network, network_of
 from autotune.cost.padding import padded_share
+from autotune.cost.predictions import Predictions, Z, is_rewritten, kind_of
 from autotune.cost.profile import Profile
-from autotune.cost.reserve import unused_bytes
+from autotune.cost.sharding import Spread
+from autotune.cost.step import StepCost
+from autotune.cost.time import dense_peak
 from autotune.cost_estimate import CostEstimate, MemoryBreakdown
 from autotune.hardware import Hardware
 from autotune.rates import Rates
 from autotune.trial import Interval, TrialResult, TrialStatus
 
-# Half of a 95 % interval, in standard deviations.
-_Z = 1.96
-
 # A trial that ran out of memory is taken to have needed this much of its budget: how much more isn't known.
 _BEYOND = 1.01
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Arrays with a row for each configuration; NaN where its family has no profile."""
-
-    samples_per_second: NDArray[np.float64]
-    log_deviation: NDArray[np.float64]  # standard deviation of the rate's logarithm
-    needed_bytes: NDArray[np.float64]  # what the budget has to hold
-    needed_deviation: NDArray[np.float64]  # standard deviation of that
-
-    @property
-    def least_bytes(self) -> NDArray[np.float64]:
-        """Lower bound of what the budget has to hold."""
-        return self.needed_bytes - _Z * self.needed_deviation
-
-    def chance_to_fit(self, budget_bytes: float) -> NDArray[np.float64]:
-        """Return how probable it is that each configuration stays within a budget."""
-        return below((budget_bytes - self.needed_bytes) / self.needed_deviation)
 
 
 @dataclass(frozen=True)
@@ -64,7 +46,8 @@ class CostModel:
         rates: Of the device.
         profiles: By family.
         corrections: What earlier measurements said.
-        unused: What the allocator keeps unused, as far as it was asked for: it depends on nothing that is learned.
+        network: Of a training on several devices; None: all are in this machine.
+        footprints: What configurations take, as counted.
     """
 
     workload: Workload
@@ -72,7 +55,8 @@ class CostModel:
     rates: Rates
     profiles: Mapping[Family, Profile]
     corrections: Corrections
-    unused: dict[tuple[Family, str, int, bool], int] = field(default_factory=dict, repr=False)
+    network: Network | None = None
+    footprints: Footprints = field(default_factory=Footprints, repr=False)
 
     @classmethod
     def of(
@@ -97,7 +81,7 @@ class CostModel:
         seconds, needed, unsure = (np.full(count, np.nan) for _ in range(3))
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for i, config in enumerate(configs):
-            groups[_kind(config)].append(i)
+            groups[kind_of(config)].append(i)
         for rows in groups.values():
             kind = configs[rows[0]]
             profile = self.profile(kind)
@@ -105,7 +89,7 @@ class CostModel:
                 sizes = np.array([configs[i].per_device_train_batch_size for i in rows], dtype=float)
                 seconds[rows], needed[rows], unsure[rows] = self._group(kind, profile, sizes)
         mean, deviation = self.corrections.log_time([time_features(c) for c in configs]) if count else ([], [])
-        sizes = np.array([c.per_device_train_batch_size for c in configs], dtype=float)
+        sizes = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = sizes if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure)
 
@@ -120,27 +104,38 @@ class CostModel:
         self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return seconds, the memory that is needed and its standard deviation for micro-batches of one kind."""
-        accumulation = (self.workload.global_batch_size or sizes) / sizes
-        seconds = time.step_seconds(
-            profile,
-            self.rates,
-            kind.optim,
-            sizes * padded_share(self.workload.lengths, kind, sizes),
-            accumulation,
-            tf32=kind.tf32,
-            compiled=kind.torch_compile_backend == "inductor",
-        )
-        at_once, accumulated = (memory.allocated_peaks(profile, kind.optim, sizes, some) for some in (False, True))
-        allocated = np.where(accumulation > 1, accumulated, at_once)
-        factors, deviations = self._memory_factors(profile, kind.optim, sizes, accumulation)
+        parallelism = kind.parallelism
+        together = sizes * parallelism.data_parallel
+        accumulation = (self.workload.global_batch_size or together) / together
+        padded = sizes * padded_share(self.workload.lengths, kind, sizes)
+        seconds = self._step_cost(kind, profile).seconds(padded, accumulation)
+        allocated = self.footprints.peaks(kind, profile, sizes, accumulation)
+        factors, deviations = self._memory_factors(kind, profile, sizes, accumulation)
         outside, outside_deviation = (0.0, 0.0) if self.hardware.is_cpu else framework_bytes(self.hardware)
+        outside += communicators_bytes(self.hardware, parallelism)
         needed, unsure = allocated * factors + outside, np.hypot(allocated * deviations, outside_deviation)
-        if _is_rewritten(kind):
-            unsure = np.maximum(unsure, (allocated - profile.weights_bytes) / _Z)
+        if is_rewritten(kind):
+            unsure = np.maximum(unsure, (allocated - profile.weights_bytes) / Z)
         return seconds, needed, unsure
 
+    def _step_cost(self, config: TrainConfig, profile: Profile) -> StepCost:
+        return StepCost(
+            profile,
+            self.rates,
+            config.optim,
+            Spread.of(config),
+            self.network_for(config),
+            tf32=config.tf32,
+            compiled=config.torch_compile_backend == "inductor",
+        )
+
+    def network_for(self, config: TrainConfig) -> Network:
+        """Return the devices that a configuration runs on."""
+        world, host = config.parallelism.world_size, self.rates.host_bandwidth
+        return self.network or network_of(self.hardware, world, host_bandwidth=host)
+
     def _memory_factors(
-        self, profile: Profile, optim: str, sizes: NDArray[np.float64], accumulation: NDArray[np.float64]
+        self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64], accumulation: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return for each micro-batch the factor from predicted to real memory and its standard deviation.
 
@@ -151,8 +146,8 @@ class CostModel:
         factors: list[tuple[float, float]] = []
         for size in different:
             steps = int(accumulation[np.argmax(sizes == size)])
-            parts = memory.components(profile, optim, int(size), steps)
-            factors.append(self.corrections.memory(quantity, memory_features(parts, 0.0)))
+            parts = self.footprints.components(kind, profile, int(size), steps)
+            factors.append(self.corrections.memory(quantity, memory_features(parts, 0.0, int(size))))
         found = np.array(factors)[where]
         return found[:, 0], found[:, 1]
 
@@ -163,14 +158,14 @@ class CostModel:
             return None
         predicted = self.predict([config])
         rate, deviation = float(predicted.samples_per_second[0]), float(predicted.log_deviation[0])
-        spread = math.exp(_Z * deviation)
+        spread = math.exp(Z * deviation)
         samples = self.workload.samples_per_step(config)
         step_s = samples / rate
         accumulation = self.workload.accumulation_steps(config)
         size = config.per_device_train_batch_size
         share = float(padded_share(self.workload.lengths, config, np.array([float(size)]))[0])
-        flops = accumulation * profile.needed_flops.at(size * share)
-        peak = time.dense_peak(self.rates, config.precision, tf32=config.tf32)
+        flops = accumulation * profile.needed_flops.at(size * share)  # of one device
+        peak = dense_peak(self.rates, config.precision, tf32=config.tf32)
         tokens = self.workload.tokens_per_sample
         notes = []
         if config.torch_compile_backend is not None:
@@ -184,25 +179,46 @@ class CostModel:
             samples_per_second=rate,
             samples_per_second_interval=Interval(low=rate / spread, high=rate * spread),
             tokens_per_second=None if tokens is None else rate * tokens,
-            flops_per_step=flops,
+            flops_per_step=flops * config.parallelism.world_size,
             mfu=None if peak is None else flops / step_s / peak,
             traced_by=profile.traced_by,
             notes=tuple(notes),
+            communication_s=self._waiting(config, profile),
+            host_bytes=round(self.footprints.share(config, profile, accumulation).host),
         )
+
+    def host_bytes(self, config: TrainConfig) -> float:
+        """Return the memory of the host that one device's offloaded states take, 0 where nothing is known."""
+        profile = self.profile(config)
+        if profile is None or config.parallelism.offload == "none":
+            return 0.0
+        return self.footprints.share(config, profile, self.workload.accumulation_steps(config)).host
+
+    def _waiting(self, config: TrainConfig, profile: Profile) -> float:
+        """Return the seconds of a step that devices wait for each other or for the host."""
+        if config.parallelism.is_single:
+            return 0.0
+        size = np.array([float(config.per_device_train_batch_size)])
+        steps = np.array([float(self.workload.accumulation_steps(config))])
+        padded = size * padded_share(self.workload.lengths, config, size)
+        correction = float(self.corrections.log_time([time_features(config)])[0][0])
+        return float(self._step_cost(config, profile).waiting(padded, steps)[0]) * math.exp(correction)
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
         parts, unused = self._parts(config, profile)
-        features = memory_features(parts, unused)
+        size = config.per_device_train_batch_size
+        features = memory_features(parts, unused, size)
         allocated, reserved = parts.allocated, parts.allocated + unused
-        outside, _ = framework_bytes(self.hardware)
-        allocated_factor, allocated_deviation = self.corrections.memory("allocated", memory_features(parts, 0.0))
+        outside = framework_bytes(self.hardware)[0]
+        communicators = communicators_bytes(self.hardware, config.parallelism)
+        allocated_factor, allocated_deviation = self.corrections.memory("allocated", memory_features(parts, 0.0, size))
         reserved_factor, reserved_deviation = self.corrections.memory("reserved", features)
         device_factor, device_deviation = self.corrections.memory("device", features)
-        device = reserved * device_factor + parts.paged
+        device = reserved * device_factor + parts.paged + communicators
 
         def interval(total: float, center: float, deviation: float) -> Interval:
-            return Interval(low=center - _Z * deviation * total, high=center + _Z * deviation * total)
+            return Interval(low=center - Z * deviation * total, high=center + Z * deviation * total)
 
         return MemoryBreakdown(
             weights_bytes=round(parts.weights * allocated_factor),
@@ -210,7 +226,8 @@ class CostModel:
             optimizer_state_bytes=round(parts.optimizer_state * allocated_factor),
             activations_bytes=round(parts.activations * allocated_factor),
             temporaries_bytes=round(parts.temporaries * allocated_factor),
-            framework_bytes=round(outside + parts.paged),
+            communication_bytes=round(parts.communication * allocated_factor),
+            framework_bytes=round(outside + parts.paged + communicators),
             allocated_peak_bytes=round(allocated * allocated_factor),
             reserved_peak_bytes=round(reserved * reserved_factor),
             device_peak_bytes=round(device),
@@ -219,16 +236,8 @@ class CostModel:
             device_interval=interval(reserved, device, device_deviation),
         )
 
-    def _parts(self, config: TrainConfig, profile: Profile) -> tuple[memory.Components, float]:
-        """Return the memory by component, and what the allocator reserves beyond it."""
-        size, accumulation = config.per_device_train_batch_size, self.workload.accumulation_steps(config)
-        parts = memory.components(profile, config.optim, size, accumulation)
-        if self.hardware.is_cpu:
-            return parts, 0.0
-        key = (profile.family, config.optim, size, accumulation > 1)
-        if key not in self.unused:
-            self.unused[key] = unused_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1)
-        return parts, float(self.unused[key])
+    def _parts(self, config: TrainConfig, profile: Profile) -> tuple[Components, float]:
+        return self.footprints.parts(config, profile, self.workload.accumulation_steps(config))
 
     def observe(self, *results: TrialResult) -> CostModel:
         """Return a model that has learned from finished trials; the same one if there is nothing to learn."""
@@ -246,7 +255,8 @@ class CostModel:
         parts, unused = self._parts(config, profile)
         reserved = parts.allocated + unused
         seen = measured.memory
-        ratios = {"device": (seen.peak_bytes - parts.paged) / reserved} if seen.is_known else {}
+        paged = parts.paged + communicators_bytes(self.hardware, config.parallelism)
+        ratios = {"device": (seen.peak_bytes - paged) / reserved} if seen.is_known else {}
         if seen.allocated_bytes is not None:
             ratios["allocated"] = seen.allocated_bytes / parts.allocated
         if seen.reserved_bytes is not None:
@@ -256,7 +266,7 @@ class CostModel:
         measured_s = self.workload.samples_per_step(config) / measured.samples_per_second
         return Observation(
             key=self._key(config),
-            memory_features=memory_features(parts, unused),
+            memory_features=memory_features(parts, unused, config.per_device_train_batch_size),
             memory=ratios,
             time_features=time_features(config),
             log_time=math.log(measured_s / float(seconds[0])),
@@ -268,44 +278,20 @@ class CostModel:
             return None
         config, budget = result.request.config, result.request.limits.memory_bytes
         expected = float(self.predict([config]).needed_bytes[0])
-        if expected > budget or _is_rewritten(config):
+        if expected > budget or is_rewritten(config):
             return None
         parts, unused = self._parts(config, profile)
         quantity = "device" if self.hardware.is_cpu else "allocated"
         outside = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
+        seen_unused = unused if quantity == "device" else 0.0
         return Observation(
             key=self._key(config),
-            memory_features=memory_features(parts, unused if quantity == "device" else 0.0),
+            memory_features=memory_features(parts, seen_unused, config.per_device_train_batch_size),
             memory={quantity: (_BEYOND * budget - outside) / parts.allocated},
             time_features={},
             log_time=None,
         )
 
     def _key(self, config: TrainConfig) -> str:
-        return f"{config.config_id}-{self.workload.digest()}"
-
-
-def _is_rewritten(config: TrainConfig) -> bool:
-    """Tell whether other kernels run than the model is written with, which keep and recompute what they like."""
-    return config.torch_compile_backend is not None or config.use_liger_kernel
-
-
-def _kind(config: TrainConfig) -> tuple[object, ...]:
-    """Return all of a configuration that the closed form depends on, but for the micro-batch."""
-    return (
-        config.precision,
-        config.tf32,
-        config.optim,
-        config.checkpointing,
-        config.attn_implementation,
-        config.torch_compile_backend,
-        config.torch_compile_mode,
-        config.use_liger_kernel,
-        config.experts_implementation,
-        config.experts_per_token,
-        config.expert_capacity,
-        config.adapter,
-        config.quantization,
-        config.train_sampling_strategy,
-        config.packing,
-    )
+        # Another seed is the same work: what it measured takes the place of what was known.
+        return f"{config.config_id}-{self.workload.model_copy(update={'seed': 0}).digest()}"

@@ -86,6 +86,10 @@ class Profile(Value):
     excerpt: Excerpt
     needed_flops: Line = Field(description="of the model's contractions, recomputation left out")
     traced_by: TracedBy
+    layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: none is told apart")
+    outside: tuple[ParameterGroup, ...] = Field(default=(), description="in no layer: embeddings, last norm, head")
+    layers: int = Field(default=1, description="how many there are")
+    hidden_bytes: float = Field(default=0.0, description="of a sample's hidden states between layers; 0: not known")
 
     @property
     def weights_bytes(self) -> int:

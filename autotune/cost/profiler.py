@@ -7,9 +7,9 @@ device; of a model that can't run there fake tensors, and where operators depend
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ from autotune.cost import quantized
 from autotune.cost.autocast import seen_autocast
 from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks
 from autotune.cost.family import Family, Shape
+from autotune.cost.layers import Layers, layers_of
+from autotune.cost.parts import part_of
 from autotune.cost.profile import Excerpt, ParameterGroup, Profile
+from autotune.cost.tensors import is_fake, quiet, tensors_of
 from autotune.cost.trace import micro_step
 from autotune.cost_estimate import TracedBy
 from autotune.depth import Stack, shallower, stacks, without_chance
@@ -42,8 +45,28 @@ class Untraceable(Exception):
     """The model doesn't run with this kind of tensors."""
 
 
+@dataclass(frozen=True)
+class Shallow:
+    """What was traced of a model with few layers."""
+
+    pair: Pair
+    parameters: list[ParameterGroup]
+    buffers_bytes: int
+    layers: Layers
+
+
+# What was traced, by family without its pipeline, depths and kind of tensors: stages of any depth share it.
+Known = dict[tuple[object, ...], Shallow]
+
+
 def profile(
-    spec: ModelSpec, family: Family, shape: Shape, *, parameters: int | None = None, change: Change | None = None
+    spec: ModelSpec,
+    family: Family,
+    shape: Shape,
+    *,
+    parameters: int | None = None,
+    change: Change | None = None,
+    known: Known | None = None,
 ) -> Profile:
     """Return the profile of `family` for inputs of `shape`.
 
@@ -54,14 +77,16 @@ def profile(
         parameters: The model's parameters, adapters left out, if known: what an extended trace has to come to.
         change: Makes the built model the one that is trained, before the adapter is put on; as for libraries of
             another time.
+        known: What was traced of this model and shape before, to be used and added to.
 
     Raises:
         InputError: The model can't be built or traced.
     """
     reasons = []
+    known = {} if known is None else known
     for way in WAYS:
         try:
-            return _by(way, spec, family, shape, parameters, change)
+            return _by(way, spec, family, shape, parameters, change, known)
         except Exception as error:  # fake and real tensors may raise anything where meta tensors could not run
             if way == "meta" and not isinstance(error, NotLinear | Untraceable):
                 raise
@@ -70,19 +95,28 @@ def profile(
 
 
 def _by(
-    way: TracedBy, spec: ModelSpec, family: Family, shape: Shape, parameters: int | None, change: Change | None
+    way: TracedBy,
+    spec: ModelSpec,
+    family: Family,
+    shape: Shape,
+    parameters: int | None,
+    change: Change | None,
+    known: Known,
 ) -> Profile:
     """Return the profile as traced with one kind of tensors."""
     from autotune.models import build_config
 
-    config = without_chance(build_config(spec, shape.task))
+    config = part_of(without_chance(build_config(spec, shape.task)), family)
+    if (family.tensor_parallel, family.pipeline_parallel) != (1, 1):
+        parameters = None  # those of the whole model
     found = stacks(config, family.checkpointed_every)
     if found and all(s.depth > s.base for s in found):
         with contextlib.suppress(NotLinear):
-            extended = _extended(spec, config, found, family, shape, change, way)
+            extended = _extended(spec, config, found, family, shape, change, way, known)
             if parameters is None or _base_parameters(extended[1]) == parameters:
-                return _profile(family, *extended, way)
-    return _profile(family, *_extended(spec, config, (), family, shape, change, way), way)
+                return _profile(family, *extended, way, _hidden_bytes(config, family, shape))
+    whole = _extended(spec, config, (), family, shape, change, way, {})
+    return _profile(family, *whole, way, _hidden_bytes(config, family, shape))
 
 
 def _extended(
@@ -93,28 +127,44 @@ def _extended(
     shape: Shape,
     change: Change | None,
     way: TracedBy,
-) -> tuple[Extended, Counter[ParameterGroup], int, Excerpt]:
-    """Return the micro-step, the parameters and the bytes of buffers at full depth, and an excerpt."""
+    known: Known,
+) -> tuple[Extended, Counter[ParameterGroup], int, Excerpt, Layers]:
+    """Return the micro-step, the parameters and the bytes of buffers at full depth, an excerpt and the layers."""
     base = {s.field: s.base for s in found}
     depths = [base, *({**base, s.field: s.base + s.period} for s in found)]
-    pairs, parameters, buffers = [], [], []
+    traced: list[Shallow] = []
     for depth in depths:
-        with _quiet(), _tensors(way):
-            model = build(
-                spec, shallower(config, depth), family, shape, change, device="meta" if way == "meta" else "cpu"
-            )
-            pairs.append(_pair(model, family, shape))
-        parameters.append(_groups(model))
-        buffers.append(sum(b.numel() * b.element_size() for b in model.buffers()))
-    excerpt = _excerpt(pairs[-1], parameters[-1])
-    groups = [Counter(group) for group in parameters]
+        which = (family.model_copy(update={"pipeline_parallel": 1}), tuple(depth.items()), way)
+        if which not in known:
+            known[which] = _shallow(spec, shallower(config, depth), family, shape, change, way)
+        traced.append(known[which])
+    excerpt = _excerpt(traced[-1].pair, traced[-1].parameters)
+    groups = [Counter(t.parameters) for t in traced]
     more = [round(s.more) for s in found]
-    total, buffer_bytes = groups[0].copy(), buffers[0]
-    for times, group, buffer in zip(more, groups[1:], buffers[1:], strict=False):
+    total, buffer_bytes, layers = groups[0].copy(), traced[0].buffers_bytes, traced[0].layers
+    for times, group, deep in zip(more, groups[1:], traced[1:], strict=False):
         for key in group.keys() | groups[0].keys():
             total[key] += times * (group[key] - groups[0][key])
-        buffer_bytes += times * (buffer - buffers[0])
-    return extend(pairs[0], pairs[1:], more), total, buffer_bytes, excerpt
+        buffer_bytes += times * (deep.buffers_bytes - traced[0].buffers_bytes)
+        layers = layers.with_more(times * (deep.layers.count - traced[0].layers.count))
+    step = extend(traced[0].pair, [t.pair for t in traced[1:]], more)
+    return step, total, buffer_bytes, excerpt, layers
+
+
+def _shallow(
+    spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Change | None, way: TracedBy
+) -> Shallow:
+    """Trace a model."""
+    with quiet(), tensors_of(way):
+        model = build(spec, config, family, shape, change, device="meta" if way == "meta" else "cpu")
+        pair = _pair(model, family, shape)
+    parameters = _groups(model)
+    return Shallow(
+        pair=pair,
+        parameters=parameters,
+        buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
+        layers=layers_of([name for name, _ in model.named_parameters()], parameters),
+    )
 
 
 def _pair(model: Any, family: Family, shape: Shape) -> Pair:
@@ -125,18 +175,6 @@ def _pair(model: Any, family: Family, shape: Shape) -> Pair:
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise Untraceable(one_line(error)) from error
     return Pair(samples=SAMPLES, tapes=(low, high))
-
-
-@contextlib.contextmanager
-def _tensors(way: TracedBy) -> Iterator[None]:
-    """Have models made of fake tensors, if that is the way."""
-    if way != "fake":
-        yield
-        return
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
 
 
 def build(
@@ -182,11 +220,6 @@ def build(
     return model
 
 
-def is_fake() -> bool:
-    """Return whether tensors that are made now are fake."""
-    return torch._guards.detect_fake_mode() is not None
-
-
 def _check_size(model: Any) -> None:
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
     if nbytes > MOST_REAL_BYTES:
@@ -229,7 +262,9 @@ def _profile(
     groups: Counter[ParameterGroup],
     buffers_bytes: int,
     excerpt: Excerpt,
+    layers: Layers,
     way: TracedBy,
+    hidden_bytes: float,
 ) -> Profile:
     return Profile(
         family=family,
@@ -241,11 +276,15 @@ def _profile(
         excerpt=excerpt,
         needed_flops=step.needed_flops,
         traced_by=way,
+        layer=layers.largest,
+        outside=layers.outside,
+        layers=max(1, layers.count),
+        hidden_bytes=hidden_bytes,
     )
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _hidden_bytes(config: Any, family: Family, shape: Shape) -> float:
+    """Return the bytes of one sample's hidden states, 0 where the config doesn't say their width."""
+    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+    half = family.autocast is not None or family.dtype != "float32"
+    return float(shape.length * width * (2 if half else 4)) if isinstance(width, int) else 0.0

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from autotune.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
 from autotune.execution.guard import is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
+from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
 from autotune.trial import Memory
 from autotune.units import show_memory
@@ -112,7 +113,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
             return
         needed = _checkpoint_bytes(self._trainer)
         free = shutil.disk_usage(Path(args.output_dir).parent).free
-        if free < needed + _SPARE_DISK_BYTES:
+        if not agree(free >= needed + _SPARE_DISK_BYTES):
             self.not_saved = (
                 f"no checkpoint was saved: it takes {show_memory(needed)}, and {show_memory(free)} of disk are free"
             )
@@ -120,11 +121,13 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
         self.is_saving = control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look at what was written."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        self.bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        """Look at what was written, when all ranks have written their part."""
+        wait_for_all()
         self.is_saving = False
-        shutil.rmtree(folder, ignore_errors=True)
+        if own_rank().is_first:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            self.bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checkpoint_bytes(trainer: Any) -> int:
@@ -144,16 +147,20 @@ def _values(mapping: Any) -> list[Any]:
 def _evaluated(task: SoakTask, trainer: Any, longest: DataOf) -> int:
     """Return the first batch size with which evaluation fits; two batches, so that one is there while the next comes.
 
+    A rank that fails leaves the others amid their evaluation, which nothing but their end gets them out of: of several
+    ranks none goes on to the next size.
+
     Raises:
         CheckError: None fits, or evaluation fails for another reason.
     """
     trainer.args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
+    ranks = own_rank().of
     for size in task.eval_batch_sizes:
         trainer.args.per_device_eval_batch_size = size
         try:
-            trainer.evaluate(longest(2 * size))
+            trainer.evaluate(longest(2 * size * ranks))
         except Exception as error:
-            if size == task.eval_batch_sizes[-1] or not is_out_of_memory(error):
+            if size == task.eval_batch_sizes[-1] or ranks > 1 or not is_out_of_memory(error):
                 raise CheckError(f"while evaluating with a batch of {size}: {_first_line(error)}") from error
         else:
             return size
@@ -175,7 +182,7 @@ def _curve(task: LossTask, trainer: Any) -> LossCurve:
 def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     """Return how far dropout spreads the loss of the first step's samples; None if compiled, which would start again.
 
-    Drawn with one seed after the other; the samples are the same whatever the micro-batch.
+    Drawn with one seed after the other; the samples are the same whatever the micro-batch, and for every rank.
     """
     if hasattr(trainer.model_wrapped, "_orig_mod"):
         return None
@@ -192,10 +199,10 @@ def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
 
 
 def _first_step(trainer: Any) -> list[dict[str, Any]]:
-    """Return the micro-batches of the first step on the device."""
+    """Return the micro-batches of the first step on the device, those of all ranks."""
     args, data = trainer.args, trainer.train_dataset
     size = args.per_device_train_batch_size
-    starts = range(0, size * args.gradient_accumulation_steps, size)
+    starts = range(0, size * args.gradient_accumulation_steps * own_rank().of, size)
     made = (trainer.data_collator([data[i] for i in range(start, start + size)]) for start in starts)
     return [{name: tensor.to(args.device) for name, tensor in batch.items()} for batch in made]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from transformers import TrainerCallback
@@ -20,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from autotune.batches import PackCollator
 from autotune.checkpointing import KINDS, CheckpointingKind
 from autotune.config import Precision, TrainConfig
-from autotune.execution import adapter_effects
+from autotune.execution import adapter_effects, parallel_effects
 from autotune.execution.no_effect import NoEffectError
 from autotune.optimizers import OPTIMIZERS
 
@@ -112,16 +113,18 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "packing": _packing(self._config, self._seen["train_dataloader"]),
             "adapter": adapter_effects.adapter(self._config, model),
             "quantization": adapter_effects.quantization(self._config, model),
+            "parallelism": parallel_effects.parallelism(self._config, trainer, model),
         }
 
     def _precision(self, trainer: Any, model: nn.Module) -> str:
         wanted, asked = _OUTPUT_DTYPE[self._config.precision], self._config.precision
-        if asked in (Precision.FP16, Precision.BF16) and not trainer.accelerator.native_amp:
+        casts = parallel_effects.casts_weights(self._config)
+        if asked in (Precision.FP16, Precision.BF16) and not (trainer.accelerator.native_amp or casts):
             raise NoEffectError(f"{asked} was asked for, but autocast is off: the device's library ignores it")
         if self._dtypes and self._dtypes != {wanted}:
             raise NoEffectError(f"{asked} was asked for, but layers put out {_names(self._dtypes)}")
         weights = Counter(p.dtype for p in model.parameters() if p.is_floating_point())
-        expected = torch.bfloat16 if asked is Precision.PURE_BF16 else torch.float32
+        expected = wanted if casts else torch.bfloat16 if asked is Precision.PURE_BF16 else torch.float32
         if weights and weights.most_common(1)[0][0] is not expected and self._config.adapter is None:
             raise NoEffectError(f"{asked} was asked for, but weights are {_names(weights)}")
         seen = (
@@ -131,6 +134,10 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def _checkpointing(self, model: nn.Module) -> str:
         flagged = sum(bool(getattr(m, "gradient_checkpointing", False)) for m in model.modules())
+        if units := parallel_effects.checkpointed_units(model):
+            if self._config.checkpointing != "full":
+                raise NoEffectError(f"checkpointing {self._config.checkpointing} was asked for, but FSDP checkpoints")
+            return f"{units} units of FSDP"
         if self._config.checkpointing == "none":
             if self._checkpointed or flagged:
                 raise NoEffectError("no checkpointing was asked for, but the model checkpoints its activations")
@@ -170,11 +177,14 @@ def _tf32(config: TrainConfig) -> str:
 
 
 def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = parallel_effects.inner_optimizer(optimizer)
     name = f"{type(inner).__module__}.{type(inner).__name__}"
     facts = OPTIMIZERS[config.optim]
-    if name != facts.class_name:
+    of_host = parallel_effects.optimizer_of_host(config)
+    if name != (of_host or facts.class_name):
         raise NoEffectError(f"optimizer {config.optim} was asked for, but {name} ran")
+    if of_host is not None:
+        return name
     own = getattr(inner, "args", None)
     for key, value in facts.attributes:
         actual = getattr(inner, key, getattr(own, key, inner.param_groups[0].get(key)))
@@ -248,15 +258,15 @@ def _liger(config: TrainConfig, model: nn.Module) -> str:
 
 
 def _compiled(config: TrainConfig, trainer: Any) -> str:
-    wrapped = type(trainer.model_wrapped).__name__
+    is_compiled = isinstance(trainer.model_wrapped, OptimizedModule)
     if config.torch_compile_backend is None:
-        if wrapped == "OptimizedModule":
+        if is_compiled:
             raise NoEffectError("no compilation was asked for, but the model is compiled")
         return "none"
     from torch._dynamo.utils import counters
 
     graphs = counters["stats"].get("unique_graphs", 0)
-    if wrapped != "OptimizedModule" or not graphs:
+    if not is_compiled or not graphs:
         raise NoEffectError(f"compile with {config.torch_compile_backend} was asked for, but no graph was compiled")
     breaks = sum(counters["graph_break"].values())
     return f"{config.torch_compile_backend}: {graphs} graphs, {breaks} graph breaks"

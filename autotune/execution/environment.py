@@ -1,7 +1,8 @@
 """The environment of the processes that run trials: what is set before any library is imported, and which device.
 
-A trial sees its own device and no other. The Trainer takes every visible device (`nn.DataParallel`, and it starts at
-`cuda:0` whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial.
+A trial sees its own devices and no other. The Trainer takes every visible device (`nn.DataParallel`, and it starts at
+`cuda:0` whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial; a trial of
+several ranks sees as many as it has ranks, and rank N is at `cuda:N`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from autotune.execution.ranks import FOREIGN
 
 # glibc's malloc hands out larger blocks by mmap, and takes them back at once; see `guard`, which undoes it in time.
 MMAP_THRESHOLD, OWN_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_", str(128 << 10)
@@ -30,9 +33,12 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # what a trial printed before it was killed is in its log
 }
 
+# What a trial has no business with: the URL of the lasting record may hold a password, the token opens a cluster.
+_WITHHELD = ("AUTOTUNE_RECORD", "RAY_AUTH_TOKEN")
+
 
 def launcher_environment(
-    device: str, mark: Mapping[str, str], present: Mapping[str, str] = os.environ
+    device: str, mark: Mapping[str, str], present: Mapping[str, str] = os.environ, *, others: Sequence[str] = ()
 ) -> dict[str, str]:
     """Return the environment of a launcher for `device` ('cpu' or 'cuda:N').
 
@@ -40,11 +46,16 @@ def launcher_environment(
         device: As the parent counts.
         mark: A variable that makes the launcher's descendants known for good; see `processes`.
         present: The parent's environment.
+        others: Further devices, of trials of several ranks.
     """
     chosen = {name: present.get(name, value) for name, value in ENVIRONMENT.items()}
     # The parent's own module path in its order: neither more (the present directory) nor less than what it imports.
     chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
-    return {**present, **chosen, **mark, "CUDA_VISIBLE_DEVICES": _visible(device, present)}
+    # Beside the interpreter lie tools that libraries look for (ninja), whether its environment is activated or not.
+    chosen["PATH"] = os.pathsep.join([present.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    shared = {name: value for name, value in present.items() if name not in (*_WITHHELD, *FOREIGN)}
+    visible = ",".join(_visible(own, present) for own in (device, *others))
+    return {**shared, **chosen, **mark, "CUDA_VISIBLE_DEVICES": visible}
 
 
 def _visible(device: str, present: Mapping[str, str]) -> str:
@@ -58,18 +69,25 @@ def _visible(device: str, present: Mapping[str, str]) -> str:
     return [entry.strip() for entry in visible.split(",") if entry.strip()][index]
 
 
-def trial_device(device: str) -> str:
-    """Return the name that the parent's `device` has inside a trial."""
-    return "cpu" if device == "cpu" else "cuda:0"
+def see_only(devices: int) -> None:
+    """Leave this process the first `devices` of those it may see; before any library has looked."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:devices])
+
+
+def trial_device(device: str, rank: int = 0) -> str:
+    """Return the name that the parent's `device`, or the one of rank `rank`, has inside a trial."""
+    return "cpu" if device == "cpu" else f"cuda:{rank}"
 
 
 @contextlib.contextmanager
-def cold_compile_cache(directory: Path) -> Iterator[None]:
-    """Let inductor and Triton find nothing compiled, and leave nothing behind in `directory`.
+def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
+    """Let inductor and Triton find nothing compiled, and leave nothing behind in `directory`; each rank its own.
 
     Otherwise they share their own caches in the user's temporary directory, from trial to trial and search to search.
     """
-    cache = directory / "compile-cache"
+    cache = directory / f"compile-cache-{rank}"
     kept = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from autotune.execution.environment import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
+from autotune.execution.ranks import open_channels
 from autotune.trial import Memory
 
 # What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
@@ -155,7 +156,8 @@ class CudaGuard:
     """A cap on the caching allocator; the peak is torch's, and NVML's beyond what torch reserves.
 
     NVML knows no peak, so the device's is the highest reserved memory plus what NVML sees beyond torch's reservation
-    when it is read: context, libraries' workspaces, paged optimizer states.
+    when it is read: context, libraries' workspaces, paged optimizer states. What NCCL takes for several ranks is there
+    before the cap is set.
     """
 
     def __init__(self, device: str, budget_bytes: int) -> None:
@@ -170,7 +172,7 @@ class CudaGuard:
 
         self._used_before = cuda_used_bytes(self._device)
         torch.cuda.set_device(self._device)
-        torch.ones(1, device=self._device)  # creates the context
+        open_channels(torch.ones(1, device=self._device))  # creates the context, too
         torch.cuda.synchronize(self._device)
         total = torch.cuda.get_device_properties(self._device).total_memory
         cap = self._budget_bytes - self._beyond_allocator()

@@ -10,7 +10,8 @@ everything: data, forward, backward, optimizer. A trial may run fewer micro-step
 time is affine in them, the missing ones are added at the measured time of a micro-step that isn't the last.
 
 Marks are host clocks on the CPU and events in the stream on CUDA, which is synchronised only when the measurement
-looks whether it is done.
+looks whether it is done. Of several ranks the first decides, when they look: a rank that stopped alone would leave the
+others waiting for it.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         watch: Looks at the machine during the measured steps.
         afterwards: The stopwatch's lap that follows them.
         relax: Called before the measured steps, when memory has peaked; None if nothing is to be done.
+        agree: Makes of this rank's decision that of all ranks: all have to stop after the same step.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         watch: Watch | None = None,
         afterwards: str = "closing_s",
         relax: Callable[[], None] | None = None,
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
         if accumulation_steps < min(2, full_accumulation_steps):
             raise ValueError("missing micro-steps can only be inferred from two or more")
@@ -132,6 +135,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._watch = watch or HostWatch()
         self._afterwards = afterwards
         self._relax = relax
+        self._agree = agree
         self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
         self._previous_end: Any = None
@@ -165,9 +169,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._stopwatch.enter("discarded_s")
         # An fp16 scaler skips the first steps: until one is real, optimizer states and their peak would be missing.
         self._really_stepped |= not getattr(optimizer, "step_was_skipped", False)
-        if not self._records and not self._is_warm(state.global_step):
-            return
         if not self._measured_from:
+            if not self._agree(self._is_warm(state.global_step)):
+                return
             self._clock.settle()
             if self._relax is not None:
                 self._relax()
@@ -200,7 +204,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return self._really_stepped and steps >= self._least_discarded and enough
 
     def _is_enough(self) -> bool:
-        """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached."""
+        """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached.
+
+        When to look is a matter of counts alone, and so the same for all ranks; what is then seen needs an agreement.
+        """
         count = len(self._counted())
         if count >= self._limits.measure_steps:
             return True
@@ -209,6 +216,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._next_look = count + max(1, count // 4)
         self._watch.look()  # while the device still computes
         self._clock.settle()
+        return self._agree(self._is_decided())
+
+    def _is_decided(self) -> bool:
         if time.perf_counter() - self._measured_from >= self._limits.measure_time_s:
             return True
         times = self.step_times_s()

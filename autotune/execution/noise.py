@@ -66,30 +66,39 @@ def _share(part: float, whole: float) -> float:
 
 
 class HostWatch:
-    """Other processes on the cores of this one, and what the hypervisor takes of them."""
+    """Other processes on the cores of this one, and what the hypervisor takes of them.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: Whether the trial has other processes like this one, which the same parent started.
+    """
+
+    def __init__(self, *, ranks: bool = False) -> None:
+        self._own = os.getppid() if ranks else os.getpid()
         self._before: Counters | None = None
 
     def begin(self) -> None:
         """Read the counters."""
-        self._before = counters()
+        self._before = counters(self._own)
 
     def look(self) -> None:
         """Nothing: the counters sum up by themselves."""
 
     def conditions(self) -> Conditions:
         """Return what the counters gained."""
-        after = counters()
+        after = counters(self._own)
         return Conditions() if self._before is None or after is None else between(self._before, after)
 
 
-def counters() -> Counters | None:
-    """Return the kernel's counters; None where it doesn't show them."""
+def counters(own: int | None = None) -> Counters | None:
+    """Return the kernel's counters; None where it doesn't show them.
+
+    Args:
+        own: The process that counts, with all below it, as the trial's; this one by default.
+    """
     try:
         cores = os.sched_getaffinity(0)
         times = [t for number, t in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
-        process = psutil.Process()
+        process = psutil.Process(own)
         own_s = sum(_processor_s(p) for p in (process, *process.children(recursive=True)))
     except (OSError, psutil.Error):
         return None
@@ -127,10 +136,10 @@ class NvmlWatch:
         nvml: The module pynvml.
     """
 
-    def __init__(self, handle: object, nvml: Any) -> None:
+    def __init__(self, handle: object, nvml: Any, *, ranks: bool = False) -> None:
         self._handle = handle
         self._nvml = nvml
-        self._host = HostWatch()
+        self._host = HostWatch(ranks=ranks)
         self._looks = 0
         self._clocks: list[float] = []
         self._temperatures: list[float] = []
@@ -164,15 +173,20 @@ class NvmlWatch:
         return self._host.conditions().model_copy(update=found)
 
 
-def watch(device: str) -> Watch:
-    """Return the watch for `device` ('cpu' or 'cuda:N'); where NVML is silent, the host's."""
+def watch(device: str, *, ranks: bool = False) -> Watch:
+    """Return the watch for `device` ('cpu' or 'cuda:N'); where NVML is silent, the host's.
+
+    Args:
+        device: Of this process.
+        ranks: Whether it is one of several ranks.
+    """
     if device == "cpu":
-        return HostWatch()
+        return HostWatch(ranks=ranks)
     import pynvml
 
     from autotune.hardware import nvml_handle
 
     try:
-        return NvmlWatch(nvml_handle(int(device.partition(":")[2] or 0)), pynvml)
+        return NvmlWatch(nvml_handle(int(device.partition(":")[2] or 0)), pynvml, ranks=ranks)
     except (pynvml.NVMLError, IndexError):
-        return HostWatch()
+        return HostWatch(ranks=ranks)

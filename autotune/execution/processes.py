@@ -43,37 +43,36 @@ def kill_group(pid: int) -> None:
         return
 
 
-def end_descendants(pid: int, *, limit_s: float) -> tuple[int | None, int]:
-    """Kill and reap the child `pid`, its group and every other descendant of this process.
+def end_descendants(*pids: int, limit_s: float) -> tuple[dict[int, int], int]:
+    """Kill and reap the children `pids`, their groups and every other descendant of this process.
 
     Returns:
-        The wait status of `pid`, None if it can't be ended (a driver holds it in the kernel); and how many processes
-        are left after `limit_s`.
+        The wait statuses of those that could be ended (a driver may hold one in the kernel); and how many processes are
+        left after `limit_s`.
     """
     deadline = time.monotonic() + limit_s
-    status: int | None = None
+    statuses: dict[int, int] = {}
     while True:
-        kill_group(pid)
+        for pid in pids:
+            kill_group(pid)
         below = psutil.Process().children(recursive=True)
         for process in below:
             _kill(process.pid)
-        ended = _reap(pid)
-        status = ended if status is None else status
+        statuses |= _reap()
         if not below or time.monotonic() > deadline:
-            return status, len(below)
+            return {pid: statuses[pid] for pid in pids if pid in statuses}, len(below)
         time.sleep(_PAUSE_S)
 
 
-def _reap(pid: int) -> int | None:
-    """Reap all children that have ended; return the wait status of `pid` if it is among them."""
-    status = None
+def _reap() -> dict[int, int]:
+    """Reap all children that have ended; return their wait statuses."""
+    statuses = {}
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == pid:
-                status = ended[1]
+            statuses[ended[0]] = ended[1]
     except ChildProcessError:
         pass
-    return status
+    return statuses
 
 
 def marked(mark: str) -> list[int]:

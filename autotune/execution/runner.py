@@ -6,35 +6,30 @@ that forks the children. The parent blocks while a child is being timed; what it
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import select
 import shutil
-import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution import describe
-from autotune.execution.environment import launcher_environment
-from autotune.execution.launch import DEFAULT_ENTRY, END_LIMIT_S, PROCESS_FILE, launch_command
+from autotune.execution import compiled_ops, describe
+from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
+from autotune.execution.launch import DEFAULT_ENTRY
+from autotune.execution.launcher import Launcher, end_what_was_left
 from autotune.execution.logtail import read_tail
-from autotune.execution.processes import MARK_VARIABLE, end_marked
-from autotune.execution.verdict import LOG_FILE, Ending, host_oom_kills, outcome_of
-from autotune.files import write_text, write_value
-from autotune.hardware import Hardware, used_bytes
+from autotune.execution.merging import merged_outcome
+from autotune.execution.places import Place, whole
+from autotune.execution.verdict import LOG_FILE, Ending, host_oom_kills
+from autotune.files import write_value
+from autotune.hardware import Hardware, cuda_used_bytes
 from autotune.trial import DescribeAnswer, DescribeRequest, Description, Refusal, TrialRequest, TrialResult
 from autotune.values import Value
 
-MARK_FILE = "processes.json"  # the mark that all processes of a search carry
-
-LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, and trying a fork on the device
 LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own time limit
 IDLE_LIMIT_S = 10.0
 IDLE_TOLERANCE_BYTES = 128 << 20  # a desktop's GPU memory moves by tens of MiB meanwhile
@@ -69,20 +64,29 @@ class LocalRunner:
         run_directory: The search's directory, which nobody else uses meanwhile; trial N lives in `trials/NNNN`.
         hardware: The device that trials run on, and whose memory must be back at its idle level after each.
         entry: ``module:function`` that a child runs; another one than the default is for tests.
+        place: Which of several parts of the machine; all of `hardware` by default.
+        stop: A file that becomes readable when a trial that runs in another thread is to be interrupted.
     """
 
-    def __init__(self, run_directory: Path, hardware: Hardware, *, entry: str = DEFAULT_ENTRY) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        hardware: Hardware,
+        *,
+        entry: str = DEFAULT_ENTRY,
+        place: Place | None = None,
+        stop: int | None = None,
+    ) -> None:
         self._run_directory = run_directory.resolve()
         self._hardware = hardware
         self._entry = entry
-        self._launcher: _Launcher | None = None
+        self._place = place or whole(hardware)
+        self._stop = stop
+        self._launcher: Launcher | None = None
+        self._compiled: set[str] = set()
 
     def __enter__(self) -> Self:
-        try:
-            mark = json.loads((self._run_directory / MARK_FILE).read_text())["mark"]
-        except (OSError, ValueError, TypeError, KeyError):
-            return self
-        end_marked(str(mark), limit_s=END_LIMIT_S)
+        end_what_was_left(self._run_directory)
         return self
 
     def __exit__(
@@ -114,14 +118,22 @@ class LocalRunner:
         _make_empty(directory)
         write_value(request, directory / "request.json")
         self._ready_launcher()  # its start is no part of the trial
+        self._compile(compiled_ops.needed(request))  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
-        started = time.monotonic()
-        ending = self._ending(directory, self._entry, request.limits.timeout_s)
+        began, started = time.time(), time.monotonic()
+        ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
-        outcome = outcome_of(directory, ending, request)
+        outcome = merged_outcome(directory, ending, request)
         warnings = (*_unkillable(ending), *self._wait_until_idle(idle_bytes))
         shutil.rmtree(directory / "trainer", ignore_errors=True)
-        result = TrialResult(request=request, outcome=outcome, duration_s=time.monotonic() - started, warnings=warnings)
+        result = TrialResult(
+            request=request,
+            outcome=outcome,
+            duration_s=time.monotonic() - started,
+            warnings=warnings,
+            began=began,
+            place=self._place.shown,
+        )
         write_value(result, directory / "result.json")
         return result
 
@@ -160,20 +172,27 @@ class LocalRunner:
         self._ending(directory, entry, timeout_s)
         return directory
 
-    def _ready_launcher(self) -> _Launcher:
+    def _compile(self, operators: tuple[str, ...]) -> None:
+        """Have the operators compiled that none of the earlier trials needed."""
+        if not self._compiled.issuperset(operators):
+            named = compiled_ops.Operators(names=operators)
+            self.ask("operators", compiled_ops.ENTRY, named, timeout_s=compiled_ops.LIMIT_S)
+            self._compiled.update(operators)
+
+    def _ready_launcher(self) -> Launcher:
         """Return the launcher, started if there is none or if it has died since the last job."""
         if self._launcher is not None and not self._launcher.is_alive():
             self.close()
         if self._launcher is None:
-            self._launcher = _Launcher(self._run_directory, self._hardware.device)
+            self._launcher = Launcher(self._run_directory, self._place, stop=self._stop)
         return self._launcher
 
-    def _ending(self, directory: Path, entry: str, timeout_s: float) -> Ending:
-        """Have the launcher run a child in `directory`; return how it ended.
+    def _ending(self, directory: Path, entry: str, timeout_s: float, *, ranks: int | None = None) -> Ending:
+        """Have the launcher run a child, or so many ranks, in `directory`; return how it ended.
 
         A launcher that dies before it takes the job is replaced once.
         """
-        job = {"directory": str(directory), "entry": entry, "timeout_s": timeout_s}
+        job = {"directory": str(directory), "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
         for _ in range(2):
             launcher = self._ready_launcher()
             try:
@@ -191,14 +210,14 @@ class LocalRunner:
                 break
         return Ending(launcher_died=True)
 
-    def _device_bytes(self) -> int:
-        """Return the memory in use on the device; on the CPU nothing has to be waited for."""
-        return 0 if self._hardware.is_cpu else used_bytes(self._hardware)
+    def _device_bytes(self) -> list[int]:
+        """Return the memory in use on each device; on the CPU nothing has to be waited for."""
+        return [] if self._hardware.is_cpu else [cuda_used_bytes(device) for device in self._place.devices]
 
-    def _wait_until_idle(self, idle_bytes: int) -> tuple[str, ...]:
-        """Wait until the device's memory is back where it was before the trial; return a warning if it isn't."""
+    def _wait_until_idle(self, idle_bytes: Sequence[int]) -> tuple[str, ...]:
+        """Wait until the devices' memory is back where it was before the trial; return a warning if it isn't."""
         deadline = time.monotonic() + IDLE_LIMIT_S
-        while (excess := self._device_bytes() - idle_bytes) > IDLE_TOLERANCE_BYTES:
+        while (excess := self._excess_bytes(idle_bytes)) > IDLE_TOLERANCE_BYTES:
             if time.monotonic() > deadline:
                 return (
                     f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
@@ -206,6 +225,10 @@ class LocalRunner:
                 )
             time.sleep(0.1)
         return ()
+
+    def _excess_bytes(self, idle_bytes: Sequence[int]) -> int:
+        """Return by how much a device has more in use than it had, at the most."""
+        return max((now - idle for now, idle in zip(self._device_bytes(), idle_bytes, strict=True)), default=0)
 
 
 def _make_empty(directory: Path) -> None:
@@ -217,83 +240,3 @@ def _unkillable(ending: Ending) -> tuple[str, ...]:
     if not ending.unkillable:
         return ()
     return (f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel",)
-
-
-class _Launcher:
-    """The launcher process, seen from the parent."""
-
-    def __init__(self, run_directory: Path, device: str) -> None:
-        self._mark = secrets.token_hex(8)
-        write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / MARK_FILE)
-        log_path = run_directory / "launcher.log"
-        self._replies, write_end = os.pipe()
-        with log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                launch_command("--device", device, "--replies", str(write_end)),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=(write_end,),
-                env=launcher_environment(device, {MARK_VARIABLE: self._mark}),
-                start_new_session=True,
-            )
-        os.close(write_end)
-        self._unread = b""
-        try:
-            ready = self._read(LAUNCHER_START_S)
-        except TimeoutError:
-            ready = None
-        except BaseException:
-            self.end()
-            raise
-        if ready is None:
-            self.end()
-            tail = read_tail(log_path, lines=1)
-            raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
-        self.forkable = bool(ready["forkable"])
-
-    def is_alive(self) -> bool:
-        """Return whether the process still runs."""
-        return self._process.poll() is None
-
-    def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Run a job; return how it ended, or None if the launcher died.
-
-        Raises:
-            TimeoutError: It fell silent.
-        """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            return None
-        return self._read(timeout_s)
-
-    def _read(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next reply, or None at the end of the pipe."""
-        deadline = time.monotonic() + timeout_s
-        poll = select.poll()  # unlike select.select it takes any number of a file
-        poll.register(self._replies, select.POLLIN)
-        while b"\n" not in self._unread:
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TimeoutError
-            chunk = os.read(self._replies, 1 << 16)
-            if not chunk:
-                return None
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
-
-    def end(self) -> None:
-        """Kill the launcher and all that runs under it."""
-        self._process.kill()
-        self._process.wait()
-        end_marked(self._mark, limit_s=END_LIMIT_S)
-        os.close(self._replies)
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.close()
-        except OSError:  # what was buffered has no reader any more
-            return

@@ -1,8 +1,12 @@
-"""Says how a trial ended, from what it left behind: its outcome file first, then its exit code, signal and log."""
+"""Says how a trial ended, from what it left behind: its outcome file first, then its exit code, signal and log.
+
+Of several ranks, each has left its own; `merging` makes one of them.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune.execution.guard import is_out_of_memory_log
 from autotune.execution.logtail import read_tail
+from autotune.execution.outcome_files import log_file, outcome_file
 from autotune.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
 from autotune.units import show_memory
 
-OUTCOME_FILE = "rank-0.json"
-LOG_FILE = "log.txt"
+OUTCOME_FILE, LOG_FILE = outcome_file(), log_file()
 
 _OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # where a library's last words are looked for, tracebacks coming after them
@@ -28,12 +32,14 @@ class Ending(NamedTuple):
     launcher_died: bool = False
     host_oom: bool = False  # the host's out-of-memory killer ended some process meanwhile
     unkillable: int = 0  # processes that a driver holds in the kernel
+    returncodes: Sequence[int | None] = ()  # of each rank, of a trial of several
+    failed_at: Sequence[float | None] = ()  # when each rank was noticed to have failed by itself; None: it hasn't
 
 
-def outcome_of(directory: Path, ending: Ending, request: TrialRequest) -> Outcome:
-    """Return the child's own outcome, or what its end without one means."""
-    path, tail = directory / OUTCOME_FILE, read_tail(directory / LOG_FILE)
-    out_of_memory = _is_out_of_memory(directory / LOG_FILE)
+def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: int = 0) -> Outcome:
+    """Return the own outcome of a trial's process, or what its end without one means."""
+    path, log = directory / outcome_file(rank), directory / log_file(rank)
+    tail, out_of_memory = read_tail(log), _is_out_of_memory(log)
     try:
         outcome = _OUTCOMES.validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,8 @@
 """What happens inside a trial's process: build, train a few steps with the real Trainer, write the outcome.
 
-Entered by `launch` in a forked child, once per process. Whatever goes wrong becomes a :class:`Failure` in the outcome
-file; a process that dies without one is judged by the runner.
+Entered by `launch` in a forked child, once per process, which may be one of several ranks (see `ranks`). Whatever goes
+wrong becomes a :class:`Failure` in the outcome file of that rank; a process that dies without one is judged by the
+runner.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from autotune.checks import LossTask, SoakTask
 from autotune.errors import AutotuneError
 from autotune.execution.environment import cold_compile_cache, trial_device
 from autotune.execution.guard import MemoryGuard, is_out_of_memory, memory_guard
-from autotune.execution.verdict import OUTCOME_FILE
+from autotune.execution.outcome_files import outcome_file
+from autotune.execution.ranks import agree, meet, own_rank, tell_deepspeed
 from autotune.files import read_value, write_value
 from autotune.statistics import rate_interval
 from autotune.stopwatch import Stopwatch
@@ -34,21 +36,23 @@ class _Refused(Exception):
 
 def run_trial(directory: Path) -> None:
     """Run the request in `directory` and write the outcome beside it."""
-    stopwatch = Stopwatch("prepare_s")
+    stopwatch, rank = Stopwatch("prepare_s"), own_rank().number
     request = read_value(TrialRequest, directory / "request.json")
-    with cold_compile_cache(directory) if request.cold_compile else nullcontext():
+    with cold_compile_cache(directory, rank) if request.cold_compile else nullcontext():
         outcome = _guarded(request, directory, stopwatch)
     outcome = outcome.model_copy(update={"phases": Phases(**stopwatch.laps())})
-    write_value(outcome, directory / OUTCOME_FILE)
+    write_value(outcome, directory / outcome_file(rank))
 
 
 def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> Outcome:
     """Run the trial under its memory budget and turn every error into a failure."""
-    guard = memory_guard(trial_device(request.device), request.limits.memory_bytes)
+    device = _device(request)
+    guard = memory_guard(device, request.limits.memory_bytes)
     try:
         import torch
 
         torch.manual_seed(request.workload.seed)
+        meet(device, timeout_s=request.limits.timeout_s)
         with guard:
             return _measure(request, directory, stopwatch, guard)
     except Exception as error:
@@ -86,10 +90,11 @@ def _measure(request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard
         clock=HostClock() if request.device == "cpu" else CudaClock(),
         started_at=stopwatch.started_at,
         stopwatch=stopwatch,
-        watch=noise.watch(trial_device(request.device)),
+        watch=noise.watch(_device(request), ranks=own_rank().is_launched),
         afterwards="closing_s" if request.task is None else "check_s",
         # A soak looks at memory to its very end, and the losses of a loss run are what counts of it.
         relax=guard.relax if request.device == "cpu" and not isinstance(request.task, SoakTask | LossTask) else None,
+        agree=agree,
     )
     probe = EffectsProbe(request.config)
     try:
@@ -124,7 +129,7 @@ def _padding_share(request: TrialRequest, trainer: Any) -> float | None:
     """Return how much of the batches was padding, the first step with its longest samples left out."""
     from autotune.batches import padding_share
 
-    per_step = request.accumulation_steps * request.config.per_device_train_batch_size
+    per_step = _samples_per_step(request)
     last = min(trainer.state.global_step * per_step, len(trainer.train_dataset))
     return padding_share(trainer.train_dataset, request.config, min(per_step, last - per_step), last)
 
@@ -167,7 +172,9 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any], stopw
 
     stopwatch.enter("trainer_s")
     config, workload, limits = request.config, request.workload, request.limits
-    mapping = plan(config, workload, detect(trial_device(request.device)))
+    mapping = plan(config, workload, detect(_device(request)))
+    if "deepspeed" in mapping.tuned:
+        tell_deepspeed(request.device)
     max_steps = limits.discarded_steps + EXTRA_DISCARDED_STEPS + limits.measure_steps + SCALER_STEPS
     arguments = TrainingArguments(
         output_dir=str(directory / "trainer"),
@@ -183,10 +190,20 @@ def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any], stopw
     stopwatch.enter("model_s")
     model = _model(request, mapping)
     stopwatch.enter("data_s")
-    per_step = request.accumulation_steps * config.per_device_train_batch_size
+    per_step = _samples_per_step(request)
     dataset, collator = _data(request, directory, model.config, samples=max_steps * per_step, longest_first=per_step)
     stopwatch.enter("trainer_s")
     return Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
+
+
+def _device(request: TrialRequest) -> str:
+    return trial_device(request.device, own_rank().number)
+
+
+def _samples_per_step(request: TrialRequest) -> int:
+    """Return the samples of a step as it is run, those of all ranks; each is dealt every so many of their batches."""
+    config = request.config
+    return request.accumulation_steps * config.per_device_train_batch_size * config.parallelism.data_parallel
 
 
 def _data(
@@ -221,17 +238,20 @@ def _model(request: TrialRequest, mapping: Any) -> Any:
     from autotune.adapters import prepare_model
     from autotune.depth import shallower
     from autotune.models import build_config, build_model
+    from autotune.parallel_arguments import building_device
     from autotune.quick_weights import quick_weights
 
     spec, task = request.workload.model, request.workload.task
+    to_compare = isinstance(request.task, LossTask)
     # Losses that are compared are those of a truly initialised model.
-    with nullcontext() if isinstance(request.task, LossTask) else quick_weights():
+    with nullcontext() if to_compare else quick_weights():
         model = build_model(
             spec,
             task,
-            device=trial_device(request.device),
+            device=building_device(request.config, _device(request), to_compare=to_compare),
             quantization=mapping.quantization,
             config=shallower(build_config(spec, task), request.depths) if request.depths else None,
+            whole_first=to_compare,
             **mapping.model,
         )
     return prepare_model(model, mapping.adapter)

@@ -17,7 +17,9 @@ from autotune.estimate_report import (
     Report,
     RunCost,
     Speed,
+    SpreadReport,
 )
+from autotune.output.spread_table import spread_parts
 from autotune.output.table import show_config
 from autotune.trial import Interval
 from autotune.units import GIB, show_memory, show_rate
@@ -36,6 +38,8 @@ def estimate_table(report: Report) -> RenderableType:
         parts = _configuration(report)
     elif isinstance(report, RankingReport):
         parts = _ranking(report)
+    elif isinstance(report, SpreadReport):
+        parts = [*spread_parts(report, _about(report.workload)), *map(Text, _run_lines(report.run))]
     else:
         parts = _devices(report)
     return Group(*parts, *(Text(f"note: {note}") for note in report.notes))
@@ -49,7 +53,10 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
     table.add_column("95 % interval", justify="right", no_wrap=True)
     for row in (*_memory_rows(found, on_cpu=report.device.hardware.is_cpu), *_speed_rows(found.speed)):
         table.add_row(*row)
-    title = f"{_about(report.workload)}, on {_device(report.device)}"
+    if found.speed is not None and found.config.parallelism.world_size > 1:
+        table.add_row("  waiting for others or the host", f"{found.communication_s / found.speed.step_time_s:.0%}", "")
+    world = found.config.parallelism.world_size
+    title = f"{_about(report.workload)}, on {f'{world} x ' * (world > 1)}{_device(report.device)}"
     config = f"{show_config(found.config)}; {_accumulation(found)}"
     largest = report.largest_micro_batch
     lines = [
@@ -80,6 +87,8 @@ def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]
     rows.append((f"  beyond the {'tensors' if on_cpu else 'allocator'}", _gib(memory.framework_bytes), ""))
     whole = "process" if on_cpu else "device, as nvidia-smi shows"
     rows.append((whole, _gib(memory.device_peak_bytes), _gib_interval(memory.device_interval)))
+    if found.host_bytes:
+        rows.append(("  of the host's memory, for each device", _gib(found.host_bytes), ""))
     return rows
 
 
@@ -183,7 +192,8 @@ def _run_lines(run: RunCost | None) -> list[str]:
     if run is not None and run.hours is not None and run.hours_interval is not None:
         low, high = run.hours_interval.low, run.hours_interval.high
         hours = f"{show_rate(run.hours)} hours ({show_rate(low)} to {show_rate(high)})"
-        lines.append(f"{hours} on one device, so {show_rate(run.gpu_hours or 0.0)} GPU-hours")
+        where = "one device" if run.devices == 1 else f"{run.devices} devices"
+        lines.append(f"{hours} on {where}, so {show_rate(run.gpu_hours or 0.0)} GPU-hours")
     if run is not None and run.money is not None and run.money_interval is not None:
         low, high = run.money_interval.low, run.money_interval.high
         price = f"{run.price_per_hour} {run.currency} an hour"

@@ -83,7 +83,8 @@ def _trials(search: KeptSearch) -> RenderableType:
     gain = f", {search.speedup:.2f} times the baseline" if search.speedup is not None else ""
     within = f"{search.device}, {show_memory(search.memory_bytes)}, --allow {search.allowance} --effort {search.effort}"
     title = f"{search.model}: {search.shape}\n{within}\n{_moment(search.started)}: {verdict}{gain}\n"
-    table = Table(title=Text(title + search.run_directory), title_justify="left")
+    where = f"{search.host}:{search.run_directory}" if search.host else search.run_directory
+    table = Table(title=Text(title + where), title_justify="left")
     for heading in ("trial", "purpose", "status", "samples/s", "peak memory", "took", "differs from the baseline in"):
         right = heading in ("trial", "samples/s", "peak memory", "took")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")

@@ -82,7 +82,8 @@ class Progress:
             detail = f"at a depth of {' + '.join(map(str, result.request.depths.values()))}: {detail}"
         purpose = "" if result.request.purpose.explores else f" ({result.request.purpose})"
         line = trial_line(result.request.number, result.status, event.changes, detail)
-        self._line(f"{line}{purpose}, {show_time(result.duration_s)}")
+        place = f", {result.place}" if result.place else ""
+        self._line(f"{line}{purpose}, {show_time(result.duration_s)}{place}")
         measured = result.measurement
         disturbed = measured.conditions.warnings() if measured is not None and measured.conditions is not None else ()
         for warning in (*result.warnings, *disturbed):

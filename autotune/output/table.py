@@ -12,6 +12,7 @@ from rich.text import Text
 from autotune.config import TrainConfig
 from autotune.knobs import SHORT_NAMES
 from autotune.result import Change, Contender, TuningResult
+from autotune.spread_plan import shown
 from autotune.trial import Interval, Measurement, Prediction, TrialStatus
 from autotune.units import show_memory, show_rate, show_time
 
@@ -30,6 +31,8 @@ def show_changes(changed: Sequence[Change]) -> str:
 def show_config(config: TrainConfig) -> str:
     """Return a configuration in one line."""
     parts = [f"micro-batch {config.per_device_train_batch_size}", str(config.precision), config.optim]
+    if not config.parallelism.is_single:
+        parts.insert(0, f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
     if config.tf32:
         parts.append("tf32")
     if config.checkpointing != "none":
@@ -77,8 +80,23 @@ def result_table(result: TuningResult, answer_path: str) -> RenderableType:
         *_allowance_lines(result),
         *_spending_lines(result),
         f"written: {answer_path}",
+        *_launch_lines(result, answer_path),
     ]
     return Group(table, *(Text(line) for line in lines), *(Text(f"note: {n}") for n in _closing_notes(result)))
+
+
+def _launch_lines(result: TuningResult, answer_path: str) -> list[str]:
+    """Say how a training of several ranks is started."""
+    spread = result.best.config.parallelism
+    if spread.is_single:
+        return []
+    return [f"launch: {' or '.join(result.launch_commands)} (files: autotune export {answer_path} --output DIR)"]
+
+
+def told_lines(result: TuningResult) -> list[str]:
+    """Return what else is to be told of an answer, a line each: compiling, checks, permissions, conditions."""
+    lines = [*_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
+    return [*lines, *_closing_notes(result)]
 
 
 def _compilation_lines(result: TuningResult) -> list[str]:
@@ -188,7 +206,8 @@ def _spending_lines(result: TuningResult) -> list[str]:
         return []
     parts = ", ".join(f"{share:.0%} {what}" for what, share in spent.shares().items() if share >= WORTH_A_SHARE)
     each = f"; {spent.overhead_per_trial_s:.1f} s to set up a trial" if spent.overhead_per_trial_s else ""
-    return [f"where the time went ({show_time(spent.total_s)}): {parts}{each}"]
+    at_once = f", {show_time(spent.at_once_s)} of it beside other trials" if spent.at_once_s >= 1 else ""
+    return [f"where the time went ({show_time(spent.total_s)}{at_once}): {parts}{each}"]
 
 
 def _closing_notes(result: TuningResult) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.adapter_config import Adapter
 from autotune.architecture import ModelFacts
-from autotune.config import Allowance, Precision, TrainConfig
+from autotune.config import Allowance, Parallelism, Precision, TrainConfig
 from autotune.result import Change
 
 # The same update rule, differently scheduled on the device.
@@ -22,20 +22,26 @@ _EXACT_KNOBS = frozenset(
         "dataloader_prefetch_factor", "dataloader_pin_memory",
     }
 )  # fmt: skip
+_SPLITTING = ("world_size", "tensor_parallel", "pipeline_parallel")  # deal samples or matrices to other ranks
 _METHOD_KNOBS = frozenset({"adapter", "quantization", "experts_per_token", "expert_capacity"})
 
 
 def changes(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts) -> tuple[Change, ...]:
     """Return what `config` changes against `baseline`, in the order of the fields."""
     return tuple(
-        Change(knob=knob, before=_shown(before), after=_shown(after), allowance=_class_of(knob, before, after, facts))
+        Change(
+            knob=knob,
+            before=_shown(before),
+            after=_shown(after),
+            allowance=_class_of(knob, before, after, facts, config),
+        )
         for knob, before, after in _differences(config, baseline)
     )
 
 
 def allowance_of(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts) -> Allowance:
     """Return the class of the deepest change of `config` against `baseline`."""
-    classes = (_class_of(knob, before, after, facts) for knob, before, after in _differences(config, baseline))
+    classes = (_class_of(knob, before, after, facts, config) for knob, before, after in _differences(config, baseline))
     return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
 
 
@@ -43,7 +49,13 @@ def _differences(config: TrainConfig, baseline: TrainConfig) -> Iterator[tuple[s
     """Yield the knobs that differ, with the baseline's value and the configuration's."""
     for knob in TrainConfig.model_fields:
         before, after = getattr(baseline, knob), getattr(config, knob)
-        if before != after:
+        if before == after:
+            continue
+        if knob == "parallelism":
+            for field in Parallelism.model_fields:
+                if getattr(before, field) != getattr(after, field):
+                    yield f"{knob}.{field}", getattr(before, field), getattr(after, field)
+        else:
             yield knob, before, after
 
 
@@ -55,9 +67,11 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _class_of(knob: str, before: Any, after: Any, facts: ModelFacts) -> Allowance:
+def _class_of(knob: str, before: Any, after: Any, facts: ModelFacts, config: TrainConfig) -> Allowance:
     if knob in _EXACT_KNOBS:
         return Allowance.EXACT
+    if knob.startswith("parallelism."):
+        return _of_devices(knob.removeprefix("parallelism."), before, after, facts, config)
     if knob == "per_device_train_batch_size":
         return Allowance.NUMERICS if facts.batch_coupled else Allowance.EXACT
     if knob in ("torch_compile_backend", "torch_compile_mode"):  # compiled dropout draws other random numbers
@@ -69,3 +83,23 @@ def _class_of(knob: str, before: Any, after: Any, facts: ModelFacts) -> Allowanc
     if knob in _METHOD_KNOBS or Precision.PURE_BF16 in (before, after):
         return Allowance.METHOD
     return Allowance.NUMERICS  # precision, tf32, fused loss kernels, the order of the samples
+
+
+def _of_devices(knob: str, before: Any, after: Any, facts: ModelFacts, config: TrainConfig) -> Allowance:
+    """Return the class of a knob of several devices.
+
+    Ranks draw dropout of their own, and what is coupled over a micro-batch is so over a smaller one. Who keeps which
+    shard of the states changes no number in fp32; with 16-bit arithmetic each library rounds in other places.
+    """
+    if knob in _SPLITTING:
+        return Allowance.NUMERICS if facts.has_dropout or facts.batch_coupled else Allowance.EXACT
+    if knob == "sharding" and config.precision in (Precision.BF16, Precision.FP16):
+        # DDP adds up gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast
+        # whole units (`set_mixed_precision`), and DeepSpeed trains 16-bit weights with fp32 masters.
+        return Allowance.EXACT if _library(before) == _library(after) else Allowance.NUMERICS
+    return Allowance.EXACT
+
+
+def _library(sharding: str) -> str:
+    """Return whose sharding it is: 'none', 'fsdp' or 'zero'."""
+    return sharding.partition("_")[0]

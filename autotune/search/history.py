@@ -6,7 +6,7 @@ harder ones of its kind, and the micro-batch stops growing where throughput has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from autotune.checkpointing import keeps_less
@@ -50,11 +50,27 @@ class History:
         self._objective = objective or Objective()
         self._results: list[TrialResult] = []
         self._by_config: dict[TrainConfig, TrialResult] = {}
+        # Asked for at every proposal, over a thousand trials: what would take time is kept.
+        self._by_kind: dict[TrainConfig, dict[int, TrialResult]] = {}
+        self._shortages: list[TrialResult] = []
+        self._ranking: list[TrialResult] | None = None
 
     def add(self, result: TrialResult) -> None:
         """Take in a finished trial."""
+        config = result.request.config
         self._results.append(result)
-        self._by_config[result.request.config] = result
+        self._by_config[config] = result
+        self._by_kind.setdefault(_kind(config), {})[config.per_device_train_batch_size] = result
+        self._ranking = None
+        if result.status is TrialStatus.OUT_OF_MEMORY:
+            self._shortages.append(result)
+
+    def with_results(self, results: Iterable[TrialResult]) -> History:
+        """Return a history that holds `results` too; this one stays as it is."""
+        other = History(self._objective)
+        for result in (*self._results, *results):
+            other.add(result)
+        return other
 
     def __len__(self) -> int:
         return len(self._results)
@@ -70,11 +86,14 @@ class History:
 
     def best(self) -> TrialResult | None:
         """Return the completed trial with the highest throughput."""
-        return max(self.ranking(), key=self.rate, default=None)
+        return next(iter(self.ranking()), None)
 
     def ranking(self) -> list[TrialResult]:
         """Return the latest completed trial of each configuration, the fastest first."""
-        return sorted((r for r in self._by_config.values() if r.measurement), key=self.rate, reverse=True)
+        if self._ranking is None:
+            completed = (r for r in self._by_config.values() if r.measurement)
+            self._ranking = sorted(completed, key=self.rate, reverse=True)
+        return self._ranking
 
     def rate(self, result: TrialResult) -> float:
         """Return the samples per second that a completed trial counts for; tokens follow samples."""
@@ -83,26 +102,22 @@ class History:
     @property
     def memory_bound(self) -> bool:
         """Whether anything has run out of memory."""
-        return any(r.status is TrialStatus.OUT_OF_MEMORY for r in self._results)
+        return bool(self._shortages)
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why `config` is hopeless after what was seen, or None."""
         return self._out_of_memory(config) or self._no_growth(config) or self._no_waiting(config)
 
     def _out_of_memory(self, config: TrainConfig) -> str | None:
-        for result in self._results:
-            tried = result.request.config
-            if result.status is TrialStatus.OUT_OF_MEMORY and is_no_harder(tried, config):
+        for result in self._shortages:
+            if is_no_harder(result.request.config, config):
                 return f"trial {result.request.number}, no harder on memory, ran out of it"
         return None
 
     def _no_growth(self, config: TrainConfig) -> str | None:
         size = config.per_device_train_batch_size
-        rates = {
-            r.request.config.per_device_train_batch_size: self.rate(r)
-            for r in self._by_config.values()
-            if r.measurement and _same_but_micro_batch(r.request.config, config)
-        }
+        same = self._by_kind.get(_kind(config), {})
+        rates = {size: self.rate(r) for size, r in same.items() if r.measurement}
         *smaller, largest = sorted(s for s in rates if s < size) or [0]
         best = max(smaller, key=lambda s: rates[s], default=None)
         if best is not None and rates[largest] < rates[best] * GROWTH_THRESHOLD:
@@ -129,8 +144,9 @@ def _loading(config: TrainConfig) -> dict[str, Any]:
     return config.model_dump(include=LOADING)
 
 
-def _same_but_micro_batch(a: TrainConfig, b: TrainConfig) -> bool:
-    return a.model_copy(update={"per_device_train_batch_size": b.per_device_train_batch_size}) == b
+def _kind(config: TrainConfig) -> TrainConfig:
+    """Return what configurations have in common that differ in the micro-batch alone."""
+    return config.model_copy(update={"per_device_train_batch_size": 1})
 
 
 def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:

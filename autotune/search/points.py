@@ -1,4 +1,4 @@
-"""Points of a search space as configurations and back: plain values by parameter, an adapter's fields behind a dot.
+"""Points of a search space as configurations and back: plain values by parameter, nested fields behind a dot.
 
 Pure. A point may name fields that its kind of adapter hasn't, as when a search changes the kind alone; `fitting` leaves
 them out. `make_config` is strict.
@@ -6,6 +6,7 @@ them out. `make_config` is strict.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,18 +15,22 @@ from pydantic import ValidationError
 from autotune.adapter_config import ADAPTERS, kinds_with
 from autotune.architecture import EXPERTS_IMPLEMENTATIONS
 from autotune.compilers import BACKENDS
-from autotune.config import TrainConfig
+from autotune.config import Parallelism, TrainConfig
 from autotune.errors import suggestion
 from autotune.not_offered import why_not
 
 Scalar = bool | int | float | str | None
 
 _FIELD = "adapter."
+_PARALLEL = "parallelism."
 
-# The names of parameters: every field of TrainConfig, and the fields of any kind of adapter behind a dot.
-PARAMETERS = frozenset(TrainConfig.model_fields) | {
-    f"{_FIELD}{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"
-}
+# The names of parameters: every field of TrainConfig, and the fields of its parallelism and of any kind of adapter
+# behind a dot.
+PARAMETERS = (
+    (frozenset(TrainConfig.model_fields) - {"parallelism"})
+    | {f"{_PARALLEL}{field}" for field in Parallelism.model_fields}
+    | {f"{_FIELD}{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"}
+)
 
 # What the free texts among the parameters may say; the others are checked by TrainConfig itself.
 _KNOWN_TEXTS = {
@@ -36,18 +41,31 @@ _KNOWN_TEXTS = {
 
 
 def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
-    """Return the configuration at `point`: a value for each parameter, an adapter's fields behind a dot.
+    """Return the configuration at `point`: a value for each parameter, nested fields behind a dot.
 
     Raises:
         pydantic.ValidationError: A value doesn't fit its field, or the adapter hasn't it.
         KeyError: The adapter is unknown.
     """
-    fields: dict[str, Any] = {k: v for k, v in point.items() if not k.startswith("adapter")}
+    fields: dict[str, Any] = {}
+    parallel: dict[str, Scalar] = {}
+    for name, value in point.items():
+        if name.startswith(_PARALLEL):
+            parallel[name] = value
+        elif not name.startswith("adapter"):
+            fields[name] = value
+    if parallel:
+        fields["parallelism"] = _spread(tuple(parallel.items()))
     kind = point.get("adapter")
     if kind is not None:
         options = {k.removeprefix(_FIELD): v for k, v in point.items() if k.startswith(_FIELD)}
         fields["adapter"] = ADAPTERS[str(kind)].model_validate(options)
     return TrainConfig(**fields)
+
+
+@functools.lru_cache(maxsize=4096)  # points of a space differ in other parameters, for the most part
+def _spread(fields: tuple[tuple[str, Scalar], ...]) -> Parallelism:
+    return Parallelism.model_validate({name.removeprefix(_PARALLEL): value for name, value in fields})
 
 
 def make_point(config: TrainConfig) -> dict[str, Scalar]:
@@ -59,6 +77,8 @@ def make_point(config: TrainConfig) -> dict[str, Scalar]:
             point[name] = value.kind if value is not None else None
             if value is not None:
                 point |= {f"{_FIELD}{field}": v for field, v in value.model_dump(exclude={"kind"}).items()}
+        elif name == "parallelism":
+            point |= {f"{_PARALLEL}{field}": v for field, v in value.model_dump().items()}
         else:
             point[name] = str(value) if name == "precision" else value
     return point

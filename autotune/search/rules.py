@@ -14,7 +14,7 @@ from autotune.compilers import BACKENDS
 from autotune.config import Precision, TrainConfig, Workload
 from autotune.hardware import Hardware
 from autotune.optimizers import OPTIMIZERS
-from autotune.search import adapter_rules, data_rules
+from autotune.search import adapter_rules, data_rules, parallel_rules
 from autotune.training_args import transformers_version
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
@@ -35,9 +35,10 @@ def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
 
 
 def _micro_batch(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    total, micro = workload.global_batch_size, config.per_device_train_batch_size
-    if total is not None and total % micro:
-        return f"a micro-batch of {micro} does not divide the global batch of {total}"
+    try:
+        workload.accumulation_steps(config)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -105,7 +106,8 @@ def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
 
 
 def _accumulates(config: TrainConfig, workload: Workload) -> bool:
-    return (workload.global_batch_size or 0) > config.per_device_train_batch_size
+    ranks = config.parallelism.data_parallel
+    return (workload.global_batch_size or 0) > config.per_device_train_batch_size * ranks
 
 
 def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
@@ -193,4 +195,5 @@ _RULES: tuple[Rule, ...] = (
     adapter_rules.quantization,
     data_rules.sampling,
     data_rules.packing,
+    *parallel_rules.RULES,
 )

@@ -6,6 +6,8 @@ effort: what can't be legal there is left out, with the reason kept.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 
 from pydantic import Field
@@ -20,6 +22,10 @@ from autotune.search.space_file import SpaceFile
 from autotune.values import Value
 
 Point = dict[str, Scalar]
+
+# Parameters on whose value the legality of others hangs: 16-bit kernels, optimizers and checkpointing on shards, tensor
+# parallel of a degree that leaves something to shard.
+_COMPANIONS = ("precision", "parallelism.sharding", "parallelism.tensor_parallel")
 
 MICRO_BATCH = "per_device_train_batch_size"
 
@@ -97,23 +103,40 @@ class SearchSpace:
         """Return why `value` can't be chosen whatever the others are: the reason it fails alone, at the baseline.
 
         A kernel that needs 16 bits fails at an fp32 baseline and not elsewhere, so those reasons are asked again with
-        each precision of the space. A combination that the file forbids says nothing about a value alone, nor does
-        what speaks against the baseline itself.
+        each choice of the space for what legality hangs on. A combination that the file forbids says nothing about a
+        value alone, nor does what speaks against the baseline itself.
         """
-        precisions = self.file.parameters.get("precision")
-        others: tuple[Scalar, ...] = (self._origin["precision"],)
-        if precisions is not None and precisions.choices != "lattice" and name != "precision":
-            others += precisions.choices
         reasons: list[str] = []
-        for precision in others:
-            without: Point = {**self._origin, "precision": precision}
-            config = self.config({**without, name: value})
-            excused = self._illegal(self.config(without))
-            reasons = [r for r in self._illegal(config) if r not in excused]
-            reasons += filter(None, (self._forbidden(config, alone=True), self._beyond_allowance(config)))
-            if not reasons:
+        for others, excused in self._surroundings:
+            if name in others and others[name] != self._origin[name]:
+                continue
+            config = self.config({**self._origin, **others, name: value})
+            found = [r for r in self._illegal(config) if r not in excused]
+            found += filter(None, (self._forbidden(config, alone=True), self._beyond_allowance(config)))
+            if not found:
                 return None
+            reasons = reasons or found
         return reasons[0]
+
+    @functools.cached_property
+    def _surroundings(self) -> list[tuple[Point, list[str]]]:
+        """The baseline's values, and every other legal combination, of the parameters that legality hangs on.
+
+        Each with what speaks against it, which is no more than what speaks against the baseline.
+        """
+        choices = []
+        for name in _COMPANIONS:
+            written = self.file.parameters.get(name)
+            others = written.choices if written is not None and written.choices != "lattice" else ()
+            choices.append([self._origin[name], *(c for c in others if c != self._origin[name])])
+        excused = self._illegal(self.baseline)
+        found = []
+        for chosen in itertools.product(*choices):
+            point: Point = dict(zip(_COMPANIONS, chosen, strict=True))
+            reasons = self._illegal(self.config(point))
+            if set(reasons) <= set(excused):
+                found.append((point, reasons))
+        return found
 
     def config(self, point: Point) -> TrainConfig:
         """Return the configuration at `point`; parameters it doesn't name keep the baseline's value."""
@@ -145,6 +168,8 @@ class SearchSpace:
 
     def _forbidden(self, config: TrainConfig, *, alone: bool = False) -> str | None:
         """Return the reason of the file's first rule that forbids `config`; `alone`: of rules on one parameter."""
+        if not self.file.rules:
+            return None
         point = self.point(config)
         for rule in self.file.rules:
             if alone and len(rule.forbid) > 1:

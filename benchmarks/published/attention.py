@@ -47,10 +47,11 @@ class _SoftmaxOf2021(torch.autograd.Function):
 
 
 def _eager_of_2022(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-    """Attend as `BertSelfAttention` of transformers 4.15, which always added a mask in fp32 to the scores."""
+    """Attend as `BertSelfAttention` of transformers 4.15, which always added a mask, in the weights' type."""
     scores = torch.matmul(query, key.transpose(-1, -2))
     scores = scores / query.shape[-1] ** 0.5
-    scores = scores + torch.zeros((query.shape[0], 1, 1, key.shape[2]), dtype=torch.float32, device="meta")
+    dtype = next(module.parameters()).dtype
+    scores = scores + torch.zeros((query.shape[0], 1, 1, key.shape[2]), dtype=dtype, device="meta")
     probabilities = _SoftmaxOf2021.apply(scores)
     probabilities = torch.nn.functional.dropout(probabilities, kwargs.get("dropout", 0.0), module.training)
     context = torch.matmul(probabilities, value)

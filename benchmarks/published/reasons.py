@@ -12,6 +12,8 @@ def reason(p: Prediction) -> str:
     if not p.right:
         near = p.least > 0.9 * p.setup.gpu.memory_bytes
         return "free memory lies in blocks too small to be used" if near else "software and settings only partly stated"
+    if p.setup.spread.parallelism.world_size > 1:
+        return "sharded: of the allocator one stream is replayed, and blocks of the others can't be used by it"
     if p.reserved > 0.97 * p.setup.gpu.memory_bytes:
         return "near the device's capacity: when the allocator gives blocks back decides"
     if p.setup.software.fast_loss:

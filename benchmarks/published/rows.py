@@ -13,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from autotune.errors import InputError
 
 
+class NotPredicted(Exception):
+    """A row that is passed over, with the reason."""
+
+
 class Row(BaseModel):
     """One measurement, or one run that failed."""
 
@@ -65,6 +69,12 @@ class Row(BaseModel):
         """The peak that torch's allocator had handed out, if that was measured."""
         how = self.mem_how.lower()
         return self.peak_mem_bytes if "allocated" in how and "nvml" not in how else None
+
+    @property
+    def reserved_bytes(self) -> float | None:
+        """The peak that torch's allocator had reserved, if that was measured."""
+        how = self.mem_how.lower()
+        return self.peak_mem_bytes if "max_memory_reserved" in how or "reserved_bytes" in how else None
 
     @property
     def device_bytes(self) -> float | None:

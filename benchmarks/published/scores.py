@@ -48,6 +48,12 @@ class Prediction:
         return self.allocated / measured - 1 if measured and self.row.ran else None
 
     @property
+    def reserved_error(self) -> float | None:
+        """As :attr:`allocated_error`, of what the allocator had reserved."""
+        measured = self.row.reserved_bytes
+        return self.reserved / measured - 1 if measured and self.row.ran else None
+
+    @property
     def device_error(self) -> float | None:
         """As :attr:`allocated_error`, of the device."""
         measured = self.row.device_bytes

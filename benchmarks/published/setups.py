@@ -15,10 +15,12 @@ import torch
 from autotune.architecture import ModelSpec, Task
 from autotune.catalogue.gpus import Gpu, gpu_named
 from autotune.cost.family import Family, Shape
+from autotune.cost.sharding import Spread
 from autotune.errors import InputError
 from published.models import gptq_group, model_named
 from published.quantized import Quantization
-from published.rows import Row
+from published.rows import NotPredicted, Row
+from published.sharded import ALONE, holds_inputs, spread_of
 from published.software import Software, Version
 
 # Whose code ran: the plain libraries, the libraries with kernels patched in, or other model code.
@@ -44,10 +46,6 @@ _RELEASES: tuple[tuple[str, Version, Version], ...] = (
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class NotPredicted(Exception):
-    """A row that is passed over, with the reason."""
-
-
 @dataclass(frozen=True)
 class Setup:
     """What was run.
@@ -55,6 +53,7 @@ class Setup:
     Attributes:
         origin: Whose code.
         technique: In a word or two, for the report.
+        spread: Over how many devices, and how.
         keeps_gradients: Whether gradients were set to zero and not freed between steps, as before torch 2.0.
         embeddings_in_8_bits: Whether an 8-bit optimizer treated embeddings as other weights.
     """
@@ -69,6 +68,7 @@ class Setup:
     gpu: Gpu
     origin: Origin
     technique: str
+    spread: Spread = ALONE
     keeps_gradients: bool = False
     embeddings_in_8_bits: bool = False
 
@@ -80,6 +80,15 @@ def setup_of(row: Row) -> Setup:
         NotPredicted: It can't be told from the row, or isn't predicted.
     """
     _check(row)
+    return read(row)
+
+
+def read(row: Row) -> Setup:
+    """Return what was run, whether or not its memory was measured.
+
+    Raises:
+        NotPredicted: It can't be told from the row.
+    """
     spec = model_named(row.model)
     if spec is None:
         raise NotPredicted(f"figures of the model unknown: {row.model}")
@@ -89,6 +98,7 @@ def setup_of(row: Row) -> Setup:
     dtype, autocast = _precision(row)
     kernels = "foak" in patched
     quantization = _quantization(row, dtype)
+    lora = _lora(row, spec)
     checkpointed = row.grad_ckpt is True or str(row.grad_ckpt).lower().startswith("full")
     software = Software(
         transformers=(99,) if other else transformers,
@@ -101,9 +111,11 @@ def setup_of(row: Row) -> Setup:
         autocast=autocast is not None,
         quantization=quantization,
         upcast=_upcast(row, patched, quantization, autocast),
-        lora=_lora(row, spec),
+        lora=lora,
         lora_in_base_dtype=row.framework.startswith("lit-gpt") and autocast is None,
         checkpointing=checkpointed,
+        reentrant=not row.group.startswith("fsdp_qlora"),
+        holds_inputs=holds_inputs(row, frozen=lora is not None),
     )
     family = Family(
         device="cuda",
@@ -123,6 +135,7 @@ def setup_of(row: Row) -> Setup:
         gpu=_gpu(row),
         origin="other" if other else "patched" if patched not in ("none", "baseline-peft-bnb") else "plain",
         technique=_technique(row, software),
+        spread=spread_of(row, mixed=autocast is not None),
         keeps_gradients=torch_version < (2,),
         embeddings_in_8_bits="no override" in row.optimizer
         or "not shown" in row.optimizer
@@ -132,13 +145,17 @@ def setup_of(row: Row) -> Setup:
 
 def _check(row: Row) -> None:
     """Refuse what isn't predicted."""
-    if row.n_gpus != 1:
-        raise NotPredicted("several devices" if row.n_gpus else "no training run")
+    if not row.n_gpus:
+        raise NotPredicted("no training run")
+    if row.group == "deepspeed_autotune":
+        raise NotPredicted("memory of the device not stated")
+    if row.n_gpus > 1 and row.group.startswith(("litgpt", "torchao")):
+        raise NotPredicted("several devices, other model code")
     if row.kind in ("component", "throughput") or not (row.outcome and row.micro_batch):
         raise NotPredicted("one component alone" if row.kind == "component" else "nothing about memory")
-    if row.distributed not in ("", "none"):
+    if row.n_gpus == 1 and row.distributed not in ("", "none"):
         raise NotPredicted("sharded or offloaded: " + row.distributed)
-    if row.offload not in ("", "none"):
+    if row.n_gpus == 1 and row.offload not in ("", "none"):
         raise NotPredicted("offloaded to the host")
     if isinstance(row.grad_ckpt, str) and not row.grad_ckpt.lower().startswith(("full", "none")):
         raise NotPredicted("checkpointing not modelled: " + row.grad_ckpt)
@@ -206,7 +223,8 @@ def _quantization(row: Row, dtype: str) -> Quantization | None:
     if "int8" in text:
         return Quantization("int8", compute=torch.float16)
     if any(word in text for word in ("nf4", "fp4", "4bit", "4-bit")):
-        nested = any(word in text for word in ("double_quant=true", "dq", "nested"))
+        # bitsandbytes' Linear4bit packs its scales too unless told otherwise; fsdp_qlora makes it without saying so.
+        nested = any(word in text for word in ("double_quant=true", "dq", "nested")) or "quant storage" in text
         if "cd" in text:
             compute = torch.float16 if "fp16-cd" in text else torch.bfloat16
         return Quantization("4bit", nested=nested, compute=compute)
@@ -218,10 +236,11 @@ def _upcast(
 ) -> Literal["none", "norms", "all"]:
     """Return what `prepare_model_for_kbit_training` left in fp32.
 
-    SFTTrainer calls it for packed weights, and casts all but the norms back if it trains in bf16; the plugins of
-    fms-acceleration call their own, which casts nothing, and peft's leaves GPTQ models alone.
+    SFTTrainer calls it for packed weights, but not where they are sharded (`is_sharded_qlora`), and casts all but the
+    norms back if it trains in bf16; the plugins of fms-acceleration call their own, which casts nothing, and peft's
+    leaves GPTQ models alone.
     """
-    if quantization is None or quantization.kind == "gptq":
+    if quantization is None or quantization.kind == "gptq" or (row.n_gpus or 1) > 1:
         return "none"
     if patched == "baseline-peft-bnb":
         return "norms" if autocast == "bfloat16" else "all"
@@ -240,8 +259,11 @@ def _lora(row: Row, spec: ModelSpec) -> dict[str, Any] | None:
     rank = re.search(r"r=(\d+)", row.peft)
     alpha, dropout = re.search(r"alpha=(\d+)", row.peft), re.search(r"dropout=([\d.]+)", row.peft)
     targets = re.search(r"targets=\[([^]]*)\]", row.peft)
+    named = re.search(r"train\.py default: ([a-z,]+)\)", row.peft)
     if targets:
         modules = targets.group(1).replace(",", " ").split()
+    elif named:
+        modules = [f"{name}_proj" for name in named.group(1).split(",")]
     else:  # lit-gpt: query and value, of layers that hold query, key and value in one where the library's do
         modules = ["query_key_value"] if spec.model_type in ("falcon", "gpt_neox") else ["q_proj", "v_proj"]
     return {
@@ -262,7 +284,7 @@ def _attention(row: Row) -> str:
 def _task(row: Row, spec: ModelSpec) -> Task:
     if _takes_images(row):
         return Task.IMAGE_CLASSIFICATION
-    if "SequenceClassification" in row.task:
+    if "classification" in row.task.lower():
         return Task.SEQUENCE_CLASSIFICATION
     if spec.kind == "encoder-decoder":
         return Task.SEQ2SEQ_LM
@@ -287,7 +309,7 @@ def _optimizer(row: Row, torch_version: Version) -> str:
 
 
 def _gpu(row: Row) -> Gpu:
-    name = re.sub(r"\(.*?\)", "", row.gpu).strip()
+    name = re.sub(r"\(.*?\)|^\d+x ", "", row.gpu).strip()
     for candidate in (name, re.sub(r"\s+\d+\s*GB$", "", name)):
         try:
             return gpu_named(candidate)

@@ -46,6 +46,8 @@ class Software:
         lora: Keyword arguments of `peft.LoraConfig`.
         lora_in_base_dtype: Whether adapters have the type of the weights, not fp32.
         checkpointing: Whether activations are checkpointed.
+        reentrant: Whether, before transformers 5, they were so reentrantly.
+        holds_inputs: Whether hooks held the inputs of layers, as torch's first FSDP did where their weights are frozen.
     """
 
     transformers: Version = (99,)
@@ -61,6 +63,8 @@ class Software:
     lora: dict[str, Any] | None = field(default=None, hash=False)
     lora_in_base_dtype: bool = False
     checkpointing: bool = True
+    reentrant: bool = True
+    holds_inputs: bool = False
 
 
 # Model types whose logits were not put in fp32 for the loss before transformers 4.50 made all share one function.
@@ -87,6 +91,8 @@ def as_of(software: Software) -> Callable[[Any], Any]:
         if software.lora is not None:
             model = _with_lora(base, software)
         _kernels(base, software)
+        if software.holds_inputs:
+            _hold_inputs(base)
         return model
 
     return change
@@ -184,9 +190,33 @@ def _checkpointing(model: Any, software: Software) -> None:
     """Checkpoint as transformers 4 did by default, reentrantly, and keep what GPTBigCode's cache then held."""
     if software.transformers >= (5,):
         return
-    model._set_gradient_checkpointing = types.MethodType(_set_reentrant, model)
+    if software.reentrant:
+        model._set_gradient_checkpointing = types.MethodType(_set_reentrant, model)
     if model.config.model_type == "gpt_bigcode":
         _keep_cache(model)
+
+
+# What a layer calls first, on its own input.
+_FIRST = ("input_layernorm", "ln_1")
+
+
+def _hold_inputs(model: Any) -> None:
+    """Put a hook on the input of each layer where it needs a gradient, and never let go.
+
+    The hook refers to the input, and the input to the hook: `_register_post_backward_reshard_only_hook` in
+    torch/distributed/fsdp/_runtime_utils.py. It ran within the checkpoint before transformers 5, so what is hooked here
+    is the layer's first module.
+    """
+
+    def hold(module: Any, args: Any) -> None:
+        tensors = [t for t in args if isinstance(t, torch.Tensor) and t.requires_grad]
+        if torch.is_grad_enabled() and tensors:
+            torch.autograd.graph.register_multi_grad_hook(tensors, lambda gradients: None)
+
+    layers = set(model._no_split_modules or ())
+    for module in model.modules():
+        if type(module).__name__ in layers:
+            next(getattr(module, name) for name in _FIRST if hasattr(module, name)).register_forward_pre_hook(hold)
 
 
 def _set_reentrant(model: Any, enable: bool = True, gradient_checkpointing_func: Any = None) -> None:

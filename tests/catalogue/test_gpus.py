@@ -52,6 +52,17 @@ def test_every_figure_is_plausible(gpu):
 
 
 @EACH
+def test_devices_of_a_node_are_joined_by_less_than_their_memory_attains(gpu):
+    assert 5 <= gpu.link.gb_s < gpu.bandwidth_gb_s
+    assert gpu.link.kind.startswith(("NVLink", "PCIe", "Infinity Fabric"))
+
+
+def test_each_nvlink_is_faster_than_the_one_before():
+    rates = [gpu_named(name).link.gb_s for name in ("p100-sxm2", "v100-16gb", "a100-80gb", "h100-80gb", "b200")]
+    assert rates == sorted(set(rates))
+
+
+@EACH
 def test_fewer_bits_are_never_slower(gpu):
     ladder = [gpu.peak_tflops[dtype] for dtype in ("fp32", "tf32", "fp16", "int8") if dtype in gpu.peak_tflops]
     assert ladder == sorted(ladder)

@@ -5,7 +5,7 @@ from factories import make_config, make_gpu, make_hardware, make_workload
 
 from autotune.adapter_config import LoraAdapter
 from autotune.architecture import Task
-from autotune.config import LengthProfile
+from autotune.config import LengthProfile, Parallelism
 from autotune.cost.family import family_of, shape_of
 
 LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
@@ -23,6 +23,33 @@ LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, ma
 def test_precision_decides_the_types(precision, dtype, autocast):
     family = family_of(make_config(precision=precision), make_gpu())
     assert (family.dtype, family.autocast) == (dtype, autocast)
+
+
+@pytest.mark.parametrize(
+    ("precision", "sharding", "dtype", "autocast"),
+    [
+        ("bf16", "none", "float32", "bfloat16"),
+        ("bf16", "fsdp_full", "bfloat16", "bfloat16"),  # gathered in 16 bits, under autocast
+        ("bf16", "zero_2", "bfloat16", None),  # a model in 16 bits, without autocast
+        ("fp32", "zero_3", "float32", None),
+        ("pure_bf16", "fsdp_full", "bfloat16", None),
+    ],
+)
+def test_who_shards_decides_what_operators_see_of_mixed_precision(precision, sharding, dtype, autocast):
+    spread = Parallelism(world_size=2, sharding=sharding)
+    family = family_of(make_config(precision=precision, parallelism=spread), make_gpu())
+    assert (family.dtype, family.autocast) == (dtype, autocast)
+
+
+def test_only_degrees_that_split_the_model_make_another_family():
+    alone, spread = (
+        family_of(make_config(parallelism=Parallelism(**fields)), make_gpu())
+        for fields in ({}, {"world_size": 8, "sharding": "fsdp_full"})
+    )
+    assert alone == spread
+    split = Parallelism(world_size=8, tensor_parallel=2, pipeline_parallel=4)
+    family = family_of(make_config(parallelism=split), make_gpu())
+    assert (family.tensor_parallel, family.pipeline_parallel) == (2, 4)
 
 
 def test_the_device_is_part_of_it():

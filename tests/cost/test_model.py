@@ -16,10 +16,11 @@ from factories import (
 )
 from profiles import MB, line, make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
 
-from autotune.config import LengthProfile
+from autotune.config import LengthProfile, Parallelism
 from autotune.cost.family import family_of
 from autotune.cost.framework import framework_bytes
 from autotune.cost.memory import components
+from autotune.cost.network import NCCL_BYTES
 from autotune.cost.padding import expected_longest
 from autotune.cost.reserve import unused_bytes
 from autotune.cost.time import step_seconds
@@ -311,3 +312,58 @@ def test_a_family_is_looked_up_by_its_configuration(model):
     config = make_config(precision="bf16")
     assert model.profile(config).family == family_of(config, model.hardware)
     assert model.profile(config).needed_flops == line(0, 10 * MB)
+
+
+# Several devices
+
+
+def test_a_sharded_configuration_is_predicted_like_any_other():
+    matrix = make_group(1000, 1000)
+    model = make_model([make_profile(layer=(matrix,), parameters=(matrix,))])
+    alone, sharded = (make_config(parallelism=p) for p in (Parallelism(), Parallelism(world_size=2, sharding="zero_3")))
+    predicted = model.predict([alone, sharded])
+    for row, config in enumerate((alone, sharded)):
+        found = model.estimate(config)
+        assert found.samples_per_second == pytest.approx(predicted.samples_per_second[row])
+    assert not np.isnan(predicted.needed_bytes).any()
+    memory = model.estimate(sharded).memory
+    assert memory.communication_bytes > 0
+    assert model.estimate(alone).memory.communication_bytes == 0
+
+
+def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch():
+    profile = make_profile(make_family(device="cuda"))
+    model = make_model([profile], hardware=make_gpu())
+    configs = [make_config(2, parallelism=Parallelism(world_size=n)) for n in (1, 2, 4)]
+    rates = model.predict(configs).samples_per_second
+    assert rates[0] < rates[1] < rates[2] < 4 * rates[0]
+    assert model.estimate(configs[2]).communication_s > 0
+
+
+def test_processes_of_a_cpu_share_its_cores():
+    model = make_model([make_profile()])
+    one, two = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
+    rates = model.predict([one, two]).samples_per_second
+    assert rates[1] <= rates[0]
+
+
+def test_what_nccl_takes_is_counted_for_each_direction():
+    model = make_model([make_profile(make_family(device="cuda"))], hardware=make_gpu())
+    alone, spread = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
+    more = model.estimate(spread).memory.framework_bytes - model.estimate(alone).memory.framework_bytes
+    assert more == pytest.approx(NCCL_BYTES, abs=1)
+
+
+def test_offloaded_states_are_said_by_host_and_device():
+    model = make_model([make_profile()])
+    config = make_config(parallelism=Parallelism(world_size=2, sharding="zero_2", offload="optimizer"))
+    assert model.host_bytes(config) == model.estimate(config).host_bytes > 0
+    assert model.estimate(config).memory.optimizer_state_bytes == 0
+
+
+def test_trials_on_several_devices_correct_what_is_predicted_of_them():
+    model = make_model([make_profile()])
+    config = make_config(parallelism=Parallelism(world_size=2))
+    before = model.estimate(config)
+    slower = make_result(config, before.samples_per_second / 3)
+    assert model.observe(slower).estimate(config).samples_per_second < before.samples_per_second / 2

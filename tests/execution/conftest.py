@@ -156,4 +156,4 @@ def light_command() -> Callable[..., list[str]]:
 
 @pytest.fixture
 def light_launchers(light_command: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.execution.runner.launch_command", light_command)
+    monkeypatch.setattr("autotune.execution.launcher.launch_command", light_command)

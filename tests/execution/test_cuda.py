@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from autotune.hardware import cuda_used_bytes, detect
+from autotune.config import Parallelism
+from autotune.hardware import cuda_count, cuda_used_bytes, detect, like_devices
 from autotune.trial import Measurement, TrialStatus
 
 pytestmark = pytest.mark.gpu
@@ -116,3 +117,15 @@ def test_step_times_are_those_of_the_device(cuda):
     small = measured(cuda, {"per_device_train_batch_size": 8}, memory_bytes=32 * GIB)
     large = measured(cuda, {"per_device_train_batch_size": 8192}, memory_bytes=32 * GIB)
     assert min(large.step_times_s) > min(small.step_times_s)
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp_full"])
+def test_two_ranks_have_a_device_each_and_their_messages_are_within_the_budget(cuda, sharding):
+    if cuda_count() < 2 or len(like_devices("cuda:0")) < 2:
+        pytest.skip("needs two devices alike")
+    idle = [cuda_used_bytes(device) for device in like_devices("cuda:0")[:2]]
+    found = measured(cuda, {"parallelism": Parallelism(world_size=2, sharding=sharding)})
+    assert found.effects["parallelism"].startswith("DDP over 2" if sharding == "none" else "FSDP2 over 2")
+    assert found.memory.device_bytes > found.memory.reserved_bytes + 100 * MIB  # contexts, and what NCCL keeps
+    after = [cuda_used_bytes(device) for device in like_devices("cuda:0")[:2]]
+    assert all(now - before < 128 * MIB for now, before in zip(after, idle, strict=True))

@@ -88,6 +88,7 @@ def test_what_was_asked_for_is_confirmed(train):
         "packing": "a row a sample",
         "adapter": "none, 139584 parameters trained",
         "quantization": "none",
+        "parallelism": "one device",
     }
 
 

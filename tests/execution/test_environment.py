@@ -45,6 +45,12 @@ def test_what_the_user_has_set_stays():
     assert (made["TRANSFORMERS_VERBOSITY"], made["HF_HOME"]) == ("info", "/models")
 
 
+def test_the_password_of_the_record_is_not_handed_on():
+    made = launcher_environment("cpu", {}, {"AUTOTUNE_RECORD": "postgresql://ann:secret@db/team", "HOME": "/home/ann"})
+    assert "secret" not in str(made)
+    assert made["HOME"] == "/home/ann"
+
+
 def test_the_mark_is_handed_on():
     assert launcher_environment("cpu", {"MARK": "1"}, {})["MARK"] == "1"
 

@@ -43,12 +43,14 @@ class Launcher:
         self.pid = self._process.pid
         self.jobs = 0
 
-    def run(self, name: str, *, timeout_s: float = 60) -> tuple[dict, Path]:
+    def run(
+        self, name: str, *, timeout_s: float = 60, module: str = "misbehaving", ranks: int | None = None
+    ) -> tuple[dict, Path]:
         """Run the function `name` of `misbehaving`; return the reply and the trial's directory."""
         self.jobs += 1
         directory = self._directory / f"{self.jobs:03d}"
         directory.mkdir()
-        job = {"directory": str(directory), "entry": f"misbehaving:{name}", "timeout_s": timeout_s}
+        job = {"directory": str(directory), "entry": f"{module}:{name}", "timeout_s": timeout_s, "ranks": ranks}
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
         self._process.stdin.flush()
         return json.loads(self._lines.readline()), directory

@@ -254,3 +254,29 @@ def test_the_step_that_fills_the_heap_does_not_count_where_others_are_left(clock
     times = timer.step_times_s()
     assert len(times) == counted
     assert (max(times) > 2 * step_s(1)) is (measured == 3)
+
+
+def test_the_first_rank_decides_for_all_when_to_begin_and_when_to_stop(clock):
+    """Here another rank's decisions: this one would have begun with the second step and gone on to the fifth record."""
+    asked = []
+
+    def agree(decision: bool) -> bool:
+        asked.append(decision)
+        return len(asked) in (4, 6)
+
+    timer = timer_of(clock, more={"agree": agree})
+    taken = train(timer, clock, slowness=[1.0, 1.0, 1.0, 1.0, 1.1, 1.3, 1.0, 1.2])
+    assert asked == [True, True, True, True, False, False]
+    assert (taken, len(timer.step_times_s())) == (6, 2)
+
+
+def test_what_all_ranks_know_by_counting_needs_no_agreement(clock):
+    asked = []
+
+    def agree(decision: bool) -> bool:
+        asked.append(decision)
+        return decision
+
+    timer = timer_of(clock, measure_steps=3, more={"agree": agree})
+    assert train(timer, clock, slowness=[1.0, 1.0, 1.1, 1.3, 1.0]) == 4
+    assert asked == [True, False, False]  # whether it is warm, and two looks; the third record is the last

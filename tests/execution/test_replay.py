@@ -18,8 +18,9 @@ from runner_contract import RunnerContract
 
 from autotune.config import Effort
 from autotune.events import Event, TrialEnded
-from autotune.execution.replay import ReplayClock, ReplayRunner
+from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
 from autotune.exhaustive import plan_of, table_of
+from autotune.fanout import FanOut
 from autotune.recording import Table
 from autotune.rundir import RunDirectory
 from autotune.trial import Memory, Purpose, TrialStatus
@@ -186,3 +187,53 @@ def test_the_same_seed_gives_the_same_search(space_table, tmp_path):
     _, one, _ = replayed(space_table, first, seed=3, max_trials=15)
     _, other, _ = replayed(space_table, second, seed=3, max_trials=15)
     assert [t.request.config for t in one] == [t.request.config for t in other]
+
+
+@pytest.fixture
+def pool(runner, clock) -> ReplayPool:
+    return ReplayPool(runner, clock, 2)
+
+
+class TestPoolContract(TestContract):
+    @pytest.fixture
+    def runner(self, table, clock):
+        return ReplayPool(ReplayRunner(table, clock), clock, 2)
+
+
+def test_trials_at_once_end_in_the_order_of_their_time(pool, clock):
+    slow, quick = make_request(FAST, number=0), make_request(BROKEN, number=1)
+    pool.begin(slow)
+    assert pool.free() == 1
+    pool.begin(quick)
+    assert pool.free() == 0
+    assert (pool.wait().request, clock.now()) == (quick, 5.0)
+    assert (pool.wait().request, clock.now()) == (slow, 20.0)
+
+
+def test_a_trial_begins_when_it_is_begun(pool, clock):
+    pool.begin(make_request(BROKEN, number=0))
+    pool.wait()
+    pool.begin(make_request(FAST, number=1))
+    assert pool.wait().began == 5.0
+    assert clock.now() == 25.0
+
+
+def test_what_has_ended_while_the_driver_was_at_work_takes_no_more_time(pool, clock):
+    pool.begin(make_request(BROKEN))
+    clock.advance(7.0)
+    pool.wait()
+    assert clock.now() == 7.0
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_a_search_at_several_places_finds_the_best_of_the_table_in_less_time(space_table, tmp_path, places):
+    clock, events = ReplayClock(), list[Event]()
+    pool = ReplayPool(ReplayRunner(space_table, clock), clock, places)
+    plan = plan_of(space_table, effort=Effort.QUICK)
+    result = FanOut(plan, RunDirectory(tmp_path), pool, events.append, clock=clock.now).run()
+    trials = [e.result for e in events if isinstance(e, TrialEnded)]
+    finals = sum(r.request.purpose is Purpose.FINAL for r in trials)
+    assert result.best.config == space_table.best().config
+    assert clock.now() == result.search_time_s
+    assert clock.now() >= 4.0 * ((len(trials) - finals) / places + finals)
+    assert clock.now() <= 4.0 * (1 + -(-(len(trials) - finals - 1) // places) + finals + 1)

@@ -12,12 +12,14 @@ import time
 
 import psutil
 import pytest
+from misbehaviours import MISBEHAVIOURS
 from runner_contract import RunnerContract
 
 from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
+from autotune.execution.launcher import MARK_FILE
 from autotune.execution.processes import marked
-from autotune.execution.runner import MARK_FILE, LocalRunner
+from autotune.execution.runner import LocalRunner
 from autotune.files import read_value
 from autotune.hardware import detect
 from autotune.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
@@ -86,22 +88,7 @@ def test_the_same_trial_with_more_memory_completes(bench):
     assert result.outcome.memory.peak_bytes > 1.2 * SMALL_BYTES
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "cause", "logged"),
-    [
-        ("crash_by_null_pointer", "crashed", "killed by SIGSEGV", "Segmentation fault"),
-        ("kill_itself", "crashed", "killed by SIGKILL", "before the kill"),
-        ("die_of_realtime_signal", "crashed", f"killed by signal {signal.SIGRTMIN + 5}", ""),
-        ("exit_without_a_word", "crashed", "ended without a result (exit code 0)", ""),
-        ("exit_from_a_library", "crashed", "ended without a result (exit code 1)", "SystemExit: 3"),
-        ("raise_an_error", "crashed", "ended without a result (exit code 1)", "ZeroDivisionError: planted"),
-        ("write_garbage", "crashed", "the trial's outcome file is garbage", ""),
-        ("write_half_a_result_and_die", "crashed", "ended without a result (exit code 0)", ""),
-        ("die_of_libgomp", "out of memory", "died of a failed allocation (exit code 1)", "libgomp: Thread creation"),
-        ("lose_a_worker_to_libgomp", "out of memory", "RuntimeError: DataLoader worker (pid(s) 1) exited", ""),
-        ("print_binary_garbage", "crashed", "ended without a result (exit code 1)", "last    line"),
-    ],
-)
+@pytest.mark.parametrize(("name", "status", "cause", "logged"), MISBEHAVIOURS)
 def test_a_trial_without_a_result_has_a_status_a_cause_and_the_end_of_its_log(bench, name, status, cause, logged):
     result = bench.misbehave(name)
     assert result.status == status
@@ -222,13 +209,13 @@ def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_b
 
 KILLED_SEARCH = """
 import sys
-import autotune.execution.runner
+import autotune.execution.launcher
 from pathlib import Path
 from autotune.execution.runner import LocalRunner
 from autotune.files import read_value
 from autotune.hardware import detect
 from autotune.trial import TrialRequest
-autotune.execution.runner.launch_command = lambda *arguments: [sys.executable, "-P", "-c", sys.argv[2], *arguments]
+autotune.execution.launcher.launch_command = lambda *arguments: [sys.executable, "-P", "-c", sys.argv[2], *arguments]
 run = Path(sys.argv[1])
 with LocalRunner(run, detect("cpu"), entry="misbehaving:behave") as runner:
     runner.run(read_value(TrialRequest, run / "asked.json"))

@@ -3,7 +3,7 @@
 import pytest
 from factories import make_config, make_facts
 
-from autotune.config import Allowance, TrainConfig
+from autotune.config import Allowance, Parallelism, TrainConfig
 from autotune.search.allowance import allowance_of, changes
 
 BASE = make_config()
@@ -38,6 +38,14 @@ CLASSES = [
     ({"precision": "pure_bf16"}, make_facts(), "method"),
     ({"adapter": {}}, make_facts(), "method"),
     ({"quantization": "nf4"}, make_facts(), "method"),
+    ({"parallelism": Parallelism(world_size=2)}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(world_size=2)}, RANDOM, "numerics"),
+    ({"parallelism": Parallelism(world_size=2)}, COUPLED, "numerics"),
+    ({"parallelism": Parallelism(tensor_parallel=2)}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(pipeline_parallel=2)}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(sharding="zero_3", offload="parameters")}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(offload_to="nvme", nvme_path="/nvme", wrapping="size")}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(ddp_bucket_cap_mb=100, ddp_static_graph=True)}, make_facts(), "exact"),
 ]
 
 
@@ -53,7 +61,27 @@ def test_undoing_a_change_is_as_deep_as_making_it(knobs, facts, allowance):
 
 def test_every_knob_has_a_case():
     changed = {change.knob for knobs, facts, _ in CLASSES for change in changes(make_config(**knobs), BASE, facts)}
-    assert changed == set(TrainConfig.model_fields)
+    of_devices = {f"parallelism.{field}" for field in Parallelism.model_fields}
+    assert changed == set(TrainConfig.model_fields) - {"parallelism"} | of_devices
+
+
+LIBRARIES = [
+    ("none", "fsdp_full", "numerics"),
+    ("none", "zero_1", "numerics"),
+    ("fsdp_full", "zero_3", "numerics"),
+    ("fsdp_full", "fsdp_grad_op", "exact"),
+    ("zero_1", "zero_3", "exact"),
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("before", "after", "in_16_bits"), LIBRARIES)
+def test_each_library_of_sharding_rounds_16_bits_its_own_way(before, after, in_16_bits, precision):
+    def spread(sharding):
+        return make_config(precision=precision, parallelism=Parallelism(world_size=2, sharding=sharding))
+
+    expected = "exact" if precision == "fp32" else in_16_bits
+    assert allowance_of(spread(after), spread(before), RANDOM) is Allowance(expected)
 
 
 def test_nothing_changed_is_exact_and_empty():

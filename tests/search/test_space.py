@@ -5,7 +5,7 @@ import itertools
 import pytest
 from factories import make_budget, make_config, make_facts, make_gpu, make_hardware, make_space, make_workload
 
-from autotune.config import Allowance, Effort, TrainConfig
+from autotune.config import Allowance, Effort, Parallelism, TrainConfig
 from autotune.search.space import SearchSpace, micro_batches
 from autotune.search.space_file import builtin_spaces, load_space, spaces_directory
 
@@ -20,8 +20,26 @@ def choices(space: SearchSpace, name: str) -> tuple:
     return next(d.choices for d in space.dimensions if d.name == name)
 
 
+OF_SEVERAL = ("parallel", "fsdp", "deepspeed")
+
+
+def of_several(name: str, effort: Effort, allowance: Allowance) -> SearchSpace:
+    """A built-in space for several devices, on eight GPUs with DeepSpeed installed."""
+    return make_space(
+        space=load_space(name),
+        facts=make_facts(tensor_parallel_heads=8, layers=16, parameters=1_000_000_000),
+        hardware=make_gpu(count=8, versions={**make_gpu().versions, "deepspeed": "0.19.8"}),
+        workload=make_workload(global_batch_size=64),
+        baseline=make_config(dataloader_pin_memory=True, parallelism=Parallelism(world_size=8)),
+        budget=make_budget(effort=effort),
+        allowance=allowance,
+    )
+
+
 def builtin(name: str, effort: Effort = Effort.QUICK, allowance: Allowance = Allowance.METHOD) -> SearchSpace:
     """A built-in space on the device that it is for, at the global batch that is the default there."""
+    if name in OF_SEVERAL:
+        return of_several(name, effort, allowance)
     on_cpu = name == "cpu"
     experts = {"experts": 8, "experts_implementations": ("grouped_mm", "batched_mm", "eager"), "experts_per_token": 2}
     return make_space(
@@ -185,6 +203,11 @@ SIZES = [
     ("adapters", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
     ("lora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
     ("qlora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
+    ("fsdp", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.NUMERICS)),
+    ("deepspeed", (Effort.QUICK, Allowance.EXACT), (Effort.QUICK, Allowance.OPTIMIZER)),
+    pytest.param(
+        "parallel", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER), marks=pytest.mark.slow
+    ),
 ]
 
 

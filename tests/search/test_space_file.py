@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import Effort, TrainConfig
+from autotune.config import Effort, Parallelism, TrainConfig
 from autotune.errors import SearchSpaceError
 from autotune.search.points import PARAMETERS, make_config, make_point
 from autotune.search.space_file import Parameter, builtin_spaces, load_space, read_space, spaces_directory
@@ -229,7 +229,8 @@ def test_built_in_spaces_are_well_formed_and_open_with_whom_they_are_for(name):
 
 
 def test_a_file_may_name_every_field_of_a_configuration():
-    assert set(TrainConfig.model_fields) <= PARAMETERS
+    assert set(TrainConfig.model_fields) - {"parallelism"} <= PARAMETERS
+    assert {f"parallelism.{field}" for field in Parallelism.model_fields} <= PARAMETERS
 
 
 @pytest.mark.parametrize("adapter", [None, {"rank": 4, "target_modules": "attention"}])

@@ -1,0 +1,162 @@
+"""Seconds that the devices of a training spend sending to each other, beyond what their computing hides.
+
+What is sent is a table by way of sharding, in bytes that pass through each device's link by the ring algorithms: an
+all-gather or a reduce-scatter of S bytes over n ranks (n-1)/n S, an all-reduce twice that (Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; nccl-tests' `doc/PERFORMANCE.md`). DDP
+sends 2 Psi a step and ZeRO 3 sends 3 Psi, as in the paper (arXiv:1910.02054, section 7); ZeRO 1 and 2 could do with 2,
+but DeepSpeed all-reduces their gradients (`use_multi_rank_bucket_allreduce` in `zero/stage_1_and_2.py`), 3 Psi in all.
+Tensor parallelism takes two all-reduces a layer forward and two backward (arXiv:1909.08053, section 3); a pipeline
+idles for (p-1)/m of the work (arXiv:2104.04473, section 2.2). Pure arithmetic; a link is idle but for this.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.config import Parallelism, Sharding
+from autotune.cost.layers import total_bytes
+from autotune.cost.network import Channel, Network
+from autotune.cost.profile import Profile
+from autotune.parallel_arguments import ZERO_BUCKET_ELEMENTS
+
+Vector = NDArray[np.float64]
+
+# DDP's messages hold 25 MiB unless it is told otherwise (`bucket_cap_mb`).
+_DDP_BUCKET = 25 * (1 << 20)
+
+# All-reduces of the hidden states in a layer's forward pass under tensor parallelism: after attention and perceptron.
+_REDUCTIONS = 2
+
+When = Literal["forward", "backward", "last backward", "step"]
+Part = Literal["weights", "gradients"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One kind of message of a way of sharding.
+
+    Attributes:
+        when: In which pass of each micro-batch, in the backward pass of the last one, or beside the optimizer's step.
+        part: What is sent.
+        factor: How often its bytes pass through a device's link: 1 to gather or to scatter, 2 to reduce for all.
+        hidden: Whether it goes on while the device computes.
+    """
+
+    when: When
+    part: Part
+    factor: int
+    hidden: bool
+
+
+_GATHER_AHEAD = Exchange("forward", "weights", 1, hidden=True)
+_GATHER_AGAIN = Exchange("backward", "weights", 1, hidden=True)
+
+# FSDP and ZeRO 1 reduce in the last micro-batch of a step only, ZeRO from stage 2 on in each. In stages 1 and 2 the
+# weights that each rank has updated are gathered after the step, while nothing is computed.
+EXCHANGES: dict[Sharding, tuple[Exchange, ...]] = {
+    "none": (Exchange("last backward", "gradients", 2, hidden=True),),
+    "zero_1": (
+        Exchange("last backward", "gradients", 2, hidden=True),
+        Exchange("step", "weights", 1, hidden=False),
+    ),
+    "zero_2": (Exchange("backward", "gradients", 2, hidden=True), Exchange("step", "weights", 1, hidden=False)),
+    "zero_3": (_GATHER_AHEAD, _GATHER_AGAIN, Exchange("backward", "gradients", 1, hidden=True)),
+    "fsdp_grad_op": (_GATHER_AHEAD, Exchange("last backward", "gradients", 1, hidden=True)),
+    "fsdp_full": (_GATHER_AHEAD, _GATHER_AGAIN, Exchange("last backward", "gradients", 1, hidden=True)),
+}
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds that a micro-batch's passes compute, for each micro-batch."""
+
+    forward: Vector
+    backward: Vector
+
+
+def exposed_seconds(
+    profile: Profile, parallelism: Parallelism, network: Network, passes: Passes, samples: Vector, accumulation: Vector
+) -> Vector:
+    """Return the seconds of a step that communication adds, for each micro-batch.
+
+    Args:
+        profile: Of one device's part of the model.
+        parallelism: How it is spread.
+        network: The devices.
+        passes: What there is to hide behind.
+        samples: Micro-batches.
+        accumulation: Micro-batches of a step.
+    """
+    total = np.zeros_like(samples)
+    ranks = parallelism.data_parallel
+    if ranks > 1:
+        channel = network.channel(ranks, stride=parallelism.tensor_parallel)
+        for exchange in EXCHANGES[parallelism.sharding]:
+            total = total + _times(exchange, accumulation) * _added(exchange, profile, parallelism, channel, passes)
+    total = total + accumulation * tensor_seconds(profile, parallelism, network, samples)
+    return total + pipeline_seconds(profile, parallelism, network, passes, samples, accumulation)
+
+
+def _times(exchange: Exchange, accumulation: Vector) -> Vector:
+    return accumulation if exchange.when in ("forward", "backward") else np.ones_like(accumulation)
+
+
+def _added(exchange: Exchange, profile: Profile, parallelism: Parallelism, channel: Channel, passes: Passes) -> Vector:
+    """Return what one exchange adds to its pass.
+
+    What is hidden is so but for its first message, or its last, which has nothing to hide behind.
+    """
+    size = volume(exchange, profile, parallelism.data_parallel)
+    messages = _messages(profile, parallelism, size)
+    seconds = size / channel.bandwidth + messages * channel.latency_s
+    if not exchange.hidden or not channel.overlaps:
+        return np.full_like(passes.forward, seconds)
+    behind = passes.forward if exchange.when == "forward" else passes.backward
+    if exchange.part == "gradients" and _GATHER_AGAIN in EXCHANGES[parallelism.sharding]:
+        behind = behind / 2  # the other half has the weights that are gathered again
+    return np.maximum(seconds / messages, seconds - behind)
+
+
+def volume(exchange: Exchange, profile: Profile, ranks: int) -> float:
+    """Return the bytes that pass through each device's link."""
+    size = total_bytes(profile.parameters, trained=exchange.part == "gradients" or exchange.when == "step")
+    return exchange.factor * size * (ranks - 1) / ranks
+
+
+def _messages(profile: Profile, parallelism: Parallelism, size: float) -> int:
+    if parallelism.sharding == "none":
+        cap = parallelism.ddp_bucket_cap_mb
+        return max(1, math.ceil(size / 2 / (cap * (1 << 20) if cap else _DDP_BUCKET)))
+    if parallelism.sharding in ("zero_1", "zero_2"):
+        return max(1, math.ceil(size / (2 * ZERO_BUCKET_ELEMENTS)))
+    return profile.layers + 2  # the embeddings, and norm and head
+
+
+def tensor_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
+    """Return the seconds that a micro-batch waits for all-reduces of hidden states; nothing hides them."""
+    degree = parallelism.tensor_parallel
+    if degree == 1:
+        return np.zeros_like(samples)
+    channel = network.channel(degree, stride=1)
+    passes = 2 + (profile.family.checkpointing not in ("none", "offload"))
+    count = _REDUCTIONS * passes * profile.layers
+    size = 2 * (degree - 1) / degree * profile.hidden_bytes * samples
+    return count * (size / channel.bandwidth + channel.latency_s)
+
+
+def pipeline_seconds(
+    profile: Profile, parallelism: Parallelism, network: Network, passes: Passes, samples: Vector, accumulation: Vector
+) -> Vector:
+    """Return the seconds that a step's pipeline fills, drains, and passes hidden states and their gradients on."""
+    stages = parallelism.pipeline_parallel
+    if stages == 1:
+        return np.zeros_like(samples)
+    channel = network.channel(stages, stride=parallelism.tensor_parallel * parallelism.data_parallel)
+    hop = 2 * (profile.hidden_bytes * samples / channel.bandwidth + channel.latency_s)
+    bubble: Vector = (stages - 1) * (passes.forward + passes.backward + hop) + accumulation * hop
+    return bubble

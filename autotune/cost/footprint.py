@@ -1,0 +1,69 @@
+"""The memory of configurations as counted, before anything that was measured corrects it. Pure.
+
+It remembers what doesn't depend on the micro-batch, or on what is learned: what one of several devices holds, and what
+the allocator keeps unused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.config import TrainConfig
+from autotune.cost import memory
+from autotune.cost.family import Family
+from autotune.cost.profile import Profile
+from autotune.cost.reserve import unused_bytes
+from autotune.cost.sharding import Share, Spread, in_flight, share_of
+
+
+@dataclass(frozen=True)
+class Footprints:
+    """What configurations take.
+
+    Args:
+        shares: Of devices, as far as they were asked for.
+        unused: What the allocator keeps unused, as far as it was asked for.
+    """
+
+    shares: dict[tuple[object, ...], Share] = field(default_factory=dict, repr=False)
+    unused: dict[tuple[Family, str, int, bool], int] = field(default_factory=dict, repr=False)
+
+    def share(self, config: TrainConfig, profile: Profile, accumulation: float) -> Share:
+        """Return what one device holds."""
+        spread, accumulated = Spread.of(config), accumulation > 1
+        key = (profile.family, config.optim, spread, accumulated)
+        if key not in self.shares:
+            self.shares[key] = share_of(profile, config.optim, spread, accumulated=accumulated)
+        return in_flight(self.shares[key], config.parallelism, int(accumulation))
+
+    def peaks(
+        self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64], accumulation: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the allocated peak for each micro-batch with its accumulation, the rest of `kind` as it is."""
+        found = np.empty_like(sizes)
+        # Beyond one micro-batch in each stage of a pipeline their number makes no difference.
+        steps = np.minimum(accumulation, max(2, kind.parallelism.pipeline_parallel))
+        for step in np.unique(steps):
+            rows = steps == step
+            share = self.share(kind, profile, float(step))
+            found[rows] = memory.allocated_peaks(profile, kind.optim, sizes[rows], bool(step > 1), share)
+        return found
+
+    def components(self, config: TrainConfig, profile: Profile, size: int, accumulation: int) -> memory.Components:
+        """Return the memory by component for a micro-batch of `size`."""
+        share = self.share(config, profile, accumulation)
+        return memory.components(profile, config.optim, size, accumulation, share)
+
+    def parts(self, config: TrainConfig, profile: Profile, accumulation: int) -> tuple[memory.Components, float]:
+        """Return the memory by component, and what the allocator reserves beyond it."""
+        size = config.per_device_train_batch_size
+        parts = self.components(config, profile, size, accumulation)
+        if profile.family.device == "cpu":  # its allocator keeps nothing
+            return parts, 0.0
+        key = (profile.family, config.optim, size, accumulation > 1)
+        if key not in self.unused:
+            self.unused[key] = unused_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1)
+        return parts, float(self.unused[key])

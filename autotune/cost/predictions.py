@@ -1,0 +1,60 @@
+"""Predictions for many configurations at once, and which configurations share one closed form. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.config import TrainConfig
+from autotune.cost.gaussian import below
+
+# Half of a 95 % interval, in standard deviations.
+Z = 1.96
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Arrays with a row for each configuration; NaN where its family has no profile."""
+
+    samples_per_second: NDArray[np.float64]
+    log_deviation: NDArray[np.float64]  # standard deviation of the rate's logarithm
+    needed_bytes: NDArray[np.float64]  # what the budget has to hold
+    needed_deviation: NDArray[np.float64]  # standard deviation of that
+
+    @property
+    def least_bytes(self) -> NDArray[np.float64]:
+        """Lower bound of what the budget has to hold."""
+        return self.needed_bytes - Z * self.needed_deviation
+
+    def chance_to_fit(self, budget_bytes: float) -> NDArray[np.float64]:
+        """Return how probable it is that each configuration stays within a budget."""
+        return below((budget_bytes - self.needed_bytes) / self.needed_deviation)
+
+
+def is_rewritten(config: TrainConfig) -> bool:
+    """Tell whether other kernels run than the model is written with, which keep and recompute what they like."""
+    return config.torch_compile_backend is not None or config.use_liger_kernel
+
+
+def kind_of(config: TrainConfig) -> tuple[object, ...]:
+    """Return all of a configuration that the closed form depends on, but for the micro-batch."""
+    return (
+        config.precision,
+        config.tf32,
+        config.optim,
+        config.checkpointing,
+        config.attn_implementation,
+        config.torch_compile_backend,
+        config.torch_compile_mode,
+        config.use_liger_kernel,
+        config.experts_implementation,
+        config.experts_per_token,
+        config.expert_capacity,
+        config.adapter,
+        config.quantization,
+        config.train_sampling_strategy,
+        config.packing,
+        config.parallelism,
+    )

@@ -1,0 +1,284 @@
+"""What one of several devices holds of weights, gradients and optimizer states, and what it takes to put them together.
+
+Data-parallel ranks either keep everything (DDP) or deal parts out among them: the optimizer's states, the gradients and
+the weights, which are the three stages of ZeRO (arXiv:1910.02054) and what FSDP does (arXiv:2304.11277). What is dealt
+out has to be put together again for a moment; how much at once depends on who does it. Tensor and pipeline parallelism
+are in the profile already, whose model is one device's part. Bytes only; pure.
+
+Sources: torch 2.13 (`fsdp/_fully_shard`, `csrc/distributed/c10d/reducer.cpp`), accelerate 1.15 (`fsdp2_prepare_model`),
+transformers 5.23 (`Trainer._inner_training_loop`), DeepSpeed 0.19 (`zero/stage_1_and_2.py`, `zero/stage3.py`,
+`zero/config.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autotune.config import Parallelism, Precision, Sharding, TrainConfig
+from autotune.cost.layers import total_bytes
+from autotune.cost.optimizers import state_bytes, temporary_bytes
+from autotune.cost.profile import ParameterGroup, Profile
+from autotune.parallel_arguments import ZERO_BUCKET_ELEMENTS
+
+
+@dataclass(frozen=True)
+class Way:
+    """Which parts are dealt out to the data-parallel ranks, and by whom."""
+
+    engine: Literal["ddp", "fsdp", "deepspeed"]
+    states: bool = False
+    gradients: bool = False
+    weights: bool = False
+    regathers: bool = False  # gives gathered weights back after a layer's forward pass, and gathers them again
+
+
+WAYS: dict[Sharding, Way] = {
+    "none": Way("ddp"),
+    "zero_1": Way("deepspeed", states=True),
+    "zero_2": Way("deepspeed", states=True, gradients=True),
+    "zero_3": Way("deepspeed", states=True, gradients=True, weights=True, regathers=True),
+    "fsdp_grad_op": Way("fsdp", states=True, gradients=True, weights=True),
+    "fsdp_full": Way("fsdp", states=True, gradients=True, weights=True, regathers=True),
+}
+
+# Weights that DeepSpeed's stage 3 leaves gathered at the most, in elements (`max_live_parameters`), by default.
+_MOST_LIVE = 1_000_000_000
+# Of gradients there are two messages in stages 1 and 2, one that is filled while the other is sent (`overlap_comm`).
+_BUCKETS = {True: 1, False: 2}
+# Its NVMe swapper keeps so many buffers of so many fp32 elements in pinned memory (`offload_config.py`).
+_SWAP_BUFFERS, _SWAP_ELEMENTS = 4, 100_000_000
+
+# A weight of fewer bytes an element is packed and stays as it is.
+_PACKED_BELOW = 2.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a training is spread, as far as memory goes.
+
+    Attributes:
+        parallelism: Of the configuration.
+        mixed: Whether arithmetic is in 16 bits beside weights in fp32.
+        frozen_in_fp32: Whether, if so, frozen weights are kept in fp32 too.
+        root_stays: Whether embeddings and head stay gathered through forward and backward pass, as by torch's first
+            FSDP.
+    """
+
+    parallelism: Parallelism
+    mixed: bool
+    frozen_in_fp32: bool = True
+    root_stays: bool = False
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Spread:
+        """Return how a configuration is spread."""
+        return cls(config.parallelism, config.precision in (Precision.BF16, Precision.FP16))
+
+
+ONE_DEVICE = Spread(Parallelism(), mixed=False)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one device holds, in bytes, beside what the tape says is alive.
+
+    Attributes:
+        weights: All the time, buffers included.
+        states: Of the optimizer, master copies of weights included.
+        paged: States beyond the allocator.
+        gradients: At the optimizer's step.
+        gradient_share: Of the gradients that the tape has so far, the part that stays.
+        accumulated: Gradients that are there between the micro-batches of a step.
+        stepping: Temporaries of the optimizer's step.
+        forward_buffers: Gathered weights and messages while there are no gradients yet.
+        backward_buffers: The same when there are.
+        step_buffers: The same at the optimizer's step.
+        kept: Micro-batches whose activations are there at once.
+        host: Of the host's memory.
+    """
+
+    weights: float
+    states: float
+    paged: float
+    gradients: float
+    gradient_share: float
+    accumulated: float
+    stepping: float
+    forward_buffers: float = 0.0
+    backward_buffers: float = 0.0
+    step_buffers: float = 0.0
+    kept: float = 1.0
+    host: float = 0.0
+
+
+def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool) -> Share:
+    """Return what one device holds.
+
+    Args:
+        profile: Of one device's part of the model.
+        optim: The optimizer.
+        spread: How it is spread.
+        accumulated: Whether a step has more than one micro-batch.
+    """
+    way = WAYS[spread.parallelism.sharding]
+    if way.engine == "fsdp":
+        return _fsdp(profile, optim, spread, way, accumulated=accumulated)
+    if way.engine == "deepspeed":
+        return _deepspeed(profile, optim, spread, way)
+    return _whole(profile, optim, copies=spread.parallelism.data_parallel > 1)
+
+
+def in_flight(share: Share, parallelism: Parallelism, accumulation: int) -> Share:
+    """Return the share of a pipeline's first stage, which has begun as many micro-batches as there are stages.
+
+    One forward, one backward: PipeDream-Flush in arXiv:2104.04473, section 2.2.
+    """
+    return replace(share, kept=float(max(1, min(parallelism.pipeline_parallel, accumulation))))
+
+
+def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:
+    """Return the share of a device that keeps everything; DDP's buckets are a copy of all gradients."""
+    states, paged = state_bytes(optim, profile.parameters)
+    buckets = float(profile.gradients_bytes) if copies else 0.0
+    return Share(
+        weights=float(profile.weights_bytes),
+        states=states,
+        paged=paged,
+        gradients=profile.gradients_bytes,
+        gradient_share=1.0,
+        accumulated=profile.gradients_bytes,
+        stepping=temporary_bytes(optim, profile.parameters, on_cpu=profile.family.device == "cpu"),
+        forward_buffers=buckets,
+        backward_buffers=buckets,
+        step_buffers=buckets,
+    )
+
+
+def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated: bool) -> Share:
+    ranks = spread.parallelism.data_parallel
+    local = [_slice(_kept(group, spread), ranks) for group in profile.parameters]
+    states, paged = state_bytes(optim, local)
+    gradients = total_bytes(local, trained=True)
+    stepping = temporary_bytes(optim, local, on_cpu=profile.family.device == "cpu")
+    forward, backward = _gathered(profile, spread, way)
+    # The backward pass holds the gradients of the layer it is in, and the message that the layer before is reduced by.
+    backward += 2 * total_bytes(profile.layer or profile.parameters, trained=True)
+    found = Share(
+        weights=total_bytes(local) + profile.buffers_bytes,
+        states=states,
+        paged=paged,
+        gradients=gradients,
+        # Until the last micro-batch of a step nothing is reduced (`set_requires_gradient_sync(False)`): whole gradients
+        # are there.
+        gradient_share=1.0 if accumulated else gradients / max(1.0, float(profile.gradients_bytes)),
+        accumulated=profile.gradients_bytes,
+        stepping=stepping,
+        forward_buffers=forward,
+        backward_buffers=backward,
+    )
+    if spread.parallelism.offload == "none":
+        return found
+    host = found.weights - profile.buffers_bytes + states + gradients + stepping
+    offloaded = {"weights": profile.buffers_bytes, "states": 0.0, "gradients": 0.0, "stepping": 0.0, "host": host}
+    return replace(found, **offloaded, gradient_share=found.gradient_share if accumulated else 0.0)
+
+
+def _gathered(profile: Profile, spread: Spread, way: Way) -> tuple[float, float]:
+    """Return the whole weights that are there when the loss is computed, and in the backward pass of a layer."""
+    layer, outside = total_bytes(profile.layer or profile.parameters), total_bytes(profile.outside)
+    if not way.regathers:
+        whole = total_bytes(profile.parameters)
+        return whole, whole
+    if spread.root_stays:
+        return outside + layer, outside + 2 * layer
+    # The unit of norm and head is not given back after the forward pass; the next layer is fetched ahead.
+    return _tail(profile) + layer, 2 * layer
+
+
+def _tail(profile: Profile) -> float:
+    """Return the bytes outside of the layers but for an embedding table that isn't the head as well."""
+    rest = [g for g in profile.outside if not g.embedding]
+    tables = [g for g in profile.outside if g.embedding]
+    has_head = any(head.elements == table.elements for head in rest for table in tables)
+    return total_bytes(rest if has_head else profile.outside)
+
+
+def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
+    parallelism, ranks = spread.parallelism, spread.parallelism.data_parallel
+    trained = sum(g.count * g.elements for g in profile.parameters if g.trained)
+    width = profile.gradients_bytes / trained if trained else 0.0
+    master = _master(profile, ranks)  # beside the weights that are trained with
+    states, paged = state_bytes(optim, [master])
+    partition = 4.0 * master.elements
+    stepping = temporary_bytes(optim, [master], on_cpu=profile.family.device == "cpu") + partition
+    gathers = way.weights
+    bucket = _BUCKETS[gathers] * ZERO_BUCKET_ELEMENTS * width
+    whole = total_bytes(profile.parameters)
+    layer = total_bytes(profile.layer or profile.parameters)
+    gathered = min(whole, max(2 * layer, _MOST_LIVE * whole / max(1, _elements(profile.parameters)))) if gathers else 0
+    gradients = profile.gradients_bytes / (ranks if way.gradients else 1)
+    found = Share(
+        weights=whole / (ranks if gathers else 1) + profile.buffers_bytes,
+        states=states + partition,
+        paged=paged,
+        gradients=gradients,
+        gradient_share=1 / ranks if way.gradients else 1.0,
+        accumulated=gradients,
+        stepping=stepping,
+        forward_buffers=gathered + (bucket if gathers else 0.0),
+        backward_buffers=gathered + bucket,
+        step_buffers=bucket if gathers else 0.0,  # stages 1 and 2 give theirs back when all is reduced
+    )
+    return _offloaded(found, parallelism, partition) if parallelism.offload != "none" else found
+
+
+def _offloaded(share: Share, parallelism: Parallelism, partition: float) -> Share:
+    """Return the share with states, fp32 gradients and, if asked for, weights in the host's memory or on NVMe.
+
+    ZeRO-Offload (arXiv:2101.06840) and ZeRO-Infinity (arXiv:2104.07857).
+    """
+    host = share.states + partition
+    if parallelism.offload_to == "nvme":
+        host = partition + 4.0 * _SWAP_BUFFERS * _SWAP_ELEMENTS
+    weights = share.weights
+    if parallelism.offload == "parameters":
+        host, weights = host + (weights if parallelism.offload_to == "cpu" else 0.0), 0.0
+    gone = {"states": 0.0, "gradients": 0.0, "gradient_share": 0.0, "accumulated": 0.0, "stepping": 0.0}
+    return replace(share, weights=weights, host=host, **gone)
+
+
+def stepped(profile: Profile, spread: Spread) -> tuple[ParameterGroup, ...]:
+    """Return the parameters that one device's optimizer updates, as wide as it keeps them."""
+    way, ranks = WAYS[spread.parallelism.sharding], spread.parallelism.data_parallel
+    kept = tuple(_kept(group, spread) for group in profile.parameters)
+    if not way.states:
+        return kept
+    if way.engine == "deepspeed":
+        return (_master(profile, ranks),)
+    return tuple(_slice(group, ranks) for group in kept)
+
+
+def _master(profile: Profile, ranks: int) -> ParameterGroup:
+    """Return the trained weights of a rank's partition in DeepSpeed: in fp32, flat and in one piece."""
+    trained = sum(g.count * g.elements for g in profile.parameters if g.trained)
+    return ParameterGroup(shape=(math.ceil(trained / ranks),), element_bytes=4.0, trained=True, count=1)
+
+
+def _kept(group: ParameterGroup, spread: Spread) -> ParameterGroup:
+    """Return a parameter as wide as it is kept between steps."""
+    wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and group.element_bytes >= _PACKED_BELOW
+    return group.model_copy(update={"element_bytes": 4.0}) if wide else group
+
+
+def _slice(group: ParameterGroup, ranks: int) -> ParameterGroup:
+    """Return the first rank's rows of a parameter: `torch.chunk`, so that it has the most."""
+    if not group.shape:
+        return group
+    return group.model_copy(update={"shape": (math.ceil(group.shape[0] / ranks), *group.shape[1:])})
+
+
+def _elements(groups: Sequence[ParameterGroup]) -> int:
+    return sum(g.count * g.elements for g in groups)

@@ -1,0 +1,174 @@
+"""Places: parts of the machine that run a trial each at the same time, and share no device and no core.
+
+On CUDA a place is one device of those that are alike; on the CPU it is a set of cores, and what is tuned for is then a
+machine of so many cores. Trials on one CPU still share its memory bandwidth and caches, which no place can change.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from autotune.errors import InputError, MachineError
+from autotune.hardware import Hardware, cuda_count, detect, like_devices
+from autotune.units import GIB
+from autotune.values import Value
+
+# Resident memory of a launcher with its imported libraries: 467 to 531 MB were seen (torch 2.13, transformers 5.23).
+LAUNCHER_BYTES = 512 << 20
+
+_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
+
+
+class Place(Value):
+    """Where one trial at a time runs."""
+
+    name: str = Field(default="", description="for files and people; empty: there is no other place")
+    device: str = Field(description="torch device, as the parent counts")
+    others: tuple[str, ...] = Field(default=(), description="further devices, for trials of several ranks")
+    cores: tuple[int, ...] = Field(default=(), description="that trials are bound to; none: any")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices: of each rank its own."""
+        return (self.device, *self.others)
+
+    @property
+    def shown(self) -> str:
+        """The place in words; empty where there is no other."""
+        if not self.name:
+            return ""
+        return f"cores {_ranges(self.cores)}" if self.cores else "+".join(self.devices)
+
+    def environment(self) -> dict[str, str]:
+        """Return what the libraries of a bound trial have to know: as many threads as it has cores, or fewer."""
+        if not self.cores:
+            return {}
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        return {"OMP_NUM_THREADS": str(min(int(asked), len(self.cores)) if asked.isdigit() else len(self.cores))}
+
+
+def kind_of(hardware: Hardware) -> str:
+    """Return the digest of what makes two devices alike, so that trials on them can be compared.
+
+    Machines of one kind may differ by a few MiB in what the system keeps of their memory.
+    """
+    host = 0 if not hardware.is_cpu else round(hardware.host_memory_bytes / GIB)
+    memory = hardware.memory_bytes if not hardware.is_cpu else host
+    changes = {"free_bytes": 0, "device": hardware.kind, "memory_bytes": memory, "host_memory_bytes": host}
+    return hardware.model_copy(update=changes).digest(leave_out=frozenset({"count"}))
+
+
+def whole(hardware: Hardware) -> Place:
+    """Return the one place that is all of `hardware`: its device, and as many like it as there are in `count`."""
+    others = () if hardware.is_cpu else like_devices(hardware.device)[1 : hardware.count]
+    return Place(device=hardware.device, others=others)
+
+
+def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
+    """Return `count` places on the machine, of `each` GPUs; one alone is all of `hardware`.
+
+    Raises:
+        InputError: `hardware` can't be shared so.
+        MachineError: The machine hasn't as many.
+    """
+    if count == 1:
+        return (whole(hardware),)
+    return core_sets(count) if hardware.is_cpu else _devices(hardware, count, each)
+
+
+def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
+    """Return what each trial has to itself: the devices of a place, with the least that is free on any of them.
+
+    Raises:
+        InputError: There is no memory for so many.
+    """
+    if hardware.is_cpu:
+        return share_of(hardware, len(places))
+    if len(places) == 1:
+        return hardware
+    free = min(detect(device).free_bytes for place in places for device in place.devices)
+    return hardware.model_copy(update={"free_bytes": free, "count": len(places[0].devices)})
+
+
+def share_of(hardware: Hardware, places: int) -> Hardware:
+    """Return what a trial has of a processor that so many share alike: cores, and free memory less the libraries'.
+
+    Raises:
+        InputError: There is no memory for so many.
+    """
+    if places == 1:
+        return hardware
+    free = (hardware.free_bytes - (places - 1) * LAUNCHER_BYTES) // places
+    if free <= 0:
+        raise InputError(f"--workers {places}: the memory that is free is less than their libraries take")
+    return hardware.model_copy(update={"cores": hardware.cores // places, "free_bytes": free})
+
+
+def shared_note(workers: int, share: Hardware) -> str:
+    """Return what a user should know of trials that share a processor.
+
+    Args:
+        workers: At a time.
+        share: What each has.
+    """
+    cores = f"{share.cores} core{'s' if share.cores > 1 else ''}"
+    return (
+        f"{workers} trials at a time, each on {cores} of its own: the answer is for training on {cores}. They share "
+        "memory bandwidth and caches, so the search ranks roughly, and what it measures is not kept for later "
+        "searches; finals and checks run one at a time"
+    )
+
+
+def core_sets(count: int) -> tuple[Place, ...]:
+    """Return places of equally many cores, those of a processor and of a physical core kept together.
+
+    Raises:
+        MachineError: There are fewer cores than places.
+    """
+    cores = sorted(os.sched_getaffinity(0), key=_neighbourhood)
+    size = len(cores) // count
+    if not size:
+        raise MachineError(f"--workers {count}: this machine has {len(cores)} cores that trials may use")
+    sets = (tuple(sorted(cores[index * size : (index + 1) * size])) for index in range(count))
+    return tuple(Place(name=str(index), device="cpu", cores=own) for index, own in enumerate(sets))
+
+
+def _devices(hardware: Hardware, count: int, each: int) -> tuple[Place, ...]:
+    """Return places of so many devices each, all of the same kind as `hardware`, those with the most free memory."""
+    seen = [detect(f"cuda:{index}") for index in range(cuda_count())]
+    seen_at = [device.device for device in seen]
+    alike = [device for device in seen if kind_of(device) == kind_of(hardware)]
+    if len(alike) < count * each:
+        others = "" if len(alike) == len(seen) else f" and {len(seen) - len(alike)} of another kind"
+        wanted = f"--workers {count}{f' --devices {each}' * (each > 1)}"
+        raise MachineError(f"{wanted}: this machine has {len(alike)} x {hardware.name}{others}")
+    freest = sorted(alike, key=lambda device: -device.free_bytes)[: count * each]
+    found = sorted((device.device for device in freest), key=seen_at.index)
+    sets = (found[start : start + each] for start in range(0, len(found), each))
+    return tuple(Place(name=own[0].replace(":", ""), device=own[0], others=tuple(own[1:])) for own in sets)
+
+
+def _neighbourhood(core: int) -> tuple[int, int, int]:
+    """Return where a logical core sits: processor, physical core, number."""
+    return _read(core, "physical_package_id"), _read(core, "core_id"), core
+
+
+def _read(core: int, what: str) -> int:
+    try:
+        return int(Path(_TOPOLOGY.format(core, what)).read_text())
+    except (OSError, ValueError):  # not every container shows it
+        return 0
+
+
+def _ranges(cores: tuple[int, ...]) -> str:
+    """Return '0-3,8-11' for the numbers of cores."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,158 @@
+"""The ranks of a trial, seen from inside: who this process is, how it meets the others, and how they decide together.
+
+A trial over several devices is a process a device, as torchrun makes them. The launcher has imported everything and
+forks them, which takes tens of milliseconds where torchrun's fresh interpreters take some ten seconds each; what the
+Trainer goes by is the same, the environment that torchrun gives its workers (`rank_environment`). Two things are done
+for the libraries that they would do by themselves under torchrun:
+
+* The processes meet before the Trainer would have them meet, at a port that the launcher has held since before they
+  were forked, so that nobody else can take it; torchrun's workers meet at their agent's. The limit of a collective is
+  the trial's, since on the CPU `TrainingArguments.ddp_timeout` is not passed on.
+* A group that computes on CUDA can send what lies on the host as well, which decisions are made by.
+
+Called by the launcher (`rank_environment`) and by whoever runs inside a rank.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from autotune.execution.compiled_ops import find_ninja
+
+# The listening socket of the first rank, open in its process, and how many threads each may use.
+_LISTENER, _THREADS = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS"
+ADDRESS = "127.0.0.1"
+
+# What other launchers leave in an environment, by which libraries take a process for one of theirs.
+FOREIGN = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", _LISTENER,
+)  # fmt: skip
+
+# A collective ends later than the trial: that it takes for ever is for the trial's own limit to say.
+_BEYOND_TIMEOUT_S = 120.0
+
+
+class Rank(NamedTuple):
+    """One process of a trial."""
+
+    number: int = 0
+    of: int = 1
+    is_launched: bool = False  # as one of a group, be it of one
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it speaks for all."""
+        return self.number == 0
+
+
+def rank_environment(number: int, of: int, port: int, listener: int | None = None) -> dict[str, str]:
+    """Return what torchrun sets for rank `number` of `of` on one machine, with the threads that are its share.
+
+    torchrun gives each rank one thread unless OMP_NUM_THREADS is set: the exported command sets it (see
+    `threads_of_rank`).
+
+    Args:
+        number: Of the rank.
+        of: Ranks, all of them on this machine.
+        port: Where they meet.
+        listener: The open socket that listens there, for the first rank alone.
+    """
+    of_all = str(of)
+    return {
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "ROLE_RANK": str(number),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": of_all,
+        "LOCAL_WORLD_SIZE": of_all,
+        "ROLE_WORLD_SIZE": of_all,
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": str(port),
+        _THREADS: str(threads_of_rank(len(os.sched_getaffinity(0)), of)),
+        **({_LISTENER: str(listener)} if listener is not None else {}),
+    }
+
+
+def threads_of_rank(cores: int, ranks: int, present: Mapping[str, str] = os.environ) -> int:
+    """Return the threads of each rank: its share of the cores, or fewer if the user's environment says so."""
+    share, asked = max(1, cores // ranks), present.get(_THREADS, "")
+    return min(share, int(asked)) if asked.isdigit() and int(asked) else share
+
+
+def own_rank() -> Rank:
+    """Return which rank this process is, by its environment; alone if it is none."""
+    if "LOCAL_RANK" not in os.environ:
+        return Rank()
+    return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), is_launched=True)
+
+
+def meet(device: str, *, timeout_s: float) -> None:
+    """Wait for the other ranks, so that collectives work from here on; a plain process has none.
+
+    Args:
+        device: Of this rank.
+        timeout_s: Of the trial.
+    """
+    rank = own_rank()
+    if not rank.is_launched:
+        return
+    import torch
+    from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+
+    limit = datetime.timedelta(seconds=timeout_s + _BEYOND_TIMEOUT_S)
+    listener = os.environ.get(_LISTENER)
+    torch.set_num_threads(int(os.environ[_THREADS]))  # a fork has the threads of its parent
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        rank.of,
+        rank.is_first,
+        limit,
+        wait_for_workers=False,
+        master_listen_fd=int(listener) if listener is not None else None,
+    )
+    # Nothing touches the device here: what its context takes is for the memory guard to see.
+    backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo"
+    init_process_group(backend, store=store, rank=rank.number, world_size=rank.of, timeout=limit)
+
+
+def tell_deepspeed(device: str) -> None:
+    """Have DeepSpeed know that the ranks have met: on a CPU TrainingArguments leaves that out, and ZeRO-3 asks it."""
+    find_ninja()  # where it looks at what it has compiled
+    if device == "cpu" and own_rank().is_launched:
+        importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
+
+
+def agree(decision: bool) -> bool:
+    """Return the first rank's decision, whatever this one's: a collective that only some go into waits for ever."""
+    if not own_rank().is_launched:
+        return decision
+    import torch
+    from torch import distributed
+
+    flag = torch.tensor([int(decision)])
+    distributed.broadcast(flag, src=0)
+    return bool(flag.item())
+
+
+def wait_for_all() -> None:
+    """Wait until every rank has come here."""
+    if own_rank().is_launched:
+        import torch
+
+        open_channels(torch.zeros(1))
+
+
+def open_channels(tensor: Any) -> None:
+    """Have all ranks send each other `tensor`, by which the libraries make what they need for a device's messages."""
+    if own_rank().is_launched:
+        from torch import distributed
+
+        distributed.all_reduce(tensor)

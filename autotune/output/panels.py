@@ -1,0 +1,119 @@
+"""Which charts a report has, by name, with their titles and legends; the page and the picture show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from autotune.output.bars import memory_bars, memory_parts, part_words, time_bars, waterfall
+from autotune.output.scatter import best_over_time, predicted_against_measured, throughput_against_memory
+from autotune.output.svg import Chart, line, mark, rectangle
+from autotune.run_report import RunReport
+from autotune.trial import TrialStatus
+
+
+class Key(NamedTuple):
+    """A line of a legend; the icon is drawn in a box of 18 by 16."""
+
+    drawn: str
+    words: str
+
+
+class Panel(NamedTuple):
+    """A chart that can be drawn at any width; None where there is nothing to draw."""
+
+    name: str
+    title: str
+    draw: Callable[[float], Chart | None]
+    legend: tuple[Key, ...] = ()
+
+
+def panels(report: RunReport) -> list[Panel]:
+    """Return the charts in the order of the page."""
+    found, on_cpu = report.explanation, report.hardware.is_cpu
+    return [
+        Panel(
+            "waterfall",
+            "What each knob brought",
+            lambda width: waterfall(found, width) if found is not None else None,
+            _waterfall_keys(report),
+        ),
+        Panel("pareto", "Throughput against memory", lambda w: throughput_against_memory(report, w), _pareto(report)),
+        Panel("progress", "Best so far", lambda w: best_over_time(report, w), _PROGRESS),
+        Panel(
+            "predicted_rate",
+            "Predicted against measured throughput",
+            lambda width: predicted_against_measured(report, "rate", width),
+            _AGREEMENT,
+        ),
+        Panel(
+            "predicted_memory",
+            "Predicted against measured memory",
+            lambda width: predicted_against_measured(report, "memory", width),
+            _AGREEMENT,
+        ),
+        Panel(
+            "memory",
+            "Where the memory goes",
+            lambda width: memory_bars(report.breakdowns, on_cpu=on_cpu, width=width),
+            _memory_keys(report),
+        ),
+        Panel("time", "Where the time went", lambda width: time_bars(report.spent, width)),
+    ]
+
+
+def _marked(shape: str, kind: str, words: str) -> Key:
+    return Key(mark(shape, 9, 8, kind, size=5.0), words)
+
+
+def _lined(kind: str, words: str) -> Key:
+    return Key(line(1, 8, 17, 8, kind), words)
+
+
+_AGREEMENT = (_marked("circle", "trial", "a trial"), _lined("agree", "predicted = measured"))
+
+_PROGRESS = (
+    _lined("best-line", "best of the search so far"),
+    _marked("circle", "trial", "a trial of the search"),
+    _marked("diamond", "best", "the best, measured again in the finals"),
+    _marked("diamond", "baseline", "the baseline, measured again"),
+    _marked("cross", "failed", "failed"),
+)
+
+
+def _pareto(report: RunReport) -> tuple[Key, ...]:
+    keys = [
+        _marked("square", "baseline", "baseline"),
+        _marked("star", "best", "best"),
+        _marked("circle", "front", "Pareto front: nothing is faster with as little memory"),
+        _marked("circle", "trial", "other configurations"),
+        _lined("budget", "memory budget"),
+    ]
+    if any(t.status is TrialStatus.OUT_OF_MEMORY for t in report.trials):
+        keys.append(_marked("cross", "failed", "ran out of memory, at what was predicted"))
+    return tuple(keys)
+
+
+def _waterfall_keys(report: RunReport) -> tuple[Key, ...]:
+    """Return the legend of the kinds of bars that are drawn."""
+    found = report.explanation
+    if found is None:
+        return ()
+    bases = {c.basis for c in found.contributions if c.ratio is not None}
+    keys = []
+    if "in turn" in bases:
+        keys.append(Key(rectangle(1, 3, 16, 10, "bar gain"), "measured in turn, with its 95 % interval"))
+    if bases & {"once", "elsewhere"}:
+        keys.append(Key(rectangle(1, 3, 16, 10, "bar gain weak"), "told by trials of the search"))
+    if found.together is not None:
+        keys.append(Key(rectangle(1, 3, 16, 10, "bar gain rest"), "together"))
+    return tuple(keys)
+
+
+def _memory_keys(report: RunReport) -> tuple[Key, ...]:
+    """Return the legend of the components that are there."""
+    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in report.breakdowns]
+    there = {part.name for stack in stacks for part in stack}
+    words = part_words(on_cpu=report.hardware.is_cpu)
+    keys = [Key(rectangle(1, 2, 16, 12, f"part part-{n}"), said) for n, said in words.items() if n in there]
+    return (*keys, _marked("triangle", "best", "measured peak"))

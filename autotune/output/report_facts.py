@@ -1,0 +1,258 @@
+"""What a report says in words and figures, as lines and rows: the same in every format. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+from autotune.knobs import SHORT_NAMES
+from autotune.output.bars import change_words, how_known, memory_parts, part_words, ratio_words, together_words
+from autotune.output.scatter import median_error, misses
+from autotune.output.table import show_changes, show_config, told_lines, verdict_line
+from autotune.result import Contender, TuningResult
+from autotune.run_report import ReportedTrial, RunReport
+from autotune.trial import Interval, Purpose, TrialStatus
+from autotune.units import show_memory, show_rate, show_time
+
+Row = tuple[str, ...]
+
+
+def subject(report: RunReport) -> str:
+    """Return what was tuned, and where."""
+    workload = report.workload
+    batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
+    parts = (workload.model.name, str(workload.task), workload.shown_length, batch)
+    within = f"within {show_memory(report.memory_budget_bytes)}"
+    return f"{', '.join(filter(None, parts))}, on {report.hardware.name} {within}"
+
+
+def answer(report: RunReport) -> str:
+    """Return the answer in a sentence."""
+    result = report.result
+    if result is None:
+        return f"No answer: {report.nothing}."
+    verdict = verdict_line(result)
+    if result.best.config == result.baseline.config:
+        return f"{verdict[0].upper()}{verdict[1:]}."
+    return f"Train with {show_changes(result.best.changes)}: {verdict}."
+
+
+def state(report: RunReport) -> str:
+    """Return how far the search is."""
+    ran = sum(t.purpose is not None and t.purpose is not Purpose.EXPLAIN for t in report.trials)
+    refused = sum(t.purpose is None for t in report.trials)
+    explained = len(report.trials) - ran - refused
+    words = f"{ran} trials in {show_time(report.spent.total_s)}, {refused} configurations refused without one"
+    if explained:
+        words += f", {explained} trials to explain the winner"
+    if report.unfinished and report.is_running:
+        words += f", {report.unfinished} running"
+    elif report.unfinished:
+        words += f", {report.unfinished} begun and not finished"
+    if report.is_running:
+        words += f"; still running, as of {report.written}"
+    return words
+
+
+def sides_of(result: TuningResult) -> dict[str, Contender]:
+    """Return what is compared, by name: baseline and best, or the one that is both."""
+    if result.best.config == result.baseline.config:
+        return {"baseline = best": result.best}
+    return {"baseline": result.baseline, "best": result.best}
+
+
+def against(result: TuningResult) -> list[Row]:
+    """Return the figures of what is compared: what, and each side's."""
+    sides = tuple(sides_of(result).values())
+    rows: list[Row] = [
+        ("throughput, samples/s", *(_rate(c) for c in sides)),
+        ("throughput, tokens/s", *(_tokens(c) for c in sides)),
+        ("optimizer step, s", *(_step(c) for c in sides)),
+        ("peak memory", *(_peak(c, result.memory_budget_bytes) for c in sides)),
+        ("first step (compiling included), s", *(_first(c) for c in sides)),
+        ("waiting for data", *(_waiting(c) for c in sides)),
+        ("measured in trials", *(", ".join(map(str, c.trials)) or "none" for c in sides)),
+        ("configuration", *(show_config(c.config) for c in sides)),
+    ]
+    return [row for row in rows if any(cell not in ("", "–") for cell in row[1:])]
+
+
+def _rate(contender: Contender) -> str:
+    measured = contender.measurement
+    if measured is None:
+        return "–"
+    return show_rate(measured.samples_per_second) + shown_interval(measured.samples_per_second_interval)
+
+
+def shown_interval(interval: Interval) -> str:
+    """Return an interval behind its value: ' (9.5 to 10.2)'; nothing if it has no end."""
+    if not math.isfinite(interval.high):
+        return ""
+    return f" ({show_rate(interval.low)} to {show_rate(interval.high)})"
+
+
+def _tokens(contender: Contender) -> str:
+    measured = contender.measurement
+    return show_rate(measured.tokens_per_second) if measured and measured.tokens_per_second else "–"
+
+
+def _step(contender: Contender) -> str:
+    return f"{statistics.fmean(contender.measurement.step_times_s):.3g}" if contender.measurement else "–"
+
+
+def _peak(contender: Contender, budget: int) -> str:
+    measured = contender.measurement
+    if measured is None or not measured.memory.is_known:
+        return "–"
+    share = measured.memory.peak_bytes / budget
+    return f"{show_memory(measured.memory.peak_bytes)} ({'<1%' if share < 0.01 else f'{share:.0%}'} of the budget)"
+
+
+def _first(contender: Contender) -> str:
+    return f"{contender.measurement.first_step_s:.3g}" if contender.measurement else "–"
+
+
+def _waiting(contender: Contender) -> str:
+    return f"{contender.measurement.data_wait_share:.1%} of a step" if contender.measurement else "–"
+
+
+def knobs(result: TuningResult) -> list[Row]:
+    """Return what the best changes: knob, baseline, best, what it changes of the training."""
+    return [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in result.best.changes]
+
+
+def contributions(report: RunReport) -> list[Row]:
+    """Return what each knob brought: knob, ratio, how that is known."""
+    if report.explanation is None:
+        return []
+    rows: list[Row] = []
+    for part in report.explanation.contributions:
+        rows.append((change_words(part.changes), ratio_words(part), how_known(part)))
+    together = together_words(report.explanation)
+    if together:
+        rows.append(("together", together, "the total beyond the product of the parts"))
+    return rows
+
+
+def explained(report: RunReport) -> str:
+    """Return how the knobs' shares are to be read, and how to get the rest."""
+    found, result = report.explanation, report.result
+    if found is None:
+        return "The baseline itself is the best: there is no knob to explain." if result is not None else ""
+    words = (
+        "Each factor is the winner's throughput over that of the winner with this knob put back to the baseline's "
+        "value. Independent knobs multiply to the whole; where they don't, “together” is the rest"
+    )
+    words += ": below 1 they overlap, above 1 they help each other." if found.together is not None else "."
+    if any(c.ratio is None for c in found.contributions) and found.together is not None:
+        words += " What has no factor of its own is in it, too."
+    if not found.is_settled:
+        words += (
+            " Part of it is only told by trials of the search that differ in one knob, not run in turn: "
+            f"`autotune explain {report.run_directory}` measures it."
+        )
+    return words
+
+
+def accuracy(report: RunReport) -> list[str]:
+    """Return how far off the predictions were."""
+    lines = []
+    for what, words in (("rate", "throughput"), ("memory", "peak memory")):
+        found = misses(report, "rate" if what == "rate" else "memory")
+        if found:
+            worst = max(found, key=lambda m: abs(m.error))
+            lines.append(
+                f"{words}: median error {median_error(found):.0%}, largest {worst.error:+.0%} (trial "
+                f"{worst.trial.label}), of {len(found)} predictions, each made before its trial"
+            )
+    return lines
+
+
+def memory_rows(report: RunReport) -> tuple[Row, list[Row]]:
+    """Return the heading and the rows of predicted memory by component; none if it isn't known."""
+    heading = ("component", *(b.name for b in report.breakdowns))
+    stacks = [{p.words: p for p in memory_parts(b.predicted, on_cpu=report.hardware.is_cpu)} for b in report.breakdowns]
+    known = part_words(on_cpu=report.hardware.is_cpu).values()
+    names = [words for words in known if any(words in stack for stack in stacks)]
+    rows: list[Row] = [
+        (name, *(show_memory(stack[name].size) if name in stack else "–" for stack in stacks)) for name in names
+    ]
+    if stacks:
+        wholes = (show_memory(b.predicted.device_peak_bytes) for b in report.breakdowns)
+        rows.append(("predicted peak", *wholes))
+        seen = ("–" if b.measured_bytes is None else show_memory(b.measured_bytes) for b in report.breakdowns)
+        rows.append(("measured peak", *seen))
+    return heading, rows
+
+
+def told(report: RunReport) -> list[str]:
+    """Return what else is to be known, a line each."""
+    if report.result is None:
+        return []
+    return [*told_lines(report.result), *(f"note: {line}" for line in report.result.notes)]
+
+
+def machine(report: RunReport) -> list[Row]:
+    """Return what the search ran on."""
+    hardware = report.hardware
+    capability = ".".join(map(str, hardware.capability)) if hardware.capability else ""
+    rows = [
+        ("device", f"{hardware.name} ({hardware.device})"),
+        (
+            "device memory",
+            f"{show_memory(hardware.memory_bytes)}, {show_memory(hardware.free_bytes)} free at the start",
+        ),
+        ("memory budget", show_memory(report.memory_budget_bytes)),
+        ("compute capability", capability),
+        ("driver", hardware.driver or ""),
+        ("host", f"{hardware.cores} cores, {show_memory(hardware.host_memory_bytes)}"),
+        ("vector extensions", ", ".join(hardware.features)),
+        ("model", f"{report.workload.model.reference}, {report.facts.parameters / 1e6:,.1f} million parameters"),
+        ("what may change", str(report.allowance)),
+        ("seed", str(report.workload.seed)),
+        ("run directory", report.run_directory),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def versions(report: RunReport) -> list[Row]:
+    """Return the versions that the search ran with."""
+    return [("autotune", report.autotune_version), *report.hardware.versions.items()]
+
+
+class Cell(NamedTuple):
+    """A figure as it is shown, and what it is sorted by."""
+
+    shown: str
+    value: float | None = None
+
+
+TRIAL_COLUMNS = (
+    "trial", "purpose", "what changes", "status", "samples/s", "predicted samples/s", "peak memory", "predicted peak",
+    "took", "reason",
+)  # fmt: skip
+
+
+def trial_cells(trial: ReportedTrial, position: int) -> tuple[Cell, ...]:
+    """Return a trial's cells in the order of the columns; `position` is its place in the report."""
+    purpose = str(trial.purpose) if trial.purpose is not None else ""
+    depth = f" at a depth of {' + '.join(map(str, trial.depths.values()))}" if trial.depths else ""
+    prediction = trial.prediction
+    return (
+        Cell(trial.label or "–", position),
+        Cell(purpose),
+        Cell(f"{show_changes(trial.changes)}{depth}"),
+        Cell("refused" if trial.status is TrialStatus.REJECTED else str(trial.status)),
+        _cell(trial.samples_per_second, show_rate),
+        _cell(prediction.samples_per_second if prediction else None, show_rate),
+        _cell(trial.peak_bytes, show_memory),
+        _cell(prediction.peak_bytes if prediction else None, show_memory),
+        Cell("", None) if trial.duration_s is None else Cell(f"{trial.duration_s:.1f} s", trial.duration_s),
+        Cell(trial.cause or ""),
+    )
+
+
+def _cell(value: float | None, show: Callable[[float], str]) -> Cell:
+    return Cell("") if value is None else Cell(show(value), float(value))

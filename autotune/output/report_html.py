@@ -1,0 +1,125 @@
+"""A search as one HTML page that needs nothing else: no network, no fonts, no other files.
+
+The page is a Jinja template, the charts are those of `panels`, each drawn once for wide and once for narrow screens.
+All texts are escaped: by the template, and inside drawings by `svg`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from autotune.output import report_facts as facts
+from autotune.output.bars import memory_parts
+from autotune.output.palette import variables
+from autotune.output.panels import panels
+from autotune.output.svg import rectangle, tag
+from autotune.run_report import ReportedTrial, RunReport
+from autotune.trial import TrialStatus
+
+# Widths for which charts are drawn: a card of a screen of 1,400 pixels, and one of 400.
+WIDE, NARROW = 620.0, 346.0
+
+
+# Words longer than this may be broken, into pieces of at most as much.
+_LONGEST = 14
+_LONG_WORD = re.compile(r"(\S+)")
+_BREAKS = re.compile(rf".{{1,{_LONGEST}}}?[-_/.,:=]+|.{{1,{_LONGEST}}}")
+
+
+class Drawing(NamedTuple):
+    """A chart for both widths, or nothing."""
+
+    wide: Markup | None = None
+    narrow: Markup | None = None
+    legend: tuple[tuple[Markup, str], ...] = ()  # icon and words
+
+
+def html_report(report: RunReport) -> str:
+    """Return the page."""
+    loader = jinja2.PackageLoader("autotune.output", "templates")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["breakable"] = breakable
+    return environment.get_template("report.html.j2").render(**_context(report)) + "\n"
+
+
+def _context(report: RunReport) -> dict[str, Any]:
+    result = report.result
+    heading, memory_rows = facts.memory_rows(report)
+    return {
+        "report": report,
+        "light": variables("light"),
+        "dark": variables("dark"),
+        "subject": facts.subject(report),
+        "answer": facts.answer(report),
+        "state": facts.state(report),
+        "against": facts.against(result) if result is not None else [],
+        "sides": list(facts.sides_of(result)) if result is not None else [],
+        "knobs": facts.knobs(result) if result is not None else [],
+        "contributions": facts.contributions(report),
+        "explained": with_code(facts.explained(report)),
+        "accuracy": facts.accuracy(report),
+        "memory_heading": heading,
+        "memory_rows": [{"icon": _part_icon(row[0], report), "cells": row} for row in memory_rows],
+        "told": facts.told(report),
+        "machine": facts.machine(report),
+        "versions": facts.versions(report),
+        "columns": facts.TRIAL_COLUMNS,
+        "trials": [_trial_row(t, at, report) for at, t in enumerate(report.trials)],
+        "launch": "\n".join(result.launch_commands) if result is not None else "",
+        "arguments": json.dumps(result.arguments.training_arguments, indent=2) if result is not None else "",
+        **_drawings(report),
+    }
+
+
+def breakable(words: str) -> Markup:
+    """Return a text, escaped, that may be broken inside of long words: behind punctuation, or anywhere in a pinch.
+
+    A style sheet's `anywhere` would break short words as well, as soon as a column is narrow.
+    """
+    pieces = []
+    for word in _LONG_WORD.split(words):
+        parts = _BREAKS.findall(word) if len(word) > _LONGEST else [word]
+        pieces.append(Markup("<wbr>").join(parts))
+    return Markup("").join(pieces)
+
+
+def with_code(words: str) -> Markup:
+    """Return a text whose commands stand between backticks, escaped, with the commands as code."""
+    pieces = words.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(p) if at % 2 else p for at, p in enumerate(pieces))
+
+
+def _drawings(report: RunReport) -> dict[str, Drawing]:
+    found = {}
+    for panel in panels(report):
+        wide, narrow = panel.draw(WIDE), panel.draw(NARROW)
+        legend = tuple((_icon(key.drawn), key.words) for key in panel.legend)
+        if wide is None or narrow is None:
+            found[panel.name] = Drawing()
+        else:
+            found[panel.name] = Drawing(Markup(wide.svg("wide")), Markup(narrow.svg("narrow")), legend)
+    return found
+
+
+def _icon(drawn: str, kind: str | None = None) -> Markup:
+    return Markup(tag("svg", drawn, viewBox="0 0 18 16", aria_hidden="true", class_=kind))
+
+
+def _part_icon(words: str, report: RunReport) -> Markup:
+    """Return the colour of a component, nothing for the totals."""
+    for breakdown in report.breakdowns:
+        for part in memory_parts(breakdown.predicted, on_cpu=report.hardware.is_cpu):
+            if part.words == words:
+                return _icon(rectangle(1, 2, 16, 12, f"part part-{part.name}"), "key")
+    return Markup("")
+
+
+def _trial_row(trial: ReportedTrial, position: int, report: RunReport) -> dict[str, Any]:
+    kind = {TrialStatus.COMPLETED: "completed", TrialStatus.REJECTED: "refused"}.get(trial.status, "failed")
+    best = report.result is not None and trial.config == report.result.best.config
+    return {"kind": kind, "best": best, "cells": facts.trial_cells(trial, position)}

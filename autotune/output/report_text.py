@@ -1,0 +1,110 @@
+"""A search as Markdown, for an issue or a notebook, and its trials as CSV, for a spreadsheet. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.output import report_facts as facts
+from autotune.run_report import ReportedTrial, RunReport
+from autotune.units import show_time
+
+
+def markdown_report(report: RunReport) -> str:
+    """Return what the page says, without the drawings."""
+    result = report.result
+    parts = [f"# {facts.subject(report)}", f"**{facts.answer(report)}**", facts.state(report)]
+    if result is not None:
+        parts += ["## Baseline against winner", _table(("", *facts.sides_of(result)), facts.against(result))]
+        if facts.knobs(result):
+            parts += ["## What changes", _table(("knob", "baseline", "best", "changes"), facts.knobs(result))]
+        parts.append("## What each knob brought")
+        if report.explanation is not None:
+            parts.append(_table(("knob", "factor", "how it is known"), facts.contributions(report)))
+        parts.append(facts.explained(report))
+    if facts.accuracy(report):
+        parts += ["## Predicted against measured", _lines(facts.accuracy(report))]
+    heading, rows = facts.memory_rows(report)
+    parts.append("## Where the memory goes")
+    parts.append(_table(heading, rows) if rows else f"Not known: {report.no_breakdown}.")
+    shares = report.spent.shares() if report.spent.total_s else {}
+    if shares:
+        spent = [(what, show_time(share * report.spent.total_s), f"{share:.0%}") for what, share in shares.items()]
+        parts += ["## Where the time went", _table(("", "time", "share"), spent)]
+    cells = [tuple(c.shown for c in facts.trial_cells(t, at)) for at, t in enumerate(report.trials)]
+    parts += ["## All trials", _table(facts.TRIAL_COLUMNS, cells)]
+    if facts.told(report):
+        parts += ["## Checks and notes", _lines(facts.told(report))]
+    parts += ["## Machine and versions", _table(("", ""), [*facts.machine(report), *facts.versions(report)])]
+    parts.append("## To reproduce it")
+    parts.append(f"```bash\n{report.command}\n```" if report.command else "The command was not recorded.")
+    if result is not None:
+        arguments = json.dumps(result.arguments.training_arguments, indent=2)
+        parts.append("Training with the answer:\n\n```bash\n" + "\n".join(result.launch_commands) + "\n```")
+        parts.append(f"with these TrainingArguments, exactly as measured:\n\n```json\n{arguments}\n```")
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [_row(heading), _row(["---"] * len(heading)), *map(_row, rows)]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_plain(c) for c in cells)} |"
+
+
+def _lines(found: Sequence[str]) -> str:
+    return "\n".join(f"* {_plain(line)}" for line in found)
+
+
+def _plain(words: str) -> str:
+    """Return `words` on one line, without what Markdown or HTML would take for its own."""
+    escaped = " ".join(words.split()).replace("\\", "\\\\").replace("|", "\\|")
+    return escaped.replace("<", "&lt;").replace("*", "\\*")
+
+
+def csv_report(report: RunReport) -> str:
+    """Return a line for each trial and each refused configuration, with units in the names and every knob."""
+    rows = [_figures(trial) for trial in report.trials]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    written = io.StringIO()
+    writer = csv.DictWriter(written, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return written.getvalue()
+
+
+def _figures(trial: ReportedTrial) -> dict[str, Any]:
+    prediction, interval = trial.prediction, trial.interval
+    return {
+        "trial": trial.label,
+        "purpose": trial.purpose,
+        "status": trial.status,
+        "samples_per_second": trial.samples_per_second,
+        "samples_per_second_low": interval.low if interval else None,
+        "samples_per_second_high": interval.high if interval else None,
+        "tokens_per_second": trial.tokens_per_second,
+        "peak_bytes": trial.peak_bytes,
+        "predicted_samples_per_second": prediction.samples_per_second if prediction else None,
+        "predicted_peak_bytes": prediction.peak_bytes if prediction else None,
+        "duration_s": trial.duration_s,
+        "ended_s": trial.ended_s,
+        "cause": trial.cause,
+        "config_id": trial.config.config_id,
+        **_flat("", trial.config.model_dump(mode="json")),
+    }
+
+
+def _flat(prefix: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the knobs of a configuration, those of an adapter and of parallelism behind a dot."""
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            found.update(_flat(f"{prefix}{name}.", value))
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

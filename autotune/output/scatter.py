@@ -1,0 +1,257 @@
+"""Charts of trials as marks: throughput against memory, best over time, predicted against measured. Pure.
+
+Each takes the report and a width, so that a page can hold one drawing for a wide screen and one for a narrow: texts
+keep their size.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from autotune.config import TrainConfig
+from autotune.output.axes import Frame, most_labels, round_values, rows, stairs, x_axis, y_axis
+from autotune.output.svg import (
+    Chart,
+    Scale,
+    line,
+    linear,
+    logarithmic,
+    mark,
+    number,
+    padded,
+    path,
+    text,
+    ticks,
+)
+from autotune.output.table import show_changes
+from autotune.run_report import ReportedTrial, RunReport
+from autotune.trial import Purpose, TrialStatus
+from autotune.units import GIB, show_memory, show_rate, show_time
+
+_MIB = 1 << 20
+
+# A budget farther off than this is drawn beyond a break of the axis: the trials would be a heap at its left end.
+_FAR = 1.6
+
+# Ratio of the largest to the smallest value from which on axes are logarithmic.
+_WIDE = 20.0
+
+
+class Spot(NamedTuple):
+    """A configuration as its trials saw it."""
+
+    config: TrainConfig
+    rate: float  # samples per second
+    peak: int  # bytes, the highest of its trials
+    tip: str
+
+
+def spots(report: RunReport) -> list[Spot]:
+    """Return the configurations that completed, in the order of their first trial."""
+    by_config: dict[TrainConfig, list[ReportedTrial]] = {}
+    for trial in report.trials:
+        if trial.is_compared and trial.peak_bytes is not None:
+            by_config.setdefault(trial.config, []).append(trial)
+    return [_spot(report, config, trials) for config, trials in by_config.items()]
+
+
+def _spot(report: RunReport, config: TrainConfig, trials: Sequence[ReportedTrial]) -> Spot:
+    """Return a configuration as the answer has it, otherwise as its trials."""
+    contenders = (report.result.baseline, report.result.best) if report.result is not None else ()
+    told = next((c.measurement for c in contenders if c.config == config and c.measurement is not None), None)
+    rate = told.samples_per_second if told else statistics.fmean(t.samples_per_second or 0.0 for t in trials)
+    peak = max(t.peak_bytes or 0 for t in trials)
+    numbers = ", ".join(t.label for t in trials)
+    tip = f"{show_changes(trials[0].changes)}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
+    return Spot(config, rate, peak, tip)
+
+
+def pareto(found: Sequence[Spot]) -> list[Spot]:
+    """Return those than which nothing is faster with as little memory, the lightest first."""
+    front: list[Spot] = []
+    for spot in sorted(found, key=lambda s: (s.peak, -s.rate)):
+        if not front or spot.rate > front[-1].rate:
+            front.append(spot)
+    return front
+
+
+def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
+    """Return every configuration by peak memory and throughput, with the budget and the Pareto front."""
+    found = spots(report)
+    if not found:
+        return None
+    height = 330.0
+    budget = report.memory_budget_bytes
+    lacking = [t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY]
+    far = budget > _FAR * max(s.peak for s in found) and not lacking
+    frame = Frame(52.0, 36.0, width - (54.0 if far else 12.0), height - 46.0)
+    low, high = padded([s.peak for s in found] + ([] if far else [budget]))
+    unit, name = (GIB, "GiB") if high >= GIB else (_MIB, "MiB")
+    x = linear(low, high, frame.left, frame.right)
+    y_low, y_high = padded([s.rate for s in found], 0.1)
+    y = linear(y_low, y_high, frame.bottom - 14, frame.top)
+    parts = [
+        x_axis(frame, [(v * unit, number(v)) for v in ticks(low / unit, high / unit, most_labels(frame))], x),
+        y_axis(frame, y_low, y_high, y),
+        text(width / 2, height - 6, f"peak memory, {name}", anchor="middle", kind="muted"),
+        text(4, 12, "samples/s", kind="muted"),
+        _budget_line(frame, budget, x, width, far=far),
+    ]
+    for trial in lacking:
+        needed = trial.prediction.peak_bytes if trial.prediction is not None else trial.peak_bytes
+        at = min(max(x(max(needed or budget, budget)), frame.left), frame.right)
+        tip = f"{show_changes(trial.changes)}\nran out of memory, trial {trial.label}"
+        parts.append(mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
+    front = pareto(found)
+    parts.append(path(stairs([(x(s.peak), y(s.rate)) for s in front]), "front-line"))
+    parts += [_marked(report, s, x(s.peak), y(s.rate), s in front) for s in _best_last(report, found)]
+    label = f"Throughput against peak memory of {len(found)} configurations; budget {show_memory(budget)}"
+    return Chart("".join(parts), width, height, label)
+
+
+def best_over_time(report: RunReport, width: float) -> Chart | None:
+    """Return the best throughput so far, by the time for which trials had run."""
+    explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores and t.ended_s is not None]
+    completed = sorted((t for t in explored if t.is_compared), key=lambda t: t.ended_s or 0.0)
+    if not completed:
+        return None
+    height = 300.0
+    again = [t for t in report.trials if t.is_compared and t.purpose is Purpose.FINAL]
+    last = max(t.ended_s or 0.0 for t in [*explored, *again])
+    unit, name = (3600.0, "hours") if last > 7200 else (60.0, "minutes") if last > 120 else (1.0, "seconds")
+    frame = Frame(52.0, 24.0, width - 12.0, height - 46.0)
+    x = linear(0.0, last, frame.left, frame.right - 8)
+    y_low, y_high = padded([t.samples_per_second or 0.0 for t in [*completed, *again]], 0.1)
+    y = linear(y_low, y_high, frame.bottom - 14, frame.top)
+    parts = [
+        x_axis(frame, [(v * unit, number(v)) for v in ticks(0.0, last / unit, most_labels(frame))], x),
+        y_axis(frame, y_low, y_high, y),
+        text(width / 2, height - 6, f"{name} for which trials had run", anchor="middle", kind="muted"),
+        text(4, 12, "samples/s", kind="muted"),
+        path(stairs(_best_so_far(completed, x, y, frame.right)), "best-line"),
+    ]
+    for trial in [*explored, *again]:
+        at = x(trial.ended_s or 0.0)
+        tip = _trial_tip(trial)
+        if trial.samples_per_second is not None:
+            shape = "diamond" if trial.purpose is Purpose.FINAL else "circle"
+            kind = _kind(report, trial.config) if shape == "diamond" else "trial"
+            parts.append(mark(shape, at, y(trial.samples_per_second), kind, tip, 4.0))
+        else:
+            parts.append(mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
+    return Chart("".join(parts), width, height, f"Best throughput so far over {show_time(last)} of trials")
+
+
+def _best_so_far(trials: Sequence[ReportedTrial], x: Scale, y: Scale, right: float) -> list[tuple[float, float]]:
+    points: list[tuple[float, float]] = []
+    best = 0.0
+    for trial in trials:
+        if (trial.samples_per_second or 0.0) > best:
+            best = trial.samples_per_second or 0.0
+            points.append((x(trial.ended_s or 0.0), y(best)))
+    return [*points, (right, y(best))]
+
+
+class Miss(NamedTuple):
+    """A trial's prediction and what was measured."""
+
+    trial: ReportedTrial
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of the measured."""
+        return self.predicted / self.measured - 1
+
+
+def misses(report: RunReport, what: Literal["rate", "memory"]) -> list[Miss]:
+    """Return what was predicted of each compared trial before it ran, and what came."""
+    found = []
+    for trial in report.trials:
+        prediction = trial.prediction
+        if prediction is None or not trial.is_compared or not trial.peak_bytes or not trial.samples_per_second:
+            continue
+        rate = what == "rate"
+        predicted = prediction.samples_per_second if rate else float(prediction.peak_bytes)
+        if math.isfinite(predicted) and predicted > 0:
+            found.append(Miss(trial, predicted, trial.samples_per_second if rate else float(trial.peak_bytes)))
+    return found
+
+
+def median_error(found: Sequence[Miss]) -> float:
+    """Return the median size of the errors."""
+    return statistics.median(abs(m.error) for m in found)
+
+
+def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"], width: float) -> Chart | None:
+    """Return the predictions of trials against what was measured, beside the line on which they would agree."""
+    found = misses(report, what)
+    if not found:
+        return None
+    height = min(width, 330.0)
+    everything = [v for m in found for v in (m.predicted, m.measured)]
+    low, high = min(everything) * 0.93, max(everything) * 1.07
+    unit, name = (1, "samples/s") if what == "rate" else (GIB, "GiB") if high >= GIB else (_MIB, "MiB")
+    frame = Frame(52.0, 24.0, width - 12.0, height - 46.0)
+    scale = logarithmic if high / low > _WIDE else linear
+    x, y = scale(low, high, frame.left, frame.right), scale(low, high, frame.bottom, frame.top)
+    wanted = round_values(low / unit, high / unit, most_labels(frame), logs=scale is logarithmic)
+    parts = [
+        x_axis(frame, [(v * unit, number(v)) for v in wanted], x),
+        rows(frame, [(v * unit, number(v)) for v in wanted], y),
+        line(x(low), y(low), x(high), y(high), "agree"),
+        text(width / 2, height - 6, f"measured, {name}", anchor="middle", kind="muted"),
+        text(4, 12, f"predicted, {name}", kind="muted"),
+    ]
+    for miss in found:
+        tip = f"{_trial_tip(miss.trial)}\npredicted {miss.error:+.0%}"
+        parts.append(mark("circle", x(miss.measured), y(miss.predicted), "trial", tip, 4.0))
+    quantity = "throughput" if what == "rate" else "memory"
+    label = f"Predicted against measured {quantity} of {len(found)} trials, median error {median_error(found):.0%}"
+    return Chart("".join(parts), width, height, label)
+
+
+def _budget_line(frame: Frame, budget: int, x: Scale, width: float, *, far: bool) -> str:
+    words = f"budget {show_memory(budget)}"
+    if not far:
+        at = x(budget)
+        return line(at, frame.top - 4, at, frame.bottom, "budget") + text(
+            at + 4, frame.top - 8, words, anchor="end", kind="budget-text"
+        )
+    at, gap = width - 18, frame.right + 12
+    broken = path([(gap - 4, frame.bottom + 5), (gap, frame.bottom - 5)], "axis") + path(
+        [(gap + 3, frame.bottom + 5), (gap + 7, frame.bottom - 5)], "axis"
+    )
+    axis = line(gap + 6, frame.bottom, width - 6, frame.bottom, "axis")
+    label = text(width - 6, frame.top - 8, words, anchor="end", kind="budget-text")
+    return broken + axis + line(at, frame.top - 4, at, frame.bottom, "budget") + label
+
+
+def _best_last(report: RunReport, found: Sequence[Spot]) -> list[Spot]:
+    """Return the spots so that what matters most is drawn on top."""
+    best = report.result.best.config if report.result is not None else None
+    return sorted(found, key=lambda s: (s.config == report.baseline) + 2 * (s.config == best))
+
+
+def _kind(report: RunReport, config: TrainConfig) -> str:
+    """Return what the colour of a configuration's mark stands for."""
+    if report.result is not None and config == report.result.best.config:
+        return "best"
+    return "baseline" if config == report.baseline else "trial"
+
+
+def _marked(report: RunReport, spot: Spot, x: float, y: float, on_front: bool) -> str:
+    kind = _kind(report, spot.config)
+    if kind == "trial":
+        return mark("circle", x, y, "front" if on_front else "trial", spot.tip, 4.0)
+    shape, size = ("star", 6.0) if kind == "best" else ("square", 5.0)
+    return mark(shape, x, y, kind, f"{kind}: {spot.tip}", size)
+
+
+def _trial_tip(trial: ReportedTrial) -> str:
+    rate = f", {show_rate(trial.samples_per_second)} samples/s" if trial.samples_per_second is not None else ""
+    return f"trial {trial.label}: {show_changes(trial.changes)}\n{trial.status}{rate}"

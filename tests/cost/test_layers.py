@@ -1,0 +1,37 @@
+"""Layers are told apart by the names of their parameters."""
+
+from __future__ import annotations
+
+from profiles import make_group
+
+from autotune.cost.layers import layers_of, total_bytes
+
+
+def test_what_is_in_no_layer_is_outside():
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight"]
+    found = layers_of(names, [make_group(n) for n in (5, 3, 3, 7)])
+    assert found.count == 2
+    assert found.largest == (make_group(3),)
+    assert found.outside == (make_group(5), make_group(7))
+
+
+def test_the_first_number_of_a_name_counts_layers_and_a_later_one_experts():
+    names = [f"layers.0.experts.{i}.weight" for i in range(4)]
+    found = layers_of(names, [make_group(3)] * 4)
+    assert found.count == 1
+    assert found.largest == (make_group(3, count=4),)
+
+
+def test_the_largest_layer_is_the_heaviest():
+    names = ["encoder.0.weight", "encoder.1.weight"]
+    found = layers_of(names, [make_group(10, element_bytes=2), make_group(8)])
+    assert found.largest == (make_group(8),)
+
+
+def test_a_model_without_numbers_has_no_layers():
+    assert layers_of(["weight"], [make_group(3)]).count == 0
+
+
+def test_bytes_of_what_is_trained():
+    groups = [make_group(10, count=2), make_group(10, trained=False)]
+    assert (total_bytes(groups), total_bytes(groups, trained=True)) == (120, 80)

@@ -1,0 +1,82 @@
+"""One device's part of a model under tensor and pipeline parallelism is traced as a model of its own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from profiles import make_family
+
+from autotune.architecture import Task
+from autotune.cost.family import Shape
+from autotune.cost.layers import total_bytes
+from autotune.cost.parts import part_of
+from autotune.errors import InputError
+
+
+def config(**fields):
+    given = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4}
+    return SimpleNamespace(**{**given, "intermediate_size": 128, "base_model_tp_plan": {"q_proj": "colwise"}, **fields})
+
+
+def test_heads_and_inner_width_are_split_and_a_heads_width_stays():
+    part = part_of(config(), make_family(tensor_parallel=2))
+    assert (part.num_attention_heads, part.intermediate_size, part.head_dim, part.hidden_size) == (2, 64, 16, 64)
+
+
+def test_a_stage_has_its_share_of_the_layers():
+    assert part_of(config(), make_family(pipeline_parallel=2)).num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "family", "words"),
+    [
+        ({"base_model_tp_plan": None}, {"tensor_parallel": 2}, "transformers has no plan for llama"),
+        ({"num_key_value_heads": 1}, {"tensor_parallel": 2}, "does not divide num_key_value_heads = 1"),
+        ({}, {"pipeline_parallel": 3}, "does not divide num_hidden_layers = 4"),
+        ({"num_hidden_layers": None}, {"pipeline_parallel": 2}, "has not one stack of layers"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused(fields, family, words):
+    with pytest.raises(InputError, match=words):
+        part_of(config(**fields), make_family(**family))
+
+
+def test_a_devices_part_has_half_the_matrices_and_all_of_the_norms(profile_of):
+    whole, half = profile_of("llama"), profile_of("llama", tensor_parallel=2)
+    matrices = [sum(total_bytes([g]) for g in p.layer if len(g.shape) == 2) for p in (whole, half)]
+    norms = [sum(total_bytes([g]) for g in p.layer if len(g.shape) == 1) for p in (whole, half)]
+    assert matrices[1] == matrices[0] / 2
+    assert norms[1] == norms[0]
+    assert half.outside == whole.outside
+    assert half.hidden_bytes == whole.hidden_bytes > 0
+    assert half.needed_flops.per_sample < whole.needed_flops.per_sample
+
+
+def test_a_stage_is_a_model_with_fewer_layers(profile_of):
+    whole, stage = profile_of("llama"), profile_of("llama", pipeline_parallel=2)
+    assert (whole.layers, stage.layers) == (4, 2)
+    assert stage.layer == whole.layer
+    assert whole.weights_bytes - stage.weights_bytes == 2 * total_bytes(whole.layer)
+
+
+@pytest.mark.parametrize("model", ["llama", "bert", "t5", "mixtral"])
+def test_layers_and_what_is_outside_of_them_make_the_model(profile_of, model):
+    found = profile_of(model)
+    whole = total_bytes(found.outside) + found.layers * total_bytes(found.layer)
+    # Of T5 the decoder's layers are the larger ones.
+    assert whole == pytest.approx(total_bytes(found.parameters), rel=0.3 if model == "t5" else 1e-9)
+
+
+@pytest.mark.slow
+def test_stages_of_any_depth_share_what_was_traced(spec_of, profile_of):
+    from autotune.cost.profiler import profile
+
+    known = {}
+    shape = Shape(task=Task.CAUSAL_LM, length=64)
+    families = [make_family(pipeline_parallel=stages) for stages in (1, 2)]
+    whole, stage = (profile(spec_of("a deep llama"), family, shape, known=known) for family in families)
+    assert len(known) == 2  # of two and of three layers
+    assert (whole.layers, stage.layers) == (8, 4)
+    fresh = profile(spec_of("a deep llama"), families[1], shape)
+    assert stage == fresh

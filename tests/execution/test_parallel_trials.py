@@ -1,0 +1,197 @@
+"""Real trials of two processes, each way of spreading a training: what took effect, and the losses of one process.
+
+On a CPU accelerate has to be told that processes can shard (`sharding_on_cpu`); DeepSpeed and DDP need nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from autotune.architecture import Task
+from autotune.checks import LossTask
+from autotune.config import Parallelism, TrainConfig, Workload
+from autotune.execution.runner import LocalRunner
+from autotune.hardware import detect
+from autotune.resolving import resolve
+from autotune.trial import Limits, Measurement, Purpose, TrialRequest, TrialResult
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 4
+LIMITS = Limits(
+    memory_bytes=2 << 30,
+    timeout_s=300,  # DeepSpeed compiles for a minute, the first time
+    discarded_steps=1,
+    measure_steps=STEPS,
+    measure_time_s=1e9,
+    relative_interval=1e-12,
+)
+TINY_T5 = {
+    "model_type": "t5",
+    "vocab_size": 512,
+    "d_model": 64,
+    "d_ff": 128,
+    "d_kv": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+}
+
+
+class Ranks:
+    """Trials of a tiny model, whose losses are kept."""
+
+    def __init__(self, runner: LocalRunner, llama: Any, t5: Any) -> None:
+        self._runner, self._models = runner, {"llama": llama, "t5": t5}
+        self._numbers = itertools.count()
+
+    def run(self, model: str = "llama", *, world_size: int = 2, micro_batch: int = 2, knobs: Any = None, **spread: Any):
+        config = TrainConfig(
+            per_device_train_batch_size=micro_batch,
+            attn_implementation="sdpa" if model == "llama" else "eager",
+            dataloader_pin_memory=False,
+            parallelism=Parallelism(world_size=world_size, **spread),
+            **(knobs or {}),
+        )
+        task = Task.CAUSAL_LM if model == "llama" else Task.SEQ2SEQ_LM
+        workload = Workload(
+            model=self._models[model],
+            task=task,
+            sequence_length=16,
+            target_length=16 if task is Task.SEQ2SEQ_LM else None,
+            global_batch_size=8,
+        )
+        return self._runner.run(
+            TrialRequest(
+                number=next(self._numbers),
+                purpose=Purpose.LOSS_CHECK,
+                config=config,
+                workload=workload,
+                device="cpu",
+                accumulation_steps=workload.accumulation_steps(config),
+                limits=LIMITS,
+                task=LossTask(steps=STEPS, pass_steps=STEPS, seed=1),
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory, tiny_llama):
+    t5 = tmp_path_factory.mktemp("models") / "tiny-t5"
+    t5.mkdir()
+    (t5 / "config.json").write_text(json.dumps(TINY_T5))
+    entry = "sharding_on_cpu:run_trial"
+    with LocalRunner(tmp_path_factory.mktemp("ranks"), detect("cpu"), entry=entry) as runner:
+        yield Ranks(runner, resolve(str(tiny_llama)), resolve(str(t5)))
+
+
+@pytest.fixture(scope="module")
+def alone(ranks):
+    """Return a function that gives the losses of one process at the same global batch."""
+    found: dict[tuple, tuple[float, ...]] = {}
+
+    def losses(model: str = "llama", **knobs: Any) -> tuple[float, ...]:
+        key = (model, *knobs.items())
+        if key not in found:
+            found[key] = measured(ranks.run(model, world_size=1, micro_batch=4, knobs=knobs)).curve.losses
+        return found[key]
+
+    return losses
+
+
+def measured(result: TrialResult) -> Measurement:
+    assert isinstance(result.outcome, Measurement), result.outcome
+    return result.outcome
+
+
+WAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "ddp": ({}, "DDP over 2, buckets of 25 MB"),
+    "ddp with a static graph": (
+        {"ddp_bucket_cap_mb": 1, "ddp_static_graph": True, "micro_batch": 4},
+        "DDP over 2, buckets of 1 MB, static graph",
+    ),
+    "fsdp full": ({"sharding": "fsdp_full"}, "FSDP2 over 2, 6 units"),
+    "fsdp grad-op": ({"sharding": "fsdp_grad_op"}, "FSDP2 over 2, 6 units"),
+    "fsdp offload": ({"sharding": "fsdp_full", "offload": "parameters"}, "FSDP2 over 2, 6 units, offloaded"),
+    "fsdp checkpointing": (
+        {"sharding": "fsdp_full", "knobs": {"checkpointing": "full"}},
+        "FSDP2 over 2, 8 units",  # a checkpointed layer and its wrapper
+    ),
+    "tensor parallel beside fsdp": (
+        {"world_size": 4, "tensor_parallel": 2, "sharding": "fsdp_full", "micro_batch": 4},
+        "tensor parallel 2, FSDP2 over 2",
+    ),
+    "tensor parallel": ({"tensor_parallel": 2, "micro_batch": 4}, "tensor parallel 2"),
+}
+ZERO = {
+    "zero 1": ({"sharding": "zero_1"}, "DeepSpeed ZeRO-1 over 2"),
+    "zero 2": ({"sharding": "zero_2"}, "DeepSpeed ZeRO-2 over 2"),
+    "zero 3": ({"sharding": "zero_3"}, "DeepSpeed ZeRO-3 over 2"),
+    "zero 1 offload": (
+        {"sharding": "zero_1", "offload": "optimizer"},
+        "DeepSpeed ZeRO-1 over 2, optimizer offloaded to cpu",
+    ),
+    "zero 2 offload": (
+        {"sharding": "zero_2", "offload": "optimizer"},
+        "DeepSpeed ZeRO-2 over 2, optimizer offloaded to cpu",
+    ),
+    "zero 3 offload": (
+        {"sharding": "zero_3", "offload": "parameters"},
+        "DeepSpeed ZeRO-3 over 2, parameters offloaded to cpu",
+    ),
+    "zero 3 checkpointing": (
+        {"sharding": "zero_3", "knobs": {"checkpointing": "full"}},
+        "DeepSpeed ZeRO-3 over 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_train_as_one_does(ranks, alone, way):
+    spread, seen = WAYS[way]
+    result = measured(ranks.run(**spread))
+    assert result.effects["parallelism"] == seen
+    assert result.curve.losses == pytest.approx(alone(), rel=1e-4)
+
+
+@pytest.mark.parametrize("way", ZERO)
+def test_deepspeed_trains_as_one_process_does(ranks, alone, way):
+    pytest.importorskip("deepspeed")
+    spread, seen = ZERO[way]
+    result = measured(ranks.run(**spread))
+    assert result.effects["parallelism"] == seen
+    assert result.curve.losses == pytest.approx(alone(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spread", "why"),
+    [
+        ({"sharding": "fsdp_full"}, "is shared with a parameter already managed by another FSDP group"),
+        ({"tensor_parallel": 2, "micro_batch": 4}, "`T5ForConditionalGeneration` has no `tp_plan`"),
+    ],
+)
+def test_what_is_refused_for_t5_would_indeed_fail(ranks, spread, why):
+    outcome = ranks.run("t5", **spread).outcome
+    assert not isinstance(outcome, Measurement)
+    assert why in outcome.cause
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero_1", "zero_2", "zero_3"])
+def test_t5_trains_as_it_does_alone(ranks, alone, sharding):
+    if sharding != "none":
+        pytest.importorskip("deepspeed")
+    result = measured(ranks.run("t5", sharding=sharding))
+    assert result.curve.losses == pytest.approx(alone("t5"), rel=1e-4)
+
+
+def test_what_silently_runs_ddp_is_no_result(tmp_path, tiny_llama):
+    with LocalRunner(tmp_path, detect("cpu")) as runner:
+        llama = resolve(str(tiny_llama))
+        outcome = Ranks(runner, llama, llama).run(sharding="fsdp_full").outcome
+    assert not isinstance(outcome, Measurement)
+    assert "fsdp_full was asked for, but the model is wrapped as DistributedDataParallel" in outcome.cause

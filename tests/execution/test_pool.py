@@ -1,0 +1,212 @@
+"""Trials at several places of one machine at once: each for itself, and none left when the pool is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from factories import make_limits, make_request, make_workload
+from misbehaviours import MISBEHAVIOURS
+from runner_contract import RunnerContract
+
+from autotune.errors import InfrastructureError
+from autotune.execution.launcher import MARK_FILE
+from autotune.execution.places import core_sets
+from autotune.execution.pool import LocalPool
+from autotune.execution.processes import marked
+from autotune.execution.runner import LocalRunner, trial_directory
+from autotune.hardware import detect
+from autotune.trial import TrialStatus
+
+# A place needs a core of its own.
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+
+
+def make_pool(run_directory: Path) -> LocalPool:
+    run_directory.mkdir(exist_ok=True)
+    return LocalPool(run_directory, detect("cpu"), core_sets(2), entry="misbehaving:behave")
+
+
+@pytest.fixture
+def pool(tmp_path, light_launchers) -> Iterator[LocalPool]:
+    """Two places for trials that train nothing."""
+    with make_pool(tmp_path / "run") as made:
+        yield made
+
+
+@pytest.fixture
+def ask(light_launchers):
+    """Return a function that makes the request for a misbehaviour."""
+    numbers = itertools.count()
+
+    def make(name: str, *, timeout_s: float = 60):
+        workload = make_workload(fixed_arguments={"misbehaviour": name})
+        return make_request(number=next(numbers), workload=workload, limits=make_limits(timeout_s=timeout_s))
+
+    return make
+
+
+def marks(run: Path) -> list[str]:
+    return [json.loads(path.read_text())["mark"] for path in sorted(run.glob(MARK_FILE.replace(".", "-*.")))]
+
+
+def process_of(run: Path, number: int) -> int:
+    """Return the trial's process, once it runs."""
+    path = trial_directory(run, number) / "process.json"
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return json.loads(path.read_text())["pid"]
+
+
+def test_trials_run_at_the_same_time_on_cores_of_their_own(pool, ask):
+    for _ in range(2):
+        assert pool.free()
+        pool.begin(ask("tell_its_cores"))
+    assert pool.free() == 0
+    results = [pool.wait(), pool.wait()]
+    told = [re.search(r"cores \[(.*)\] threads (.*)", r.outcome.log_tail) for r in results]
+    cores = [{int(core) for core in match[1].split(",")} for match in told]
+    assert cores[0].isdisjoint(cores[1])
+    assert len(cores[0]) == len(cores[1]) == len(os.sched_getaffinity(0)) // 2
+    assert {match[2] for match in told} == {"1"}  # as tests ask for
+    assert len({r.place for r in results}) == 2
+    assert pool.free() == 2
+
+
+def test_results_come_in_the_order_in_which_trials_end(pool, ask):
+    hanging, quick = ask("hang", timeout_s=1.5), ask("refuse")
+    pool.begin(hanging)
+    pool.begin(quick)
+    assert [pool.wait().request, pool.wait().request] == [quick, hanging]
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_run_alone_runs_at_the_first_place(pool, ask):
+    assert len({pool.run(ask("refuse")).place for _ in range(3)}) == 1
+
+
+def test_a_launcher_that_dies_costs_its_own_trial_alone(pool, ask, tmp_path):
+    dies, other = ask("kill_the_launcher"), ask("hang", timeout_s=3)
+    pool.begin(other)
+    process_of(tmp_path / "run", other.number)
+    pool.begin(dies)
+    first, second = pool.wait(), pool.wait()
+    assert (first.request, first.status) == (dies, TrialStatus.CRASHED)
+    assert (second.request, second.status) == (other, TrialStatus.TIMED_OUT)
+    assert pool.run(ask("refuse")).outcome.cause == "planted"
+
+
+def test_leaving_the_pool_ends_trials_that_run_and_they_have_no_result(ask, tmp_path, is_running):
+    run = tmp_path / "run"
+    requests = [ask("hang_with_children"), ask("ignore_sigterm")]
+    with make_pool(run) as pool:
+        for request in requests:
+            pool.begin(request)
+        pids = [process_of(run, request.number) for request in requests]
+    assert not any(map(is_running, pids))
+    assert [pid for mark in marks(run) for pid in marked(mark)] == []
+    assert not list(run.rglob("result.json"))
+
+
+def test_ctrl_c_reaches_the_search_and_the_trials_end_with_the_pool(ask, tmp_path, is_running):
+    request = ask("hang")
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with make_pool(tmp_path / "run") as pool:
+            pool.begin(request)
+            pid = process_of(tmp_path / "run", request.number)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                pool.wait()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert not is_running(pid)
+
+
+@pytest.mark.slow
+def test_what_a_killed_search_left_at_every_place_is_ended_by_the_next(pool, ask, tmp_path, is_running):
+    run = tmp_path / "run"
+    requests = [ask("hang_with_children"), ask("hang_with_children")]
+    for request in requests:
+        pool.begin(request)
+    pids = [process_of(run, request.number) for request in requests]
+    assert len(marks(run)) == 2
+    with LocalRunner(run, detect("cpu")):
+        assert not any(map(is_running, pids))
+        assert [pid for mark in marks(run) for pid in marked(mark)] == []
+
+
+def test_a_place_whose_launcher_cannot_start_is_an_infrastructure_error(tmp_path, ask, monkeypatch):
+    monkeypatch.setattr("autotune.execution.launcher.launch_command", lambda *arguments: ["false"])
+    with make_pool(tmp_path / "run") as broken:
+        broken.begin(ask("refuse"))
+        with pytest.raises(InfrastructureError, match="did not start"):
+            broken.wait()
+
+
+@pytest.mark.slow
+def test_a_place_keeps_its_launcher(pool, ask, tmp_path):
+    pool.run(ask("refuse"))
+    before = {pid for mark in marks(tmp_path / "run") for pid in marked(mark)}
+    pool.run(ask("refuse"))
+    assert {pid for mark in marks(tmp_path / "run") for pid in marked(mark)} == before
+    assert {psutil.Process(pid).ppid() for pid in before} == {os.getpid()}
+
+
+@pytest.fixture(scope="module")
+def training_pool(tmp_path_factory) -> Iterator[LocalPool]:
+    with make_pool(tmp_path_factory.mktemp("training")) as made:
+        yield made
+
+
+@pytest.mark.slow
+class TestContract(RunnerContract):
+    @pytest.fixture
+    def runner(self, training_pool):
+        return training_pool
+
+    @pytest.fixture
+    def completing(self, bench):
+        return bench.request()
+
+    @pytest.fixture
+    def starved(self, bench):
+        return bench.request(config={"per_device_train_batch_size": 256}, limits={"memory_bytes": 20 << 20})
+
+    @pytest.fixture
+    def hurried(self, bench, misbehaviour):
+        return bench.request(workload=misbehaviour("ignore_sigterm"), limits={"timeout_s": 1})
+
+    @pytest.fixture
+    def impossible(self, bench, misbehaviour):
+        return bench.request(workload=misbehaviour("raise_an_error"))
+
+
+@pytest.mark.slow
+def test_misbehaving_trials_at_once_have_the_same_status_cause_and_log_as_alone(training_pool, bench, misbehaviour):
+    waiting = {}
+    for case in MISBEHAVIOURS:
+        request = bench.request(workload=misbehaviour(case.name), limits={"timeout_s": 60})
+        waiting[request.number] = case
+        if not training_pool.free():
+            check(training_pool.wait(), waiting)
+        training_pool.begin(request)
+    while waiting:
+        check(training_pool.wait(), waiting)
+
+
+def check(result, waiting) -> None:
+    case = waiting.pop(result.request.number)
+    assert result.status == case.status
+    assert result.outcome.cause.startswith(case.cause)
+    assert case.logged in result.outcome.log_tail

@@ -1,0 +1,182 @@
+"""Real trials of two ranks on the CPU: what they measure, and that the first to fail ends them with its cause."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import misbehaving_ranks
+import pytest
+
+from autotune.checks import LossTask, RoutingTask, SoakTask
+from autotune.config import Parallelism
+from autotune.execution.shared_memory import names
+from autotune.resolving import resolve
+from autotune.trial import Measurement, Purpose, TrialStatus
+
+MIB = 1 << 20
+TWO = {"parallelism": Parallelism(world_size=2)}
+LONG = {"measure_steps": 10, "relative_interval": 1e-12}
+GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.fixture
+def misbehave(bench, monkeypatch):
+    """Return a function that runs a trial of two ranks of which rank 1 goes wrong."""
+
+    def run(what: str, **fields: Any):
+        misbehaving_ranks.plan(bench.run_directory, 1, what)
+        monkeypatch.setattr(bench.runner, "_entry", "misbehaving_ranks:behave")
+        config = {**TWO, **fields.pop("config", {})}
+        return bench.run(config=config, limits={**LONG, **fields.pop("limits", {})}, **fields)
+
+    return run
+
+
+def check(bench, task, **fields):
+    purpose = Purpose.SOAK if isinstance(task, SoakTask) else Purpose.LOSS_CHECK
+    request = bench.request(**fields).model_copy(update={"purpose": purpose, "task": task})
+    result = bench.runner.run(request)
+    assert isinstance(result.outcome, Measurement), result.outcome
+    return result.outcome
+
+
+def test_two_ranks_share_a_global_batch_and_each_has_a_log_and_an_outcome(bench):
+    result = bench.run(config=TWO, workload={"global_batch_size": 8}, limits={"measure_steps": 3})
+    assert isinstance(result.outcome, Measurement), result.outcome
+    assert result.outcome.effects["parallelism"].startswith("DDP over 2")
+    directory = bench.directory(result)
+    ranks = [Measurement.model_validate_json((directory / f"rank-{n}.json").read_bytes()) for n in (0, 1)]
+    assert result.outcome.step_times_s == max((rank.step_times_s for rank in ranks), key=sum)
+    steps = result.outcome.step_times_s
+    assert result.outcome.samples_per_second == pytest.approx(8 * len(steps) / sum(steps))
+    assert {"log.txt", "log-1.txt"} <= {file.name for file in directory.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_loss_run_of_two_ranks_tells_the_losses_and_the_dropout_of_one_process(bench, tmp_path):
+    """At the same global batch: the samples of a step are the same, dealt to two."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    task = LossTask(steps=10, pass_steps=2, seed=1)
+    workload = {"model": resolve(str(tmp_path)), "global_batch_size": 8}
+    alone = check(bench, task, workload=workload, limits=LONG).curve
+    both = check(bench, task, config=TWO, workload=workload, limits=LONG).curve
+    assert both.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert max(alone.losses) - min(alone.losses) > 100 * 1e-5 * alone.losses[0]  # something was learnt
+    assert alone.dropout_spread > 0
+    assert both.dropout_spread == pytest.approx(alone.dropout_spread, rel=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{}, {"dataloader_num_workers": 1}, {"adapter": {"rank": 4}}, {"precision": "bf16"}])
+def test_a_soak_of_two_ranks_saves_and_evaluates(bench, config):
+    found = check(bench, SoakTask(eval_batch_sizes=(8, 4)), config={**TWO, **config})
+    assert found.soaked.eval_batch_size == 8
+    assert found.soaked.checkpoint_bytes
+
+
+@pytest.mark.slow
+def test_a_soak_whose_evaluation_does_not_fit_ends_for_all_ranks(bench, wide_llama):
+    wide = {"model": resolve(str(wide_llama)), "sequence_length": 128}  # whose logits take 16 MiB a sample
+    request = bench.request(config=TWO, workload=wide, limits={"memory_bytes": 700 * MIB})
+    task = SoakTask(eval_batch_sizes=(64, 4))
+    result = bench.runner.run(request.model_copy(update={"purpose": Purpose.SOAK, "task": task}))
+    assert result.status is TrialStatus.OUT_OF_MEMORY
+    assert "while evaluating with a batch of 64" in result.outcome.cause
+
+
+@pytest.mark.slow
+def test_uneven_routing_is_the_same_in_every_rank(bench, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    config = {**TWO, "experts_implementation": "eager"}
+    request = bench.request(config=config, workload={"model": resolve(str(tmp_path))})
+    result = bench.runner.run(request.model_copy(update={"purpose": Purpose.ROUTING, "task": RoutingTask()}))
+    assert isinstance(result.outcome, Measurement), result.outcome
+    directory = bench.directory(result)
+    ranks = [Measurement.model_validate_json((directory / f"rank-{n}.json").read_bytes()).routed for n in (0, 1)]
+    assert ranks[0].even_busiest_share == pytest.approx(ranks[1].even_busiest_share)
+    assert ranks[0].busiest_share > ranks[0].even_busiest_share
+
+
+def assert_nothing_is_left(directory: Path, is_running, shared_before: frozenset[str]) -> None:
+    left = json.loads((directory / "process.json").read_text())
+    assert len(left["pids"]) == 2
+    assert [pid for pid in left["pids"] if is_running(pid)] == []
+    with socket.create_server(("127.0.0.1", left["port"])):
+        pass  # nobody listens there
+    made = names() - shared_before  # other programs share memory, too
+    assert [name for name in made if name.startswith(("torch_", "nccl-", "deepspeed_"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "status", "cause"),
+    [
+        ("have_less_memory", "out of memory", "rank 1: "),
+        ("be_killed", "crashed", "rank 1: killed by SIGKILL"),
+        ("raise_an_error", "crashed", "rank 1: ZeroDivisionError: planted"),
+    ],
+)
+def test_the_first_rank_that_fails_ends_the_trial_with_its_cause(
+    bench, misbehave, is_running, what, status, cause, workers
+):
+    before = names()
+    config = {"per_device_train_batch_size": 128, "dataloader_num_workers": workers}
+    result = misbehave(what, config=config, limits={"memory_bytes": 640 * MIB})
+    assert result.status == status
+    assert result.outcome.cause.startswith(cause)
+    if status == "out of memory":
+        assert "can't allocate memory" in result.outcome.cause
+    assert result.duration_s < result.request.limits.timeout_s / 2
+    assert_nothing_is_left(bench.directory(result), is_running, before)
+
+
+@pytest.mark.slow
+def test_a_rank_that_sleeps_is_named_at_the_time_limit(bench, misbehave, is_running):
+    before = names()
+    result = misbehave("fall_asleep", limits={"timeout_s": 15})
+    assert result.status is TrialStatus.TIMED_OUT
+    assert result.outcome.cause.startswith("no result within 15 s; rank 0 stood in ")
+    assert "rank 1 stood in sleep_in_a_corner (misbehaving_ranks.py:" in result.outcome.cause
+    assert_nothing_is_left(bench.directory(result), is_running, before)
+
+
+def test_a_launcher_that_is_killed_takes_all_ranks_along(own_bench, misbehaviour, is_running):
+    result = own_bench.run(config=TWO, workload=misbehaviour("kill_the_launcher"))
+    assert (result.status, result.outcome.cause) == (TrialStatus.CRASHED, "the process that runs trials died with it")
+    left = json.loads((own_bench.directory(result) / "process.json").read_text())
+    assert [pid for pid in left["pids"] if is_running(pid)] == []
+
+
+@pytest.mark.slow
+def test_a_trial_of_ranks_runs_whatever_came_before_it_and_leaves_no_port(bench, misbehave):
+    misbehave("be_killed")
+    plain = bench.run()
+    assert plain.status is TrialStatus.COMPLETED
+    assert plain.outcome.effects["parallelism"] == "one device"
+
+
+@pytest.mark.slow
+def test_where_a_fork_cannot_be_had_each_rank_is_a_fresh_interpreter(model, tmp_path, make_bench, monkeypatch):
+    from autotune.execution import launcher
+
+    command = launcher.launch_command
+    monkeypatch.setattr(launcher, "launch_command", lambda *arguments: command("--fresh", *arguments))
+    with (bench := make_bench(model, tmp_path / "run")).runner:
+        result = bench.run(config=TWO)
+        assert isinstance(result.outcome, Measurement), result.outcome
+        assert result.outcome.effects["parallelism"].startswith("DDP over 2")

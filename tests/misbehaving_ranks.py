@@ -1,0 +1,147 @@
+"""Ranks that go wrong: entries (`module:function`) for the launcher, of which one rank does the one bad thing.
+
+Those that need no libraries come first. `behave` trains for real; what one of its ranks does meanwhile stands in a file
+of the run directory, as `plan` writes it.
+"""
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+from autotune.execution.outcome_files import outcome_file
+from autotune.execution.ranks import own_rank
+from autotune.files import write_value
+from autotune.trial import Failure, TrialStatus
+
+PLAN_FILE = "misbehaviour.json"
+FOR_EVER_S = 3600
+BAD_STEP = 2  # micro-steps that go well before
+
+
+def tell_its_rank(directory: Path) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES")
+    print(*(f"{name}={os.environ.get(name)!r}" for name in names))
+    complete(directory)
+
+
+def complete(directory: Path) -> None:
+    """As far as the launcher looks."""
+    (directory / outcome_file(own_rank().number)).write_text('{"kind": "measurement"}')
+
+
+def meet_at_the_port(directory: Path) -> None:
+    """Connect to the first rank as torch's store does, which each has to be able to from its first moment on."""
+    rank, there = own_rank(), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if rank.is_first:
+        with socket.socket(fileno=int(os.environ["AUTOTUNE_RANK_LISTENER"])) as listener:
+            for _ in range(rank.of - 1):
+                listener.accept()[0].sendall(b"welcome")
+    else:
+        assert "AUTOTUNE_RANK_LISTENER" not in os.environ
+        with socket.create_connection(there) as connection:
+            print(connection.recv(16).decode())
+    complete(directory)
+
+
+def fail(directory: Path, status: TrialStatus = TrialStatus.OUT_OF_MEMORY, cause: str = "no memory left") -> None:
+    write_value(Failure(status=status, cause=cause), directory / outcome_file(own_rank().number))
+
+
+def rank_1_fails_and_rank_0_waits_for_it(directory: Path) -> None:
+    fail(directory) if own_rank().number == 1 else wait_for_ever()
+
+
+def rank_1_fails_and_does_not_end(directory: Path) -> None:
+    if own_rank().number == 1:
+        fail(directory)
+    wait_for_ever()
+
+
+def rank_1_fails_and_rank_0_loses_its_peer(directory: Path) -> None:
+    """As gloo has it: the other end of the connection is closed when rank 1 ends."""
+    if own_rank().number == 1:
+        fail(directory)
+        return
+    while not (directory / outcome_file(1)).exists():
+        time.sleep(0.01)
+    fail(directory, TrialStatus.CRASHED, "RuntimeError: [../pair.cc:547] Connection closed by peer [127.0.0.1]:3158")
+
+
+def rank_1_is_killed_and_rank_0_waits_for_it(directory: Path) -> None:
+    if own_rank().number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_for_ever()
+
+
+def rank_1_ends_without_a_word(directory: Path) -> None:
+    if own_rank().number == 1:
+        os._exit(0)
+    wait_for_ever()
+
+
+def rank_1_sleeps(directory: Path) -> None:
+    sleep_in_a_corner() if own_rank().number == 1 else wait_for_ever()
+
+
+def wait_for_ever() -> None:
+    time.sleep(FOR_EVER_S)
+
+
+def sleep_in_a_corner() -> None:
+    time.sleep(FOR_EVER_S)
+
+
+def plan(run_directory: Path, rank: int, what: str) -> None:
+    """Have rank `rank` of the next trials in `run_directory` do what the function `what` of this module does."""
+    (run_directory / PLAN_FILE).write_text(json.dumps({"rank": rank, "what": what}))
+
+
+def behave(directory: Path) -> None:
+    """Train; the rank of the plan is prepared by its function first."""
+    from autotune.execution.worker import run_trial
+
+    planned = json.loads((directory.parent.parent / PLAN_FILE).read_text())
+    if own_rank().number == planned["rank"]:
+        globals()[planned["what"]]()
+    run_trial(directory)
+
+
+def have_less_memory() -> None:
+    """The budget is a sixteenth of the others'."""
+    from autotune.execution import worker
+
+    guard = worker.memory_guard
+    worker.memory_guard = lambda device, budget_bytes: guard(device, budget_bytes // 16)
+
+
+def be_killed() -> None:
+    _in_a_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def fall_asleep() -> None:
+    _in_a_step(sleep_in_a_corner)
+
+
+def raise_an_error() -> None:
+    def fail_in_a_step() -> None:
+        raise ZeroDivisionError("planted")
+
+    _in_a_step(fail_in_a_step)
+
+
+def _in_a_step(do) -> None:
+    """Do something bad in the Trainer's micro-step, when some have gone well."""
+    from transformers import Trainer
+
+    original, taken = Trainer.training_step, []
+
+    def training_step(self, *args, **kwargs):
+        taken.append(1)
+        if len(taken) > BAD_STEP:
+            do()
+        return original(self, *args, **kwargs)
+
+    Trainer.training_step = training_step

@@ -1,0 +1,235 @@
+"""The page in a real browser: no error, charts drawn, the table sorted, nothing on top of anything else.
+
+Needs playwright and a Chromium: its own (`playwright install chromium`) or the system's (`apt-get install chromium`).
+"""
+
+import shutil
+
+import pytest
+from finished_searches import make_report
+
+from autotune.explaining import Explainer
+from autotune.output.report_html import html_report
+from autotune.reporting import gather
+from autotune.rundir import RunDirectory
+
+pytestmark = pytest.mark.slow
+sync_api = pytest.importorskip("playwright.sync_api")
+
+WIDTHS = (400, 700, 1400)
+THEMES = ("light", "dark")
+
+# Pairs of texts of one chart whose boxes have common ground, and texts that reach out of their chart.
+OVERLAPS = """() => {
+  const found = [];
+  for (const svg of document.querySelectorAll("figure svg")) {
+    const frame = svg.getBoundingClientRect();
+    if (!frame.width) continue;
+    const boxes = [...svg.querySelectorAll("text")].map(t => [t.textContent, t.getBoundingClientRect()]);
+    boxes.forEach(([words, box], at) => {
+      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1)
+        found.push(words + " leaves its chart");
+      for (const [others, other] of boxes.slice(at + 1))
+        if (box.left < other.right - 1 && other.left < box.right - 1 &&
+            box.top < other.bottom - 1 && other.top < box.bottom - 1) found.push(words + " / " + others);
+    });
+  }
+  for (const table of document.querySelectorAll("section table, section pre, section p"))
+    if (table.getBoundingClientRect().right > table.closest("section").getBoundingClientRect().right - 10)
+      found.push("too wide: " + table.textContent.slice(0, 40));
+  const sections = [...document.querySelectorAll("section")].map(s => [s.id, s.getBoundingClientRect()]);
+  sections.forEach(([name, box], at) => {
+    for (const [others, other] of sections.slice(at + 1))
+      if (box.left < other.right - 1 && other.left < box.right - 1 &&
+          box.top < other.bottom - 1 && other.top < box.bottom - 1) found.push(name + " / " + others);
+  });
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The pages of a search: explained, not explained, and one in which nothing fits."""
+    from factories import Clock, ScriptedRunner
+    from finished_searches import make_search, outcome
+
+    from autotune.events import ignore
+
+    folder = tmp_path_factory.mktemp("pages")
+    report = make_report(folder / "run")
+    plan, result = make_search(folder / "explained", outcome)
+    directory = RunDirectory(folder / "explained")
+    inner = directory.explaining()
+    runner = ScriptedRunner(inner.path, outcome, clock=Clock())
+    Explainer(plan, result, directory.results(), inner, ignore, clock=Clock()).run(runner)
+    explained = gather(folder / "explained").model_copy(update={"breakdowns": report.breakdowns})
+    nothing = report.model_copy(update={"result": None, "explanation": None, "nothing": "nothing fits"})
+    long = tuple(
+        t.model_copy(update={"cause": "a_path/that/has/no/place/to/break/" * 6 + "at all"}) for t in report.trials
+    )
+    found = {
+        "search": report,
+        "explained": explained,
+        "nothing": nothing,
+        "long": report.model_copy(update={"trials": long * 5}),
+    }
+    for name, each in found.items():
+        (folder / f"{name}.html").write_text(html_report(each))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        system = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        try:
+            found = playwright.chromium.launch(executable_path=system, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            pytest.skip(f"no Chromium: {str(error).splitlines()[0]}")
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser, pages):
+    """Return a function that opens a page; what it asked of the network or said on the console is in `errors`."""
+    contexts = []
+
+    def open_page(name="search", width=1400, theme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.errors = []
+        page.on("console", lambda message: page.errors.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("request", lambda r: page.errors.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+        page.goto(f"file://{pages}/{name}.html")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("name", ["search", "explained", "nothing", "long"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_overlaps_and_nothing_has_to_be_pushed_aside(opened, name, width):
+    page = opened(name, width)
+    assert page.evaluate(OVERLAPS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.errors == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_chart_is_drawn_once(opened, width):
+    page = opened("explained", width)
+    drawn = page.evaluate(
+        "[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll('svg')]"
+        ".map(s => s.getBoundingClientRect()).filter(b => b.width > 300 && b.height > 30).length)"
+    )
+    assert drawn == [1] * 7
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_texts_of_charts_can_be_read(opened, width):
+    heights = opened("explained", width).evaluate(
+        "[...document.querySelectorAll('figure text')].map(t => t.getBoundingClientRect().height).filter(h => h > 0)"
+    )
+    assert min(heights) >= 11
+
+
+def column(page, heading):
+    """The numbers of a column, as the rows stand; None where there is none."""
+    return page.evaluate(
+        """heading => {
+          const heads = [...document.querySelectorAll(".trials th")].map(h => h.textContent);
+          const at = heads.indexOf(heading);
+          return [...document.querySelectorAll(".trials tbody tr")].map(r => r.cells[at].getAttribute("data-value"))
+            .map(v => v === null ? null : Number(v));
+        }""",
+        heading,
+    )
+
+
+def test_the_table_is_sorted_by_a_click_on_its_heading(opened):
+    page = opened()
+    button = page.get_by_role("button", name="samples/s", exact=True)
+    before = column(page, "samples/s")
+    button.click()
+    rising = [v for v in column(page, "samples/s") if v is not None]
+    assert rising == sorted(rising) != [v for v in before if v is not None]
+    assert column(page, "samples/s")[-1] is None  # what has no figure comes last
+    button.click()
+    falling = [v for v in column(page, "samples/s") if v is not None]
+    assert falling == sorted(rising, reverse=True)
+    assert column(page, "samples/s")[-1] is None
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("samples/s")
+
+
+def test_on_a_narrow_screen_a_list_sorts_the_table(opened):
+    page = opened(width=400)
+    page.locator("#order").select_option(label="peak memory, falling")
+    peaks = [v for v in column(page, "peak memory") if v is not None]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_rows_are_chosen_by_kind_and_by_words(opened):
+    page = opened()
+    rows = page.locator(".trials tbody tr")
+    page.locator("#kind").select_option("failed")
+    shown = [r for r in rows.all() if r.is_visible()]
+    assert shown
+    assert all(r.get_attribute("data-kind") == "failed" for r in shown)
+    page.locator("#kind").select_option("")
+    page.locator("#words").fill("adafactor")
+    shown = [r for r in rows.all() if r.is_visible()]
+    assert 0 < len(shown) < rows.count()
+    assert all("adafactor" in r.inner_text() for r in shown)
+    assert page.locator("#count").inner_text() == f"{len(shown)} of {rows.count()} shown"
+
+
+def test_of_many_rows_the_first_are_shown_until_all_are_asked_for(opened):
+    page = opened("long")
+    rows = page.locator(".trials tbody tr")
+    assert rows.count() > 60
+    assert sum(r.is_visible() for r in rows.all()) == 50
+    first = page.locator(".trials tbody tr:visible").first.inner_text()
+    page.get_by_role("button", name="samples/s", exact=True).click()
+    page.get_by_role("button", name="samples/s", exact=True).click()
+    assert sum(r.is_visible() for r in rows.all()) == 50
+    assert page.locator(".trials tbody tr:visible").first.inner_text() != first  # the fastest of all
+    page.locator("#more").click()
+    assert sum(r.is_visible() for r in rows.all()) == rows.count()
+    assert not page.locator("#more").is_visible()
+
+
+def paper(page):
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_theme_is_the_systems_until_it_is_chosen(opened, theme):
+    page = opened(theme=theme)
+    own = paper(page)
+    button = page.locator("#theme")
+    seen = []
+    for name in ("light", "dark", "auto"):
+        button.click()
+        assert button.inner_text() == f"theme: {name}"
+        seen.append(paper(page))
+    assert seen[0] != seen[1]
+    assert seen[2] == own == seen[THEMES.index(theme)]
+
+
+def test_a_mark_tells_what_it_is(opened):
+    page = opened("explained")
+    page.locator("#pareto svg.wide .best").hover()
+    assert page.locator("#tip").inner_text().startswith("best: micro-batch 16, precision bf16")
+
+
+def test_a_search_that_was_explained_says_so(opened):
+    page = opened("explained")
+    assert page.locator("#waterfall svg.wide .whisker").count() == 9  # three knobs, each an interval
+    assert "measured in turn with the winner" in page.locator("#waterfall").inner_text()
+    assert "autotune explain" not in page.locator("#waterfall").inner_text()
+    assert "autotune explain" in opened("search").locator("#waterfall").inner_text()

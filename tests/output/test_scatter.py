@@ -1,0 +1,141 @@
+"""Charts of marks: who is on the front, where the budget is, what is so far the best."""
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from factories import make_config
+from finished_searches import BASE, BEST, make_report, outcome
+
+from autotune.output.scatter import (
+    Spot,
+    best_over_time,
+    median_error,
+    misses,
+    pareto,
+    predicted_against_measured,
+    spots,
+    throughput_against_memory,
+)
+from autotune.trial import Purpose
+from autotune.units import GIB
+
+WIDTHS = (346.0, 620.0)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return make_report(tmp_path_factory.mktemp("search") / "run")
+
+
+def drawn(chart) -> ET.Element:
+    return ET.fromstring(chart.svg())
+
+
+def marks(chart, kind: str) -> list[ET.Element]:
+    return [e for e in drawn(chart).iter() if e.get("class") == kind]
+
+
+def spot(rate: float, peak: int) -> Spot:
+    return Spot(make_config(peak), rate, peak, "")
+
+
+def test_the_front_is_who_is_fastest_with_as_little_memory():
+    found = [spot(10, 4), spot(12, 4), spot(8, 2), spot(7, 3), spot(20, 9)]
+    assert [(s.rate, s.peak) for s in pareto(found)] == [(8, 2), (12, 4), (20, 9)]
+
+
+def test_a_configuration_is_one_spot_however_often_it_ran(report):
+    found = {s.config: s for s in spots(report)}
+    assert found[BEST].rate == pytest.approx(19.8)
+    assert found[BEST].peak == 2 * GIB
+    assert found[BEST].tip.endswith(
+        f"trial {', '.join(t.label for t in report.trials if t.config == BEST and t.is_compared)}"
+    )
+
+
+def test_trials_to_explain_the_winner_are_of_another_day(report):
+    later = {"purpose": Purpose.EXPLAIN, "samples_per_second": 1.0}
+    slow = [report.trials[0].model_copy(update={**later, "config": c}) for c in (BEST, make_config(4))]
+    assert spots(report.model_copy(update={"trials": (*report.trials, *slow)})) == spots(report)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_baseline_and_best_are_marked_among_all_that_completed(report, width):
+    chart = throughput_against_memory(report, width)
+    assert len(marks(chart, "best")) == len(marks(chart, "baseline")) == 1
+    others = len(marks(chart, "trial")) + len(marks(chart, "front"))
+    assert others == len(spots(report)) - 2
+    assert len(marks(chart, "budget")) == 1
+    lacking = [t for t in report.trials if t.status == "out of memory"]
+    assert len(marks(chart, "failed")) == len(lacking) > 0
+
+
+def test_a_budget_far_off_is_beyond_a_break_of_the_axis(tmp_path):
+    report = make_report(tmp_path / "run", outcome)
+    chart = throughput_against_memory(report, 620.0)
+    (budget,) = marks(chart, "budget")
+    marked = [float(m.get("cx")) for kind in ("trial", "front") for m in marks(chart, kind)]
+    assert max(marked) < float(budget.get("x1")) < 620
+    near = report.model_copy(update={"memory_budget_bytes": int(2.1 * GIB)})
+    (line,) = marks(throughput_against_memory(near, 620.0), "budget")
+    assert float(line.get("x1")) > max(marked)
+
+
+def test_the_best_so_far_only_rises(report):
+    (line,) = marks(best_over_time(report, 620.0), "best-line")
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.get("d").replace(" L", "L"))]
+    assert heights == sorted(heights, reverse=True)
+    assert len(set(heights)) > 1
+
+
+def test_every_trial_of_the_search_is_on_the_line_of_time(report):
+    chart = best_over_time(report, 620.0)
+    explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores]
+    completed = [t for t in explored if t.samples_per_second]
+    assert len(marks(chart, "trial")) == len(completed)
+    assert len(marks(chart, "failed")) == len(explored) - len(completed)
+    again = len(marks(chart, "best")) + len(marks(chart, "baseline"))
+    assert again == sum(t.purpose == "final" for t in report.trials)
+
+
+def test_errors_are_shares_of_the_measured(report):
+    found = misses(report, "rate")
+    assert len(found) == sum(t.is_compared for t in report.trials)
+    assert median_error(found) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("what", ["rate", "memory"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_predictions_stand_beside_the_line_of_agreement(report, what, width):
+    chart = predicted_against_measured(report, what, width)
+    assert len(marks(chart, "trial")) == len(misses(report, what))
+    (line,) = marks(chart, "agree")
+    assert float(line.get("x1")) < float(line.get("x2"))
+    assert float(line.get("y1")) > float(line.get("y2"))
+    if what == "rate":  # all predicted too high: above the line
+        slope = (float(line.get("y2")) - float(line.get("y1"))) / (float(line.get("x2")) - float(line.get("x1")))
+        for mark in marks(chart, "trial"):
+            on_line = float(line.get("y1")) + slope * (float(mark.get("cx")) - float(line.get("x1")))
+            assert float(mark.get("cy")) < on_line
+
+
+def test_where_nothing_completed_nothing_is_drawn(report):
+    empty = report.model_copy(update={"trials": (), "result": None})
+    assert throughput_against_memory(empty, 620.0) is None
+    assert best_over_time(empty, 620.0) is None
+    assert predicted_against_measured(empty, "rate", 620.0) is None
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_everything_is_drawn_inside(report, width):
+    for chart in (throughput_against_memory(report, width), best_over_time(report, width)):
+        for element in drawn(chart).iter():
+            for name in ("x", "x1", "x2", "cx"):
+                assert 0 <= float(element.get(name, 0)) <= width
+            for name in ("y", "y1", "y2", "cy"):
+                assert 0 <= float(element.get(name, 0)) <= chart.height
+
+
+def test_the_baseline_is_the_plans(report):
+    assert report.baseline == BASE

@@ -1,0 +1,100 @@
+"""What runs trials on the nodes of a test's Ray cluster: makers (`module:function`) for `autotune.execution.engine`."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from factories import make_measurement, make_result, product_rate
+
+from autotune.errors import InfrastructureError
+from autotune.execution import launcher
+from autotune.execution.node import Job
+from autotune.execution.runner import LocalRunner, Runner
+from autotune.hardware import detect
+from autotune.trial import TrialRequest, TrialResult
+
+# The launcher's own code, without the import of torch.
+_LIGHT = "from autotune.execution import launch; launch._preload = lambda device: True; launch.main()"
+
+# Where trials leave word of themselves for the test, by the workload's arguments.
+NOTES = "notes"
+
+
+def behaving(job: Job) -> Runner:
+    """Real trials, or misbehaving ones."""
+    return LocalRunner(job.directory, detect("cpu"), entry="misbehaving:behave")
+
+
+def light(job: Job) -> Runner:
+    """Misbehaving trials that train nothing."""
+    launcher.launch_command = lambda *arguments: [sys.executable, "-P", "-c", _LIGHT, *arguments]
+    runner = behaving(job)
+    return Noting(runner)
+
+
+class Noting:
+    """Writes down the worker that runs a trial."""
+
+    def __init__(self, runner: LocalRunner) -> None:
+        self._runner = runner
+
+    def __enter__(self) -> None:
+        self._runner.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        notes = request.workload.fixed_arguments.get(NOTES)
+        if notes is not None:
+            (Path(notes) / f"worker-{request.number}").write_text(str(os.getpid()))
+        return self._runner.run(request)
+
+
+class Scripted:
+    """Trials that sleep a little and measure what their configuration says."""
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        seconds = 0.2 + int(request.config.config_id[:2], 16) / 1000
+        time.sleep(seconds)
+        result = make_result(request.config, make_measurement(scripted_rate(request)), duration_s=seconds)
+        return result.model_copy(update={"request": request})
+
+
+def scripted(job: Job) -> Runner:
+    return Scripted()
+
+
+# Separable, so the optimum is known: 16 samples, bf16, adamw_torch, sdpa.
+scripted_rate = product_rate(
+    {
+        "precision": {"fp32": 1.0, "bf16": 1.3, "pure_bf16": 1.1},
+        "attn_implementation": {"sdpa": 1.0, "eager": 0.8},
+        "optim": {"adamw_torch_fused": 1.0, "adamw_torch": 1.1, "adafactor": 0.9},
+        "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 11.5},
+    }
+)
+
+
+class Dying:
+    """Kills its worker; with a folder for notes only the first time that a trial runs."""
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        notes = request.workload.fixed_arguments.get(NOTES)
+        if notes is not None:
+            died = Path(notes) / f"died-{request.number}"
+            if died.exists():
+                return Scripted().run(request)
+            died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def dying(job: Job) -> Runner:
+    return Dying()
+
+
+def broken(job: Job) -> Runner:
+    raise InfrastructureError("no trial can be run here")

@@ -1,0 +1,47 @@
+"""A trial's entry on a machine without accelerators: has accelerate take processes on a CPU for devices that can shard.
+
+`AcceleratorState` makes FSDP of an accelerator's processes alone, and leaves those of a CPU to DDP without a word;
+tensor parallel is refused there. torch itself does both on the CPU, with gloo. Offload pins the host's memory, for
+which there must be a device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def run_trial(directory: Path) -> None:
+    """Run the request in `directory` as the worker does."""
+    from autotune.execution import worker
+
+    _let_shard()
+    worker.run_trial(directory)
+
+
+def _let_shard() -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    original, multi_device = AcceleratorState.__init__, Accelerator.multi_device
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        plugin = kwargs.get("fsdp_plugin")
+        if plugin is None or self.distributed_type != DistributedType.MULTI_CPU:
+            return
+        if self._mixed_precision != "no":
+            plugin.set_mixed_precision(self._mixed_precision)
+        self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, plugin
+        if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+            plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)
+
+    def on_several(self: Any) -> bool:
+        shares_matrices = self.parallelism_config is not None and self.parallelism_config.tp_enabled
+        on_cpu = self.distributed_type == DistributedType.MULTI_CPU
+        return bool(multi_device.fget(self)) or (shares_matrices and on_cpu)
+
+    AcceleratorState.__init__ = init
+    Accelerator.multi_device = property(on_several)
