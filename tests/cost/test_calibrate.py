@@ -23,6 +23,7 @@ def own_home(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_cpu_is_measured_in_another_process():
     rates = calibrate(make_hardware(), TINY_SIZES)
     assert rates.source == "measured"

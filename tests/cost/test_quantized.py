@@ -30,7 +30,14 @@ def moved(profile: Profile, kind: int) -> float:
     return sum(w.count * w.moved_bytes.at(8) for w in profile.work if w.kind == kind)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind != "bitfit"])
+_ADAPTERS = [
+    kind if kind in ("lora", "prefix") else pytest.param(kind, marks=pytest.mark.slow)
+    for kind in ADAPTERS
+    if kind != "bitfit"
+]
+
+
+@pytest.mark.parametrize("kind", _ADAPTERS)
 def test_every_kind_of_adapter_is_traced_and_trains_little(kind, profile_of, facts_of):
     traced = profile_of("llama", adapter=ADAPTERS[kind]())
     assert traced.traced_by == "meta"
