@@ -124,7 +124,7 @@ def main() -> None:
     options = parse_options()
     hardware = detect(options.device)
     quiet: list[TuningResult] = []
-    for number in range(options.runs):
+    for number in range(options.undisturbed or options.runs):
         quiet.append(search(options, ()))
         print(f"undisturbed {number}: {told(quiet[-1])}", file=sys.stderr, flush=True)
     half = max(sum(t.number is not None for t in r.trials) for r in quiet) // 2
@@ -156,7 +156,8 @@ def parse_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="benchmarks/tables/models/llama-3m", help="default: %(default)s")
-    parser.add_argument("--runs", type=int, default=3, help="undisturbed, and as many disturbed (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="disturbed searches (default: %(default)s)")
+    parser.add_argument("--undisturbed", type=int, help="searches before them (default: as many)")
     parser.add_argument("--effort", default="quick", help="default: %(default)s")
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
     parser.add_argument("--seq-len", type=int)

@@ -54,6 +54,8 @@ def main() -> None:
     clock = StepClock()
     trainer = Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=[clock])
     loss = trainer.train().training_loss
+    if torch.distributed.is_initialized():  # processes that end while others still talk to them are aborted
+        torch.distributed.destroy_process_group()
 
     measured = result.best.measurement
     if not arguments.should_log:  # another rank does

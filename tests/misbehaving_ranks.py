@@ -110,11 +110,11 @@ def behave(directory: Path) -> None:
 
 
 def have_less_memory() -> None:
-    """The budget is a sixteenth of the others'."""
+    """The budget is a thirty-second part of the others'."""
     from autotune.execution import worker
 
     guard = worker.memory_guard
-    worker.memory_guard = lambda device, budget_bytes: guard(device, budget_bytes // 16)
+    worker.memory_guard = lambda device, budget_bytes: guard(device, budget_bytes // 32)
 
 
 def be_killed() -> None:

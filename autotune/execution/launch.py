@@ -87,11 +87,12 @@ def _preload(device: str) -> bool:
         importlib.import_module("transformers.trainer")
         for module in ("peft", "bitsandbytes"):
             _try_import(module)
+        if "deepspeed" in installed_versions():  # where it is installed, accelerate imports it in every training
+            _try_import("deepspeed")
     for module in _OWN_MODULES:
         importlib.import_module(f"autotune.{module}")
-    installed_versions()  # kept: reading them out of the packages takes 0.14 s
-    # What is there by now stays: the collections that the Trainer forces would go through all of it in every trial,
-    # and copy its pages, which took 0.5 s.
+    # What is there by now stays, the packages' versions too: the collections that the Trainer forces would go through
+    # all of it in every trial, and copy its pages, which took 0.5 s.
     gc.collect()
     gc.freeze()
     if device == "cpu":
