@@ -1,5 +1,7 @@
 """What every runner promises; a runner's tests subclass it and bring the fixtures."""
 
+import pytest
+
 from autotune.execution.runner import Runner
 from autotune.trial import Failure, TrialRequest, TrialStatus
 
@@ -30,6 +32,26 @@ class RunnerContract:
         runner.run(starved)
         runner.run(impossible)
         assert runner.run(completing).status is TrialStatus.COMPLETED
+
+
+class TrainingContract(RunnerContract):
+    """Of a runner whose trials train: it brings `runner`, the test suite's `bench` and `misbehaviour` the requests."""
+
+    @pytest.fixture
+    def completing(self, bench):
+        return bench.request()
+
+    @pytest.fixture
+    def starved(self, bench):
+        return bench.request(config={"per_device_train_batch_size": 256}, limits={"memory_bytes": 20 << 20})
+
+    @pytest.fixture
+    def hurried(self, bench, misbehaviour):
+        return bench.request(workload=misbehaviour("ignore_sigterm"), limits={"timeout_s": 1})
+
+    @pytest.fixture
+    def impossible(self, bench, misbehaviour):
+        return bench.request(workload=misbehaviour("raise_an_error"))
 
 
 def failure(runner: Runner, request: TrialRequest) -> Failure:

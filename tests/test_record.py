@@ -1,12 +1,10 @@
 """The lasting record: a real database that several write at once, and that never takes a search down."""
 
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from at_once import run_at_once
 from factories import OUT_OF_MEMORY, make_config
 from kept_searches import make_kept_search, make_kept_trial
 
@@ -137,22 +135,7 @@ for trial in search.trials:
 
 
 def test_two_processes_write_at_once_into_a_record_that_neither_has_made(path, database):
-    command = [sys.executable, "-c", WRITER, str(path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    writers = [subprocess.Popen([*command, name, here], env=environment, **pipes) for name in "ab"]
-    try:
-        for writer in writers:
-            assert writer.stdout.readline() == "ready\n"
-        for writer in writers:
-            writer.stdin.write("\n")
-            writer.stdin.flush()
-        ended = [writer.communicate(timeout=60) for writer in writers]
-    finally:
-        for writer in writers:
-            writer.kill()
-    assert [(writer.returncode, errors) for writer, (_, errors) in zip(writers, ended, strict=True)] == [(0, "")] * 2
+    assert run_at_once(WRITER, str(path), "ab") == [(0, "")] * 2
     assert {search.id: len(search.trials) for search in database.searches()} == {"a": 31, "b": 31}
 
 

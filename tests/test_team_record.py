@@ -8,12 +8,10 @@ The tables of a database named there are dropped, so its name must have "test" i
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from at_once import run_at_once
 from factories import OUT_OF_MEMORY, make_config
 from kept_searches import make_kept_search, make_kept_trial
 
@@ -96,22 +94,7 @@ for one, other in zip(mine.trials, ours.trials):
 
 
 def test_many_processes_make_the_tables_and_write_at_once_the_same_search_too(url):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", WRITER, url]
-    here = str(Path(__file__).parent)
-    writers = [subprocess.Popen([*command, name, here], env=environment, **pipes) for name in "abcdef"]
-    try:
-        for writer in writers:
-            assert writer.stdout.readline() == "ready\n"
-        for writer in writers:
-            writer.stdin.write("\n")
-            writer.stdin.flush()
-        ended = [writer.communicate(timeout=120) for writer in writers]
-    finally:
-        for writer in writers:
-            writer.kill()
-    assert [(writer.returncode, errors) for writer, (_, errors) in zip(writers, ended, strict=True)] == [(0, "")] * 6
+    assert run_at_once(WRITER, url, "abcdef") == [(0, "")] * 6
     found = {search.id: len(search.trials) for search in Record(url).searches()}
     assert found == dict.fromkeys([*"abcdef", "ours"], 11)
 

@@ -23,7 +23,7 @@ from factories import (
 )
 from misbehaviours import MISBEHAVIOURS
 from ray_makers import NOTES
-from runner_contract import RunnerContract
+from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.events import TrialEnded
@@ -116,26 +116,10 @@ def noting(folder: Path, number: int, misbehaviour: str | None = None):
     return make_request(number=number, workload=make_workload(fixed_arguments=arguments))
 
 
-class TestContract(RunnerContract):
+class TestContract(TrainingContract):
     @pytest.fixture
     def runner(self, training_pool):
         return training_pool
-
-    @pytest.fixture
-    def completing(self, bench):
-        return bench.request()
-
-    @pytest.fixture
-    def starved(self, bench):
-        return bench.request(config={"per_device_train_batch_size": 256}, limits={"memory_bytes": 20 << 20})
-
-    @pytest.fixture
-    def hurried(self, bench, misbehaviour):
-        return bench.request(workload=misbehaviour("ignore_sigterm"), limits={"timeout_s": 1})
-
-    @pytest.fixture
-    def impossible(self, bench, misbehaviour):
-        return bench.request(workload=misbehaviour("raise_an_error"))
 
 
 def test_misbehaving_trials_have_the_same_status_cause_and_log_as_on_this_machine(make_pool, bench, misbehaviour):

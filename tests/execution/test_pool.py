@@ -15,7 +15,7 @@ import psutil
 import pytest
 from factories import make_limits, make_request, make_workload
 from misbehaviours import MISBEHAVIOURS
-from runner_contract import RunnerContract
+from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError
 from autotune.execution.launcher import MARK_FILE
@@ -170,26 +170,10 @@ def training_pool(tmp_path_factory) -> Iterator[LocalPool]:
 
 
 @pytest.mark.slow
-class TestContract(RunnerContract):
+class TestContract(TrainingContract):
     @pytest.fixture
     def runner(self, training_pool):
         return training_pool
-
-    @pytest.fixture
-    def completing(self, bench):
-        return bench.request()
-
-    @pytest.fixture
-    def starved(self, bench):
-        return bench.request(config={"per_device_train_batch_size": 256}, limits={"memory_bytes": 20 << 20})
-
-    @pytest.fixture
-    def hurried(self, bench, misbehaviour):
-        return bench.request(workload=misbehaviour("ignore_sigterm"), limits={"timeout_s": 1})
-
-    @pytest.fixture
-    def impossible(self, bench, misbehaviour):
-        return bench.request(workload=misbehaviour("raise_an_error"))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 from misbehaviours import MISBEHAVIOURS
-from runner_contract import RunnerContract
+from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
@@ -29,26 +29,10 @@ LARGE = {"per_device_train_batch_size": 256}  # takes some 60 MiB
 SMALL_BYTES = 20 * MIB
 
 
-class TestContract(RunnerContract):
+class TestContract(TrainingContract):
     @pytest.fixture
     def runner(self, bench):
         return bench.runner
-
-    @pytest.fixture
-    def completing(self, bench):
-        return bench.request()
-
-    @pytest.fixture
-    def starved(self, bench):
-        return bench.request(config=LARGE, limits={"memory_bytes": SMALL_BYTES})
-
-    @pytest.fixture
-    def hurried(self, bench, misbehaviour):
-        return bench.request(workload=misbehaviour("ignore_sigterm"), limits={"timeout_s": 1})
-
-    @pytest.fixture
-    def impossible(self, bench, misbehaviour):
-        return bench.request(workload=misbehaviour("raise_an_error"))
 
 
 def completes(bench) -> bool:
