@@ -37,8 +37,8 @@ WORTHWHILE_GAIN = 1.01
 WORTHWHILE_CHANCE = 0.05
 
 # What hardly fits isn't tried, and what may not fit has to promise more: a trial that runs out of memory is lost, and
-# says little of the others. On the tables in benchmarks/ the square of the chance led to as good an answer as the
-# chance itself, with fewer trials that ran out (docs/search.md).
+# says little of the others. The square of the chance led to as good an answer as the chance itself on the tables in
+# benchmarks/, on most of them with fewer trials that ran out (docs/search.md).
 _LEAST_FIT = 0.1
 _CAUTION = 2
 
