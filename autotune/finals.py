@@ -19,6 +19,13 @@ from autotune.trial import Interval, Measurement, Purpose, TrialResult, TrialSta
 # A finalist is worth measuring again if the search saw it within this of the leader.
 FINALIST_SHARE = 0.9
 
+# Rounds that leave the answer open are followed by others, up to this many times the planned ones: a fixed two would
+# call a gain unclear, or a wild ratio a gain, for the noise of one trial. Looking again after each round makes
+# intervals cover the truth less often than 95 %; by how little is counted in `tests/test_finals.py`.
+MOST_ROUNDS = 2.0
+WORTH_DECIDING = 1.02  # a smaller lead would be given up for the simpler configuration anyway
+TOO_WIDE = 1.5  # highest over lowest ratio in the interval of a speed-up that is no figure yet
+
 
 class Finals:
     """Which configurations are finalists, and what measuring them again gave.
@@ -72,6 +79,28 @@ class Finals:
                 if len(self.trials(config)) <= round_number:
                     yield config
 
+    def further(self) -> Iterator[TrainConfig]:
+        """Yield what one round more measures where the planned ones have left the answer open, unless checks began."""
+        if any(r.request.purpose.closes and r.request.purpose is not Purpose.FINAL for r in self._results):
+            return
+        planned, contenders = self._plan.budget.final_rounds, self.contenders()
+        begun = max((len(self.trials(c)) for c in contenders), default=0)
+        waiting = [c for c in contenders if len(self.trials(c)) < begun]
+        if not waiting and planned <= begun < MOST_ROUNDS * planned and self._leaves_open(contenders):
+            waiting = contenders
+        yield from waiting
+
+    def _leaves_open(self, contenders: Sequence[TrainConfig]) -> bool:
+        """Whether the fastest finalist may be faster than the baseline, or surely is but hardly known by how much."""
+        finalists = [c for c in contenders if c != self._plan.baseline]
+        leads = [lead for c in finalists if (lead := self.speedup(c, self._plan.baseline)) is not None]
+        if not leads:
+            return False
+        ratio, interval = max(leads, key=lambda lead: lead.ratio)
+        if interval.low <= 1.0:
+            return ratio >= WORTH_DECIDING
+        return interval.high > TOO_WIDE * interval.low
+
     def trials(self, config: TrainConfig) -> list[TrialResult]:
         """Return the final trials of `config`, completed or not."""
         return [r for r in self._results if r.request.purpose is Purpose.FINAL and r.request.config == config]
@@ -97,10 +126,14 @@ class Finals:
         """
         if config is not None:
             return self._trial_s(config)
+        return self.round_s() * self._plan.budget.final_rounds
+
+    def round_s(self) -> float:
+        """Return the seconds that one round of the finals should take."""
         contenders = self.contenders()
         if contenders == [self._plan.baseline]:
             contenders *= 2
-        return sum(self._trial_s(c) for c in contenders) * self._plan.budget.final_rounds
+        return sum(self._trial_s(c) for c in contenders)
 
     def _trial_s(self, config: TrainConfig) -> float:
         known = self._history.known(config)

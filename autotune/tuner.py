@@ -240,6 +240,8 @@ class Tuner:
 
     def _next_final(self, finals: Finals) -> Check | None:
         config = next(finals.schedule(), None)
+        if config is None and self._pace.left_s() >= finals.round_s() + finals.proof.expected_s():
+            config = next(finals.further(), None)
         if config is not None:
             return Check(config, Purpose.FINAL, None, finals.expected_s(config))
         if self._history.best() is None:
