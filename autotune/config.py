@@ -250,6 +250,13 @@ class Budget(Value):
             raise ValueError(f"a trial of {self.trial_timeout_s} s is longer than the search of {self.max_time_s} s")
         return self
 
+    @property
+    def when_measured_again(self) -> dict[str, float]:
+        """What replaces these limits for who is measured again: four times the steps, or twice as sure, as long as
+        `measure_time_s` allows; so short steps, which noise disturbs the most, are measured for longer.
+        """
+        return {"measure_steps": 4 * self.measure_steps, "relative_interval": self.relative_interval / 2}
+
     @classmethod
     def of(cls, effort: Effort) -> Budget:
         """Return the limits that `effort` stands for."""

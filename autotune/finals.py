@@ -141,7 +141,7 @@ class Finals:
             return 0.0
         budget, measured = self._plan.budget, known.measurement
         step_s = statistics.fmean(measured.step_times_s)
-        steps = min(budget.measure_steps, budget.measure_time_s / step_s + 1)
+        steps = min(budget.when_measured_again["measure_steps"], budget.measure_time_s / step_s + 1)
         # A step is added to the first, which ran only part of the accumulation in the search.
         return (
             measured.startup_s

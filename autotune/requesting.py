@@ -17,6 +17,9 @@ SEARCH_ACCUMULATION = 2
 # Purposes whose trials run the workload's true accumulation.
 _WHOLE_STEPS = (Purpose.FINAL, Purpose.LOSS_CHECK, Purpose.EXPLAIN)
 
+# Purposes whose trials are compared with each other, and so measured more finely than those of the search.
+_AGAIN = (Purpose.FINAL, Purpose.EXPLAIN)
+
 # A check is over after the steps it asks for, however long they take and however much they differ.
 _NEVER_SURE, _NO_TIME_LIMIT_S = 1e-12, 1e9
 
@@ -58,7 +61,10 @@ def request_of(
         accumulation_steps=full if purpose in _WHOLE_STEPS else min(full, SEARCH_ACCUMULATION),
         prediction=prediction,
         limits=_limits(plan, task, timeout_s, depths).model_copy(
-            update={"beaten_step_s": plan.workload.samples_per_step(config) / to_beat if to_beat else None}
+            update={
+                "beaten_step_s": plan.workload.samples_per_step(config) / to_beat if to_beat else None,
+                **(plan.budget.when_measured_again if purpose in _AGAIN else {}),
+            }
         ),
         task=task,
         cold_compile=cold_compile,

@@ -301,6 +301,16 @@ def test_the_search_runs_part_of_the_accumulation_and_the_finals_all_of_it(searc
         assert request.accumulation_steps == wanted
 
 
+def test_finals_are_measured_more_finely_than_the_search(search):
+    run = search(rate)
+    run.run()
+    limits = {r.purpose: r.limits for r in run.finished}
+    searched, again = limits[Purpose.SEARCH], limits[Purpose.FINAL]
+    assert again.measure_steps > searched.measure_steps
+    assert again.relative_interval < searched.relative_interval
+    assert again.measure_time_s == searched.measure_time_s
+
+
 def test_finals_measure_the_baseline_and_the_leaders_in_turn(search):
     run = search(rate, budget=make_budget(finalists=1, final_rounds=2))
     assert run.run().best.config == BEST
