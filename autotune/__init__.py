@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         VeraAdapter,
     )
     from autotune.api import find, resume
+    from autotune.callback import AutotuneCallback
     from autotune.config import Allowance, Budget, Effort, Precision, TrainConfig, Workload
     from autotune.cost_estimate import CostEstimate
     from autotune.errors import AutotuneError
@@ -65,6 +66,7 @@ _HOMES = {
     "Precision": "config",
     "TrainConfig": "config",
     "Workload": "config",
+    "AutotuneCallback": "callback",
     "AutotuneError": "errors",
     "CostEstimate": "cost_estimate",
     "estimate": "estimating",
@@ -75,6 +77,7 @@ _HOMES = {
 
 __all__ = [
     "Allowance",
+    "AutotuneCallback",
     "AutotuneError",
     "BitfitAdapter",
     "Budget",

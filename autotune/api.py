@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from autotune import planning
+from autotune import own_loop, own_plan, planning, tracking
+from autotune.architecture import Task
 from autotune.config import Allowance, Effort
 from autotune.crew import Crew, check, crew_of
 from autotune.errors import InputError
-from autotune.events import Note, Observer, ignore
+from autotune.events import Note, Observer, Phase, PhaseBegan, ignore
 from autotune.exhaustive import Recorder
 from autotune.keeping import Keeper, keeper_of
 from autotune.options import Options
@@ -27,8 +29,13 @@ from autotune.units import parse_memory, parse_time_s
 
 
 def find(
-    model: str,
+    model: str | None = None,
     *,
+    step: Callable[..., Any] | None = None,
+    knobs: own_loop.Knobs | None = None,
+    trainer: Any = None,
+    make_trainer: Callable[[], Any] | None = None,
+    script: Sequence[str] | None = None,
     task: str | None = None,
     data: str | Path | None = None,
     text_field: str | None = None,
@@ -55,6 +62,7 @@ def find(
     revision: str | None = None,
     trust_remote_code: bool = False,
     record: bool = True,
+    report_to: str | Sequence[str] = (),
     workers: int | None = None,
     engine: str = "local",
     address: str | None = None,
@@ -65,6 +73,16 @@ def find(
 
     Args:
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
+        step: A training loop of your own in place of the Trainer: a function that takes a :class:`TrainConfig`, and the
+            argument `accumulation_steps` if it has one, sets training up and returns a function that does one optimizer
+            step, and may return its loss. It raises ValueError for what it can't do. With `model` as well, memory and
+            time are predicted; without, the search goes by trials alone.
+        knobs: The fields of :class:`TrainConfig` that `step` honours, each with the values to try if you like:
+            ``["per_device_train_batch_size"]`` or ``{"precision": ["fp32", "bf16"]}``; or a `space` says it.
+        trainer: A `transformers.Trainer` of your own, with its model, data, loss and arguments, which are the baseline;
+            it is made anew in each trial and is left as it is.
+        make_trainer: The same as a function that makes it, for what can't be pickled or is too large to be.
+        script: The same as a command line that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
         task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
             'image-classification', 'speech-ctc', 'speech-seq2seq' or 'audio-classification';
             by default the usual one of the architecture.
@@ -97,6 +115,7 @@ def find(
         revision: Of a hub id.
         trust_remote_code: Run the model's own code.
         record: Keep the trials for later searches, and use what earlier ones kept.
+        report_to: Trackers that are told of each trial and of the answer: 'tensorboard', 'wandb', 'mlflow'.
         workers: Trials at once: by default one; on a cluster one for each GPU, or for each node without.
         engine: 'local', or 'ray': the nodes of a Ray cluster.
         address: Of the cluster; by default `RAY_ADDRESS`, or one that is started on this machine.
@@ -110,8 +129,10 @@ def find(
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; the best so far is its `result`.
     """
+    if all(given is None for given in (model, step, trainer, make_trainer, script)):
+        raise InputError("nothing to tune: give a model, or a trainer, make_trainer, script or step of your own")
     options = _options(
-        model=model,
+        model=model or "",
         task=task,
         data=str(data) if data is not None else None,
         text_field=text_field,
@@ -137,28 +158,57 @@ def find(
         revision=revision,
         trust_remote_code=trust_remote_code,
         record=record,
+        report_to=tracking.names(report_to),
         workers=workers,
         engine=engine,
         address=address,
         kind=kind,
     )
     check(options)
+    with own_plan.aside(trainer):
+        code = own_plan.asked_of(options, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
+        return _begin(options, observer, run_dir, code, step, knobs)
+
+
+def _begin(
+    options: Options,
+    observer: Observer,
+    run_dir: str | Path | None,
+    code: own_plan.Own | None,
+    step: Callable[..., Any] | None,
+    knobs: own_loop.Knobs | None,
+) -> TuningResult:
+    """Find out what is to be tuned, plan the search of it and run that."""
+    own = own_loop.asked_of(step, knobs, options) if step is not None else None
     stopwatch = Stopwatch("planning")
-    directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(model))
+    called = options.model or (own.name if own is not None else code.code.name if code is not None else "")
+    directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(called))
     with directory, crew_of(options.fleet, directory.path, device=options.device) as crew:
-        outline = planning.outline(options, crew.allotment)
+        outline = planning.outline(options, crew.allotment, own, code.code if code is not None else None)
+        if own is not None and step is not None:
+            own_loop.keep(step, own, directory.path)
+        if code is not None:
+            own_plan.keep(code, directory.path)
         here = planning.machine_notes(outline.hardware, directory.path) if options.engine == "local" else []
         for text in (*outline.notes, *here):
             observer(Note(text=text))
+        said = len(outline.notes)
         stopwatch.enter("launching")
         crew.asker.start()
         stopwatch.enter("describing")
-        description = crew.asker.describe(DescribeRequest(workload=outline.workload))
+        observer(PhaseBegan(phase=Phase.LOOKING))
+        description = (
+            own_loop.described(outline.space)
+            if own is not None and outline.workload.task is Task.OWN
+            else crew.asker.describe(DescribeRequest(workload=outline.workload))
+        )
         stopwatch.enter("planning")
         workload = outline.workload.model_copy(update={"lengths": description.lengths})
+        if code is not None:
+            outline, workload = own_plan.settled(outline, description)
         plan = planning.complete(outline, description.facts, workload, description.notes)
         directory.write_plan(plan)
-        for text in plan.notes[len(outline.notes) :]:
+        for text in plan.notes[said:]:
             observer(Note(text=text))
         return _conduct(plan, directory, crew, observer, stopwatch)
 
@@ -184,16 +234,17 @@ def _conduct(
     plan: SearchPlan, directory: RunDirectory, crew: Crew, observer: Observer, stopwatch: Stopwatch
 ) -> TuningResult:
     """Run a search or a recording to its end; what was observed is kept for the next one, however it ends."""
-    with keeper_of(plan, directory, observer) as keeper:
+    with tracking.trackers_of(plan, directory, observer) as trackers, keeper_of(plan, directory, trackers) as keeper:
         if plan.exhaustive:
-            return keeper.end(Recorder(plan, directory, crew.runner, keeper).run())
-        return keeper.end(_search(plan, directory, crew, keeper, stopwatch))
+            return trackers.end(keeper.end(Recorder(plan, directory, crew.runner, keeper).run()))
+        return trackers.end(keeper.end(_search(plan, directory, crew, keeper, stopwatch)))
 
 
 def _search(
     plan: SearchPlan, directory: RunDirectory, crew: Crew, keeper: Keeper, stopwatch: Stopwatch
 ) -> TuningResult:
     stopwatch.enter("tracing")
+    keeper(PhaseBegan(phase=Phase.PREDICTING))
     model = cost_model(plan, crew.asker, directory.path, keeper)
     stopwatch.enter("planning")
     if model is None and plan.probes is not None:

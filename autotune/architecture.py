@@ -25,11 +25,17 @@ class Task(StrEnum):
     SPEECH_CTC = "speech-ctc"
     SPEECH_SEQ2SEQ = "speech-seq2seq"
     AUDIO_CLASSIFICATION = "audio-classification"
+    OWN = "own"  # a training of the user's own, of which nothing is known
+
+    @classmethod
+    def heads(cls) -> tuple[Task, ...]:
+        """Return the tasks that a model can have a head for."""
+        return tuple(task for task in cls if task is not cls.OWN)
 
     @property
     def takes_text(self) -> bool:
         """Whether the inputs are token ids (otherwise pixel values or sound)."""
-        return self is not Task.IMAGE_CLASSIFICATION and not self.takes_audio
+        return self not in (Task.IMAGE_CLASSIFICATION, Task.OWN) and not self.takes_audio
 
     @property
     def takes_audio(self) -> bool:
@@ -42,7 +48,7 @@ class Task(StrEnum):
         return self in (Task.SEQ2SEQ_LM, Task.SPEECH_SEQ2SEQ)
 
 
-Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text"]
+Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text", "own"]
 
 
 class ModelSpec(Value):
@@ -50,7 +56,7 @@ class ModelSpec(Value):
 
     reference: str = Field(description="what the user wrote")
     name: str = Field(description="canonical name: the full id, or the directory's name")
-    source: Literal["catalogue", "directory", "hub"]
+    source: Literal["catalogue", "directory", "hub", "own"] = Field(description="own: the user's code makes it")
     model_type: str = Field(description="transformers' model_type, the key of its config class")
     kind: Kind
     config: dict[str, Any] = Field(description="keyword arguments of the config class")

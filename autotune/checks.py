@@ -54,19 +54,20 @@ CheckTask = Annotated[SoakTask | LossTask | RoutingTask, Field(discriminator="ki
 class Soaked(Value):
     """What a soak found to fit."""
 
-    eval_batch_size: PositiveInt
+    eval_batch_size: PositiveInt | None = Field(description="None: a Trainer of the user's has nothing to evaluate on")
     checkpoint_bytes: int | None = Field(description="weights and optimizer states on disk; None: not saved")
     not_saved: str | None = Field(default=None, description="why no checkpoint was saved")
 
     @property
     def arguments(self) -> dict[str, Any]:
         """What it adds to the arguments of TrainingArguments."""
-        return {"per_device_eval_batch_size": self.eval_batch_size}
+        return {} if self.eval_batch_size is None else {"per_device_eval_batch_size": self.eval_batch_size}
 
     def __str__(self) -> str:
+        batch = "nothing to evaluate on" if self.eval_batch_size is None else f"evaluation batch {self.eval_batch_size}"
         if self.checkpoint_bytes is None:
-            return f"evaluation batch {self.eval_batch_size}; {self.not_saved}"
-        return f"evaluation batch {self.eval_batch_size}, checkpoint saved ({show_memory(self.checkpoint_bytes)})"
+            return f"{batch}; {self.not_saved}"
+        return f"{batch}, checkpoint saved ({show_memory(self.checkpoint_bytes)})"
 
 
 class Routed(Value):

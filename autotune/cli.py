@@ -5,17 +5,26 @@ Nothing heavy is imported before a command needs it, so that ``--help`` is quick
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune import export_command, history_commands, listing_commands, report_commands
-from autotune.console import Debug, Json, error_document, guarded, print_json, stdout
-from autotune.errors import EXIT_INTERRUPTED, InputError
+from autotune import (
+    completing,
+    dashboard_command,
+    export_command,
+    history_commands,
+    listing_commands,
+    report_commands,
+    script_command,
+)
+from autotune.completing import Effort, Engine, Gpu, Model, Space, Task
+from autotune.console import Debug, Json, Quiet, Verbose, error_document, guarded, print_json, stderr, stdout
+from autotune.errors import InputError
 from autotune.knob_options import KnobCommand, given_knobs
+from autotune.watched import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +37,6 @@ app = typer.Typer(
     name="autotune",
     help="Find the fastest training configuration that fits the memory of a GPU.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     epilog="Exit codes: 0 found, 1 a bug, 2 bad input, 3 the machine lacks something, 4 infrastructure failed, "
@@ -36,20 +44,45 @@ app = typer.Typer(
 )
 
 
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the versions of autotune and libraries.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """Answer what is asked of no command."""
+    if version:
+        guarded(lambda: _show_versions(as_json=as_json), as_json=as_json, debug=False)
+        raise typer.Exit
+    if as_json:
+        context.fail("--json before a command goes with --version alone; it belongs behind the command")
+    if context.invoked_subcommand is None:
+        context.fail("Missing command.")
+
+
+def _show_versions(*, as_json: bool) -> None:
+    from autotune.versions import versions
+
+    print(versions().model_dump_json(indent=2) if as_json else versions().text)
+
+
 @app.command()
 def find(
-    model: Annotated[str, typer.Option(help="Catalogue name, directory with config.json, or hub id.")],
-    task: Annotated[str | None, typer.Option(help="Head to train; by default the architecture's usual one.")] = None,
+    model: Model,
+    task: Task = None,
     data: Annotated[str | None, typer.Option(help="JSONL, CSV, Parquet or text; default: synthetic.")] = None,
     text_field: Annotated[str | None, typer.Option(help="Column of --data that holds the text.")] = None,
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample, or frames [512; CPU 128].")] = None,
     target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len; speech 128].")] = None,
     global_batch: Annotated[str | None, typer.Option(help="Samples per step, or 'any' [64; CPU 16].")] = None,
     baseline: Annotated[str | None, typer.Option(help="JSON of your TrainingArguments to compare with.")] = None,
-    allow: Annotated[str, typer.Option(help="What may change: exact, numerics, optimizer, method.")] = "optimizer",
-    effort: Annotated[str, typer.Option(help="How long to search: quick, standard, thorough.")] = "standard",
-    space: Annotated[str | None, typer.Option(help="Built-in search space or YAML file.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    allow: Annotated[
+        str,
+        typer.Option(help="What may change: exact, numerics, optimizer, method.", autocompletion=completing.ALLOWANCES),
+    ] = "optimizer",
+    effort: Effort = "standard",
+    space: Space = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=completing.DEVICES)] = "auto",
     devices: Annotated[str | None, typer.Option(help="Spread each training over so many, or all [1].")] = None,
     memory: Annotated[str | None, typer.Option(help="Device memory to stay within, such as 24GiB.")] = None,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the search.")] = None,
@@ -66,10 +99,13 @@ def find(
     revision: Annotated[str | None, typer.Option(help="Revision of a hub id.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     no_record: Annotated[bool, typer.Option("--no-record", help="Don't use or add to `autotune history`.")] = False,
+    report_to: Annotated[str, typer.Option(help="Tell tensorboard, wandb, mlflow (commas) of each trial.")] = "",
     workers: Annotated[int | None, typer.Option(min=1, help="Trials at once, each on a device or cores [1].")] = None,
-    engine: Annotated[str, typer.Option(help="What runs trials: local, or ray for a cluster.")] = "local",
+    engine: Engine = "local",
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster [RAY_ADDRESS, else one here].")] = None,
     kind: Annotated[str | None, typer.Option(help="Part of a device's name in a mixed cluster [most nodes].")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -108,6 +144,7 @@ def find(
             revision=revision,
             trust_remote_code=trust_remote_code,
             record=not no_record,
+            report_to=report_to,
             workers=workers,
             engine=engine,
             address=address,
@@ -116,13 +153,15 @@ def find(
         )
         return result, directory / ANSWER_FILE
 
-    _search(search, output=output, as_json=as_json, debug=debug)
+    watched(search, output=output, as_json=as_json, debug=debug, quiet=quiet, verbose=verbose)
 
 
 @app.command()
 def resume(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that was stopped.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -134,28 +173,34 @@ def resume(
 
         return api.resume(run_dir, observer=observer), run_dir / ANSWER_FILE
 
-    _search(search, output=output, as_json=as_json, debug=debug)
+    watched(search, output=output, as_json=as_json, debug=debug, quiet=quiet, verbose=verbose)
 
 
 @app.command(cls=KnobCommand)
 def estimate(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="Catalogue name, directory with config.json, or hub id.")],
-    gpu: Annotated[str | None, typer.Option(help="Device of `autotune gpus`, or all [this machine's].")] = None,
+    model: Model,
+    gpu: Gpu = None,
     memory: Annotated[str | None, typer.Option(help="Device memory; without --gpu some GPU of this size.")] = None,
-    task: Annotated[str | None, typer.Option(help="Head to train; by default the architecture's usual one.")] = None,
+    task: Task = None,
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample, or frames [512; CPU 128].")] = None,
     target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len; speech 128].")] = None,
     global_batch: Annotated[str | None, typer.Option(help="Samples per step, or 'any' [64; CPU 16].")] = None,
-    allow: Annotated[str | None, typer.Option(help="What a ranking may change, as of find [optimizer].")] = None,
+    allow: Annotated[
+        str | None,
+        typer.Option(help="What a ranking may change, as of find [optimizer].", autocompletion=completing.ALLOWANCES),
+    ] = None,
     tokens: Annotated[str | None, typer.Option(help="Length of a run to cost, such as 20B or 300e9.")] = None,
     prices: Annotated[str | None, typer.Option(help="YAML or JSON: a currency, prices per hour by GPU.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Machines that --devices are on [of 8 each].")] = None,
     network_gb_s: Annotated[float | None, typer.Option(help="GB/s of a node to others [25 a device].")] = None,
     host_memory: Annotated[str | None, typer.Option(help="Of a node, for what is offloaded [this machine's].")] = None,
-    device: Annotated[str, typer.Option(help="Of this machine: auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Of this machine: auto, cpu, cuda or cuda:N.", autocompletion=completing.DEVICES)
+    ] = "auto",
     revision: Annotated[str | None, typer.Option(help="Revision of a hub id.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -191,7 +236,7 @@ def estimate(
         )
         return estimating.report(options)
 
-    guarded(lambda: _show_estimate(predict, as_json=as_json), as_json=as_json, debug=debug)
+    guarded(lambda: _show_estimate(predict, as_json=as_json, quiet=quiet), as_json=as_json, debug=debug)
 
 
 def _global_batch(text: str | None) -> Any:
@@ -208,11 +253,9 @@ def _count(text: str | None, option: str, word: str) -> Any:
     return int(text)
 
 
-def _show_estimate(predict: Callable[[], Report], *, as_json: bool) -> None:
+def _show_estimate(predict: Callable[[], Report], *, as_json: bool, quiet: bool) -> None:
     """Print an estimate; one of a configuration that doesn't fit ends with an error all the same."""
-    from rich.console import Console
-
-    with Console(stderr=True).status("tracing the model"):
+    with stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
         report = predict()
     from autotune.estimating import shortfall
 
@@ -223,70 +266,20 @@ def _show_estimate(predict: Callable[[], Report], *, as_json: bool) -> None:
     else:
         from autotune.output.estimate_table import estimate_table
 
-        stdout().print(estimate_table(report), highlight=False)
+        stdout().print(estimate_table(report, with_notes=not quiet), highlight=False)
     if error is not None:
         print(f"autotune: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code)
 
 
-def _search(
-    search: Callable[[Observer], tuple[TuningResult, Path]],
-    *,
-    output: Path | None,
-    as_json: bool,
-    debug: bool,
-) -> None:
-    """Run a search with its progress drawn on stderr, then print the answer."""
-
-    def run() -> None:
-        from rich.console import Console
-
-        from autotune.output.progress import Progress
-        from autotune.tuner import SearchInterrupted
-
-        if output is not None:
-            _check_writable(output)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
-        interrupted = None
-        try:
-            with Progress(Console(stderr=True)) as progress:
-                result, path = search(progress)
-        except SearchInterrupted as error:
-            if error.result is None:
-                raise
-            interrupted, result, path = error, error.result, error.path
-        if output is not None:
-            result.save(output)
-            path = output
-        if as_json:
-            print(result.model_dump_json(indent=2))
-        else:
-            from autotune.output.table import result_table
-
-            stdout().print(result_table(result, str(path)), highlight=False)
-        if interrupted is not None:
-            print(f"autotune: {interrupted}", file=sys.stderr)
-            raise typer.Exit(EXIT_INTERRUPTED)
-
-    guarded(run, as_json=as_json, debug=debug)
-
-
-def _check_writable(path: Path) -> None:
-    """Fail in second 0, not after an hour."""
-    existed = path.exists()
-    try:
-        path.open("a").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise InputError(f"--output {path}: can't be written: {error.strerror}") from None
-
-
 for _command in (listing_commands.models, listing_commands.gpus, listing_commands.spaces, listing_commands.doctor):
     app.command()(_command)
+app.command(context_settings=script_command.SETTINGS)(script_command.script)
 app.command()(report_commands.report)
 app.command()(report_commands.explain)
 app.command()(export_command.export)
+app.command()(dashboard_command.dashboard)
+app.command()(completing.completion)
 app.add_typer(history_commands.history, name="history")
 
 

@@ -18,13 +18,20 @@ from autotune.compilers import BACKENDS, Mode
 from autotune.errors import suggestion
 from autotune.not_offered import why_not
 from autotune.optimizers import OPTIMIZERS, SUCCESSORS
+from autotune.own_code import OwnCode
+from autotune.own_step import OwnStep
 from autotune.values import Value
 
 SYNTHETIC_SAMPLES = 512
 
 
 class Allowance(StrEnum):
-    """How much a knob may change of the user's training; each class includes those before it."""
+    """How much a knob may change of the user's training; each class includes those before it.
+
+    Examples:
+        >>> Allowance.OPTIMIZER.admits(Allowance.NUMERICS), Allowance.OPTIMIZER.admits(Allowance.METHOD)
+        (True, False)
+    """
 
     EXACT = "exact"
     NUMERICS = "numerics"
@@ -97,7 +104,13 @@ ONE_DEVICE = Parallelism()
 
 
 class TrainConfig(Value):
-    """One point of the search space, named as in `transformers.TrainingArguments` where a name exists."""
+    """One point of the search space, named as in `transformers.TrainingArguments` where a name exists.
+
+    Examples:
+        >>> config = TrainConfig(per_device_train_batch_size=8, precision="bf16", adapter={"kind": "lora", "rank": 8})
+        >>> config.optim, config.adapter.target_modules
+        ('adamw_torch_fused', 'all-linear')
+    """
 
     per_device_train_batch_size: PositiveInt = Field(description="the micro-batch, in samples")
     precision: Precision = Precision.FP32
@@ -182,6 +195,8 @@ class Workload(Value):
     fixed_arguments: dict[str, Any] = Field(
         default_factory=dict, description="the user's TrainingArguments that no search touches"
     )
+    own_code: OwnCode | None = Field(default=None, description="code of the user's own that makes Trainer and model")
+    own_step: OwnStep | None = Field(default=None, description="a loop of the user's own; None: the Trainer's")
 
     def accumulation_steps(self, config: TrainConfig) -> int:
         """Return micro-batches per optimizer step on one device.
@@ -214,11 +229,9 @@ class Workload(Value):
     @property
     def tokens_per_sample(self) -> float | None:
         """Mean tokens of a sample, source and target together; None for images and sound."""
-        if not self.task.takes_text:
-            return None
-        if self.lengths is None:
-            return float(self.sequence_length + (self.target_length or 0))
-        return self.lengths.mean + (self.lengths.mean_target or 0.0)
+        if self.lengths is not None:
+            return self.lengths.mean + (self.lengths.mean_target or 0.0)
+        return float(self.sequence_length + (self.target_length or 0)) if self.task.takes_text else None
 
 
 class Effort(StrEnum):
@@ -252,8 +265,9 @@ class Budget(Value):
 
     @property
     def when_measured_again(self) -> dict[str, float]:
-        """What replaces these limits for who is measured again: four times the steps, or twice as sure, as long as
-        `measure_time_s` allows; so short steps, which noise disturbs the most, are measured for longer.
+        """What replaces these limits for who is measured again: four times the steps, or until it is twice as sure.
+
+        As `measure_time_s` stays, it is short steps, which noise disturbs the most, that are measured for longer.
         """
         return {"measure_steps": 4 * self.measure_steps, "relative_interval": self.relative_interval / 2}
 

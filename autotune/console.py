@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError
+from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, and nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell predictions, refusals and conditions, too.")]
 
 
 def guarded(action: Callable[[], None], *, as_json: bool, debug: bool) -> None:
@@ -57,8 +59,26 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
+def print_text(text: str, *, file: TextIO | None = None) -> None:
+    """Print a line as it is, on stdout unless another file is named."""
+    print(text, file=file)
+
+
 def stdout() -> Any:
     """Return rich's console on stdout."""
     from rich.console import Console
 
     return Console()
+
+
+def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
+    """Return rich's console on stderr; a quiet one prints nothing.
+
+    Raises:
+        InputError: Both are asked for.
+    """
+    from rich.console import Console
+
+    if quiet and verbose:
+        raise InputError("--quiet and --verbose contradict each other; drop one of the two")
+    return Console(stderr=True, quiet=quiet)

@@ -25,6 +25,16 @@ EXIT_FOUND = 0
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 
+EXIT_MEANINGS = {
+    EXIT_FOUND: "found (also: time up with an answer, no clear winner)",
+    EXIT_BUG: "a bug of ours",
+    2: "bad input",
+    3: "the machine lacks something that was asked for",
+    4: "infrastructure failed: trial processes can't be run",
+    5: "nothing fits, or the configuration to estimate doesn't, with the closest miss and what would make it fit",
+    EXIT_INTERRUPTED: "interrupted; the best so far is written",
+}
+
 
 class AutotuneError(Exception):
     """An error with a one-line message for the user and an exit code."""
@@ -77,7 +87,11 @@ class NothingFitsError(AutotuneError):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the names nearest to `word`, or an empty string."""
+    """Return `` (did you mean 'x'?)`` for the names nearest to `word`, or an empty string.
+
+    >>> suggestion("precison", ["precision", "optim"])
+    " (did you mean 'precision'?)"
+    """
     originals = {k.lower(): k for k in known}
     near = difflib.get_close_matches(word.lower(), originals, n=3, cutoff=0.6)
     if not near:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
+
+from pydantic import NonNegativeInt, PositiveInt
 
 from autotune.config import TrainConfig
 from autotune.result import Change
-from autotune.trial import Purpose, TrialResult
+from autotune.trial import Prediction, Purpose, TrialResult
 from autotune.values import Value
 
 
@@ -14,6 +17,64 @@ class Note(Value):
     """A line the user should read: a default that was chosen, a condition of the machine, a warning."""
 
     text: str
+
+
+class Detail(Value):
+    """A line for who wants to know more: why something was refused."""
+
+    text: str
+
+
+class Phase(StrEnum):
+    """What a search is at. Before the first trial it is told; then it follows from the trials' purposes."""
+
+    LOOKING = "looking at the machine and the model"
+    PREDICTING = "predicting"
+    BASELINE = "baseline"
+    SEARCHING = "searching"
+    CONFIRMING = "confirming"
+    CHECKING = "checking"
+    EXPLAINING = "explaining"
+
+    @classmethod
+    def of(cls, purpose: Purpose) -> Phase:
+        """Return the phase that trials of this purpose belong to."""
+        return _PHASES.get(purpose, cls.CHECKING)
+
+
+_PHASES = {
+    Purpose.BASELINE: Phase.BASELINE,
+    Purpose.SEARCH: Phase.SEARCHING,
+    Purpose.PROBE: Phase.SEARCHING,
+    Purpose.FINAL: Phase.CONFIRMING,
+    Purpose.EXPLAIN: Phase.EXPLAINING,
+}
+
+
+class PhaseBegan(Value):
+    """A phase without trials has begun."""
+
+    phase: Phase
+
+
+class Leader(Value):
+    """The best so far."""
+
+    changes: tuple[Change, ...]
+    samples_per_second: float
+    peak_bytes: int | None
+    speedup: float | None  # over the baseline; None: that has no rate
+
+
+class Standing(Value):
+    """How a search stands."""
+
+    memory_bytes: PositiveInt  # the budget
+    completed: NonNegativeInt  # trials
+    out_of_memory: NonNegativeInt
+    failed: NonNegativeInt  # for other reasons
+    refused: NonNegativeInt  # configurations, without a trial
+    leader: Leader | None
 
 
 class TrialStarted(Value):
@@ -25,6 +86,8 @@ class TrialStarted(Value):
     changes: tuple[Change, ...]
     time_left_s: float
     trials_left: int
+    prediction: Prediction | None = None
+    standing: Standing | None = None
 
 
 class TrialEnded(Value):
@@ -33,9 +96,10 @@ class TrialEnded(Value):
     result: TrialResult
     changes: tuple[Change, ...]
     best_samples_per_second: float | None
+    standing: Standing | None = None
 
 
-Event = Note | TrialStarted | TrialEnded
+Event = Note | Detail | PhaseBegan | TrialStarted | TrialEnded
 Observer = Callable[[Event], None]
 
 

@@ -16,7 +16,7 @@ from autotune.attribution import explanation_of, removals
 from autotune.config import TrainConfig
 from autotune.crew import crew_of
 from autotune.errors import InputError, MachineError
-from autotune.events import Note, Observer, TrialEnded, TrialStarted, ignore
+from autotune.events import Note, Observer, Standing, TrialEnded, TrialStarted, ignore
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.explanation import Explanation
 from autotune.hardware import Hardware
@@ -25,6 +25,7 @@ from autotune.requesting import request_of
 from autotune.result import TuningResult, load
 from autotune.rundir import ANSWER_FILE, RunDirectory
 from autotune.search.allowance import changes
+from autotune.telling import standing_of_answer
 from autotune.trial import Purpose, TrialResult
 from autotune.units import show_time
 
@@ -221,11 +222,17 @@ class Explainer:
                 changes=changed,
                 time_left_s=max(0.0, self._left_s()),
                 trials_left=len(self.waiting()),
+                standing=self._standing(),
             )
         )
         trial = runner.run(request)
         self._own.append(trial)
         best = self._result.best.measurement
         rate = best.samples_per_second if best is not None else None
-        self._observer(TrialEnded(result=trial, changes=changed, best_samples_per_second=rate))
+        self._observer(
+            TrialEnded(result=trial, changes=changed, best_samples_per_second=rate, standing=self._standing())
+        )
         return trial
+
+    def _standing(self) -> Standing:
+        return standing_of_answer(self._result, self._own, len(self._refused))

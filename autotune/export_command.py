@@ -1,4 +1,4 @@
-"""`autotune export`: the answer of a search as the files of launchers and libraries."""
+"""`autotune export`: the answer of a search as the files of other tools."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.console import Debug, Json, guarded, print_json, stdout
-from autotune.errors import InputError, suggestion
+from autotune.errors import InputError
 
 if TYPE_CHECKING:
+    from autotune.exports.draft import Draft
     from autotune.result import TuningResult
+
+_TARGETS = (
+    "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, torchtune, "
+    "dockerfile, or all that can train it."
+)
 
 
 def export(
     best: Annotated[Path, typer.Argument(help="best-config.json, or the run directory it lies in.")],
-    to: Annotated[str, typer.Option(help="training-args, accelerate, fsdp, deepspeed, or all.")] = "all",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; of all, a directory.")] = None,
+    to: Annotated[str, typer.Option(help=_TARGETS)] = "all",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; of several files, a directory.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the best configuration as files that Trainer, accelerate, FSDP and DeepSpeed read."""
+    """Write the best configuration as a script, or as files that other tools read."""
 
     def write() -> None:
-        from autotune.launch_files import FILE_NAMES
+        from autotune.exports import targets
 
         result = _result(best)
-        if to == "all":
-            _save_all(result, output, as_json=as_json)
+        if to == targets.ALL:
+            found, left_out = targets.drafts(result)
+            _save_all(result, found, left_out, output, as_json=as_json)
             return
-        if to not in FILE_NAMES:
-            known = (*FILE_NAMES, "all")
-            raise InputError(f"--to {to}: expected {', '.join(known[:-1])} or {known[-1]}{suggestion(to, known)}")
-        text = result.file_text(to)
-        if output is None:
-            stdout().out(text, end="", highlight=False)
+        draft = targets.draft(result, to)
+        if output is None and not as_json:
+            _print(draft)
             return
-        _write(text, output)
-        _tell([output], result, as_json=as_json)
+        _tell(_save(draft, output), draft.launch, {to: draft.lost}, {}, as_json=as_json)
 
     guarded(write, as_json=as_json, debug=debug)
 
@@ -50,31 +53,70 @@ def _result(best: Path) -> TuningResult:
     return load(best / ANSWER_FILE if best.is_dir() else best)
 
 
-def _save_all(result: TuningResult, directory: Path | None, *, as_json: bool) -> None:
+def _save_all(
+    result: TuningResult, found: dict[str, Draft], left_out: dict[str, str], directory: Path | None, *, as_json: bool
+) -> None:
+    from autotune.exports import targets
+
     if directory is None:
         raise InputError("--to all needs a directory for the files (--output DIR)")
+    paths = _written(targets.files_of_all(result, found), directory)
+    lost = {target: draft.lost for target, draft in found.items()}
+    _tell(paths, result.launch_commands, lost, left_out, as_json=as_json)
+
+
+def _save(draft: Draft, output: Path | None) -> list[Path]:
+    """Write the files of one target: one as `output`, or into it if it is a directory; several into a directory."""
+    if output is None:
+        raise InputError("--json tells which files were written: give --output")
+    if len(draft.files) > 1 or output.is_dir():
+        return _written(draft.files, output)
+    (text,) = draft.files.values()
+    return _written({output.name: text}, output.parent)
+
+
+def _written(files: dict[str, str], directory: Path) -> list[Path]:
+    from autotune.exports import targets
+
     try:
-        paths = result.save_files(directory)
+        return list(targets.written(files, directory))
     except OSError as error:
         raise InputError(f"--output {directory}: can't be written: {error.strerror}") from None
-    _tell(list(paths), result, as_json=as_json)
 
 
-def _write(text: str, path: Path) -> None:
-    from autotune.files import write_text
+def _print(draft: Draft) -> None:
+    """Print the first file on stdout; on stderr what else there is to know."""
+    first, *others = draft.files
+    stdout().out(draft.files[first], end="", highlight=False)
+    if others:
+        typer.echo(f"further files: {', '.join(others)} (--output DIR writes all)", err=True)
+    for line in draft.lost:
+        typer.echo(f"not expressed: {line}", err=True)
 
-    try:
-        write_text(text, path)
-    except OSError as error:
-        raise InputError(f"--output {path}: can't be written: {error.strerror}") from None
 
-
-def _tell(paths: list[Path], result: TuningResult, *, as_json: bool) -> None:
-    document: dict[str, Any] = {"files": [str(path) for path in paths], "launch": list(result.launch_commands)}
+def _tell(
+    paths: list[Path],
+    launch: tuple[str, ...],
+    lost: dict[str, tuple[str, ...]],
+    left_out: dict[str, str],
+    *,
+    as_json: bool,
+) -> None:
+    document: dict[str, Any] = {
+        "files": [str(path) for path in paths],
+        "launch": list(launch),
+        "not_expressed": {target: list(lines) for target, lines in lost.items() if lines},
+        "left_out": left_out,
+    }
     if as_json:
         print_json(document)
         return
-    for path in document["files"]:
-        stdout().print(f"written: {path}", highlight=False, soft_wrap=True)
-    for command in document["launch"]:
-        stdout().print(f"launch:  {command}", highlight=False, soft_wrap=True)
+    several = len(lost) > 1
+    lines = [f"written: {path}" for path in document["files"]]
+    lines += [f"launch:  {command}" for command in document["launch"]]
+    lines += [
+        f"not expressed: {f'{target}: ' if several else ''}{line}" for target, found in lost.items() for line in found
+    ]
+    lines += [f"left out: {reason}" for reason in left_out.values()]
+    for line in lines:
+        stdout().print(line, highlight=False, markup=False, soft_wrap=True)

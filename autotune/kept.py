@@ -22,13 +22,13 @@ from autotune.values import Value
 _NOT_TRAINING = frozenset({"optuna"})
 
 # Arguments that decide what is learned, not how long a step takes or what it needs.
-_WITHOUT_COST = frozenset(
+WITHOUT_COST = frozenset(
     {"learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type", "seed", "data_seed"}
     | {"num_train_epochs", "max_steps", "adam_beta1", "adam_beta2", "adam_epsilon"}
 )
 
 # Fields of a workload that say where it comes from, or that count otherwise: of real data the lengths do.
-_NOT_THE_STEP = {"model", "seed", "dataset", "text_field", "fixed_arguments"}
+_NOT_THE_STEP = {"model", "seed", "dataset", "text_field", "fixed_arguments", "own_step", "own_code"}
 
 
 class Key(Value):
@@ -77,7 +77,7 @@ def _model(workload: Workload, facts: ModelFacts) -> str:
 
 
 def _shape(workload: Workload) -> str:
-    fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in _WITHOUT_COST}
+    fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in WITHOUT_COST}
     written = workload.model_dump(mode="json", exclude=_NOT_THE_STEP)
     return _digest({**written, "real": workload.dataset is not None, "fixed": fixed})
 

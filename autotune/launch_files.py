@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from autotune.config import Precision, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.files import write_text
+from autotune.own_launch import apply_command
 from autotune.parallel_arguments import ZERO_STAGES
+
+if TYPE_CHECKING:
+    from autotune.result import TuningResult
 
 SCRIPT = "train.py"  # what the user trains with: `result.training_arguments(...)` and a Trainer
 ACCELERATE, DEEPSPEED, FSDP, ARGUMENTS = "accelerate", "deepspeed", "fsdp", "training-args"
@@ -49,16 +53,38 @@ class Measured(NamedTuple):
         return self.config.parallelism.world_size
 
 
+def measured_of(result: TuningResult) -> Measured:
+    """Return what launchers have to know of an answer."""
+    return Measured(
+        config=result.best.config,
+        workload=result.workload,
+        arguments=result.arguments.training_arguments,
+        is_cpu=result.hardware.is_cpu,
+        cores=result.hardware.cores,
+    )
+
+
 def commands(measured: Measured) -> tuple[str, ...]:
     """Return the command lines that start the training, the one to prefer first."""
+    code = measured.workload.own_code
+    if code is not None and code.command:
+        return (apply_command(code, "best-config.json"),)
     if not needs_launcher(measured.config):
         return (f"python {SCRIPT}",)
-    # torchrun gives each rank one thread unless it is told; trials gave each its share of the cores.
-    threads = max(1, measured.cores // measured.ranks)
-    torchrun = f"OMP_NUM_THREADS={threads} torchrun --standalone --nproc_per_node {measured.ranks} {SCRIPT}"
+    torchrun = f"{_threads(measured)} torchrun --standalone --nproc_per_node {measured.ranks} {SCRIPT}"
     if _why_not_accelerate(measured) is not None:
         return (torchrun,)
-    return torchrun, f"accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {SCRIPT}"
+    return torchrun, accelerate_command(measured)
+
+
+def accelerate_command(measured: Measured) -> str:
+    """Return the command line of accelerate's launcher, which starts a single process too."""
+    return f"{_threads(measured)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {SCRIPT}"
+
+
+def _threads(measured: Measured) -> str:
+    """Return what gives each rank its share of the cores, as trials did; launchers give it one unless they are told."""
+    return f"OMP_NUM_THREADS={max(1, measured.cores // measured.ranks)}"
 
 
 def needs_launcher(config: TrainConfig) -> bool:

@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
-from autotune.console import Debug, Json, guarded, print_json, stdout
+from autotune.console import Debug, Json, guarded, print_json, print_text, stdout
 from autotune.errors import InputError
+
+Names = Annotated[bool, typer.Option("--quiet", "-q", help="Print the names alone, one a line.")]
 
 
 def models(
     name: Annotated[str, typer.Argument(help="Show only models whose name contains this.")] = "",
+    quiet: Names = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -26,6 +29,9 @@ def models(
         if as_json:
             print_json([e.model_dump(mode="json") for e in entries])
             return
+        if quiet:
+            print_text("\n".join(e.names[0] if e.names else e.id for e in entries))
+            return
         from autotune.output.listings import models_table
 
         stdout().print(models_table(entries))
@@ -35,6 +41,7 @@ def models(
 
 def gpus(
     name: Annotated[str, typer.Argument(help="Show only GPUs whose name, vendor or architecture contains this.")] = "",
+    quiet: Names = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -46,6 +53,9 @@ def gpus(
         found = gpus_like(name)
         if as_json:
             print_json([gpu.model_dump(mode="json") for gpu in found])
+            return
+        if quiet:
+            print_text("\n".join(gpu.name for gpu in found))
             return
         from autotune.output.gpu_listing import gpus_table
 
@@ -80,7 +90,7 @@ def doctor(
     guarded(show, as_json=as_json, debug=debug)
 
 
-def spaces(as_json: Json = False, debug: Debug = False) -> None:
+def spaces(quiet: Names = False, as_json: Json = False, debug: Debug = False) -> None:
     """List the built-in search spaces, and how many of their points are legal on this machine."""
 
     def show() -> None:
@@ -89,6 +99,9 @@ def spaces(as_json: Json = False, debug: Debug = False) -> None:
         from autotune.search.space_file import builtin_spaces, load_space
         from autotune.workload_plan import DEFAULT_GLOBAL_BATCH
 
+        if quiet and not as_json:
+            print_text("\n".join(builtin_spaces()))
+            return
         hardware = detect("auto")
         batch = DEFAULT_GLOBAL_BATCH[hardware.kind]
         found = [(space, points_here(space, hardware, batch)) for space in map(load_space, builtin_spaces())]

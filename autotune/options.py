@@ -40,6 +40,7 @@ class Options(Value):
     revision: str | None = None
     trust_remote_code: bool = False
     record: bool = True
+    report_to: tuple[str, ...] = ()
     workers: PositiveInt | None = None
     engine: Engine = "local"
     address: str | None = None

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
-from autotune import device_plan, shallow
+from autotune import device_plan, own_loop, own_plan, shallow
 from autotune import hardware as machine
-from autotune.architecture import ModelFacts, ProbeDepths
+from autotune.architecture import ModelFacts, ProbeDepths, Task
 from autotune.baseline import UserArguments, baseline_config, read_arguments
 from autotune.checks import planned_loss_steps
 from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
@@ -21,6 +21,8 @@ from autotune.fleet import Allotment, Fleet
 from autotune.hardware import Hardware
 from autotune.objective import Objective
 from autotune.options import Options
+from autotune.own_code import OwnCode
+from autotune.own_step import OwnStep
 from autotune.resolving import resolve
 from autotune.rundir import PLAN_FILE
 from autotune.search.space import SearchSpace
@@ -74,6 +76,7 @@ class SearchPlan(Value):
     probes: ProbeDepths | None = Field(default=None, description="candidates are first run at these; None: they aren't")
     loss_insisted: bool = Field(default=False, description="compared whatever it takes: the user has asked for it")
     record: bool = Field(default=False, description="the lasting record is read and written")
+    report_to: tuple[str, ...] = Field(default=(), description="trackers that are told of each trial")
     fleet: Fleet = Field(default=Fleet(), description="where the trials run")
     is_shared: bool = Field(default=False, description="trials at the same time disturb each other")
     options: Options | None = Field(default=None, description="what the user asked for; None: made otherwise")
@@ -117,12 +120,16 @@ def read_plan(run_dir: Path) -> SearchPlan:
         raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None
 
 
-def outline(options: Options, allotment: Allotment | None = None) -> Outline:
+def outline(
+    options: Options, allotment: Allotment | None = None, own: OwnStep | None = None, code: OwnCode | None = None
+) -> Outline:
     """Return what can be settled without a child process.
 
     Args:
         options: What the user asked for.
         allotment: What each trial has to itself; by default all of the device that was asked for.
+        own: A loop of the user's own, whose model may not be named.
+        code: Around a Trainer of the user's own, of which nothing is known yet.
 
     Raises:
         InputError: Something in `options` can't be used.
@@ -138,18 +145,26 @@ def outline(options: Options, allotment: Allotment | None = None) -> Outline:
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
     hardware, spreading = device_plan.spread(options, allotment.hardware)
     allotment = allotment.model_copy(update={"hardware": hardware})
-    spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
-    task = task_of(options, spec)
+    if own is not None and not options.model:
+        spec, task = own_loop.spec_of(own), Task.OWN
+    elif code is None:
+        spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
+        task = task_of(options, spec)
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None
     notes = [*_device_notes(options, hardware), *allotment.notes, *spreading]
-    workload = workload_of(options, hardware, spec, task, arguments, notes)
+    if code is not None:
+        workload = own_plan.provisional(code, options.seed)
+    else:
+        workload = workload_of(options, hardware, spec, task, arguments, notes)
     return Outline(
         options=options,
         hardware=hardware,
-        workload=workload,
+        workload=workload.model_copy(update={"own_step": own}),
         memory_bytes=_memory(options, allotment, notes),
         budget=budget_of(options.effort, max_trials=options.max_trials, max_time_s=options.max_time_s),
-        space=load_space(options.space or default_space(hardware)),
+        space=own_loop.space_of(own, default_space(hardware))
+        if own is not None and own.knobs
+        else load_space(options.space or default_space(hardware)),
         searched_arguments=arguments.searched if arguments else None,
         notes=tuple(notes),
         is_shared=allotment.is_shared,
@@ -169,6 +184,8 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
     given = UserArguments(outline.searched_arguments, {}) if outline.searched_arguments is not None else None
+    is_own = workload.own_step is not None  # it can be timed, and nothing else
+    is_recorded = not (outline.is_shared or is_own or workload.own_code is not None)  # code may change, and not say so
     plan = SearchPlan(
         workload=workload,
         facts=facts,
@@ -183,19 +200,21 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         exhaustive=outline.options.exhaustive,
         repeats=outline.options.repeat,
         objective=objective_of(outline.options, workload),
-        soak=not outline.options.exhaustive,
-        skewed_routing=facts.experts > 0 and not outline.options.exhaustive,
-        loss_steps=_loss_steps(outline.options),
+        soak=not (outline.options.exhaustive or is_own),
+        skewed_routing=facts.experts > 0 and not (outline.options.exhaustive or is_own),
+        loss_steps=0 if is_own else _loss_steps(outline.options),
         loss_insisted=bool(outline.options.check_loss),
-        record=outline.options.record and not outline.is_shared,
+        record=outline.options.record and is_recorded,
+        report_to=outline.options.report_to,
         fleet=outline.options.fleet,
         is_shared=outline.is_shared,
-        options=outline.options,
+        options=None if is_own else outline.options,
         probes=shallow.planned(
             outline.options.shallow, facts, outline.hardware.kind, exhaustive=outline.options.exhaustive
         ),
         notes=outline.notes + notes,
     )
+    plan = own_plan.with_baseline(plan)
     if plan.exhaustive:
         plan = plan.model_copy(update={"budget": _budget_of_all(plan, outline.options)})
     return plan.model_copy(update={"notes": plan.notes + _states_note(plan) + _probes_note(plan)})
@@ -283,6 +302,8 @@ def _budget_of_all(plan: SearchPlan, options: Options) -> Budget:
 
 def _states_note(plan: SearchPlan) -> tuple[str, ...]:
     """Say what the baseline needs at the very least: weights and gradients, and AdamW's two states, fp32 each."""
+    if plan.workload.task is Task.OWN:
+        return (_extent(plan),)
     adamw = plan.baseline.optim in ("adamw_torch", "adamw_torch_fused")
     states = plan.facts.parameters * (16 if adamw else 8)
     what = "weights, gradients and AdamW states" if adamw else "weights and gradients"

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from autotune.architecture import Task
 from autotune.cost import child
 from autotune.cost.calibrate import rates_of
 from autotune.cost.child import TraceRequest, Traces
@@ -51,6 +52,9 @@ def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Obser
         directory: Of the search.
         observer: Told what couldn't be traced.
     """
+    code = plan.workload.own_code
+    if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
+        return None
     traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner)
     for failure in traces.failures:
         observer(Note(text=f"no prediction: {failure}"))
@@ -67,7 +71,8 @@ def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Obser
 
 def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResult]) -> None:
     """Keep what a finished search observed for the next one on this device with this type of model."""
-    if model is None:
+    own = plan.workload.own_step or plan.workload.own_code
+    if model is None or own is not None:  # whose steps are not those of our own trainings
         return
     # A check trains otherwise than a trial does: it evaluates and saves, or trains on without dropout; a probe trains
     # a shallower model.

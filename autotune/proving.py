@@ -142,7 +142,7 @@ class Proof:
         if self._plan.skewed_routing and self.skewed_routing(winner) is None:
             lines.append(f"measured with even routing only: {self._why_not(self._routing_runs(winner))}")
         own, soaked = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), self.soaked(winner)
-        if soaked is not None and own not in (None, soaked.eval_batch_size):
+        if soaked is not None and soaked.eval_batch_size is not None and own not in (None, soaked.eval_batch_size):
             lines.append(f"evaluating with your batch of {own} does not fit; {soaked.eval_batch_size} does")
         if not self._plan.exhaustive and winner != self.reference() and self.verdict(winner) is None:
             runs = [r for c, task in self._loss_runs(winner) if (r := self._loss_run(c, task)) is not None]
@@ -208,6 +208,8 @@ class Proof:
         reference = self.reference()
         if self._plan.workload.global_batch_size is None:
             return "with a free global batch, steps are not the same"
+        if self._plan.workload.own_step is not None:
+            return "whether the data of a loop of your own come in the same order isn't known"
         if not self._plan.loss_steps:
             return f"--check-loss {DEFAULT_LOSS_STEPS[Effort.STANDARD]} does it"
         if reference is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.console import Debug, Json, guarded, print_json, stdout
+from autotune.console import Debug, Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def report(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search, finished or not.")],
     form: Annotated[Format | None, typer.Option("--format", help="[as --out ends, or html]")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [RUN_DIR/report.html].")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the name of the file alone.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -46,6 +47,8 @@ def report(
 
         if as_json:
             print_json({"file": str(path), "format": str(chosen), "answer": answer(found)})
+        elif quiet:
+            print_text(str(path))
         else:
             stdout().print(f"{answer(found)}\nwritten: {path}", highlight=False, markup=False, soft_wrap=True)
 
@@ -99,21 +102,22 @@ def _write(content: bytes, path: Path) -> None:
 def explain(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that has found something.")],
     max_time: Annotated[str | None, typer.Option(help="Begin no trial beyond this, such as 10m [find's].")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Measure what each knob of the winner brought, by taking it away; what is known isn't measured again."""
 
     def run() -> None:
-        from rich.console import Console
-
         from autotune.explaining import explain as explained
         from autotune.output.progress import Progress
         from autotune.units import parse_time_s
 
+        console = stderr(quiet=quiet, verbose=verbose)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
         limit_s = None if max_time is None else parse_time_s(max_time)
-        with Progress(Console(stderr=True)) as progress:
+        with Progress(console, verbose=verbose) as progress:
             found = explained(run_dir, max_time_s=limit_s, observer=progress)
         if as_json:
             print_json({**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled})
@@ -121,6 +125,7 @@ def explain(
         from autotune.output.explanation_table import explanation_table
 
         stdout().print(explanation_table(found), highlight=False)
-        stdout().print(f"`autotune report {run_dir}` shows it", highlight=False, markup=False, soft_wrap=True)
+        if not quiet:
+            stdout().print(f"`autotune report {run_dir}` shows it", highlight=False, markup=False, soft_wrap=True)
 
     guarded(run, as_json=as_json, debug=debug)

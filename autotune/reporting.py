@@ -24,6 +24,7 @@ from autotune.explaining import answer_in, refusals
 from autotune.explanation import Explanation
 from autotune.files import read_value
 from autotune.options import Options
+from autotune.own_code import OwnCode
 from autotune.planning import SearchPlan, read_plan
 from autotune.result import Contender, TrialSummary, TuningResult
 from autotune.run_report import Breakdown, ReportedTrial, RunReport
@@ -53,7 +54,7 @@ def gather(run_dir: str | Path) -> RunReport:
         written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         autotune_version=result.autotune_version if result is not None else __version__,
         is_running=directory.is_running(),
-        command=None if plan.options is None else command(plan.options),
+        command=None if plan.options is None else command(plan.options, plan.workload.own_code),
         workload=plan.workload,
         facts=plan.facts,
         hardware=plan.hardware,
@@ -71,9 +72,16 @@ def gather(run_dir: str | Path) -> RunReport:
     )
 
 
-def command(options: Options) -> str:
-    """Return the command line that asks for `options`: what differs from the defaults."""
-    words = ["autotune", "find", "--model", options.model]
+def command(options: Options, code: OwnCode | None = None) -> str | None:
+    """Return the command line that asks for `options`: what differs from the defaults; None if none can.
+
+    Args:
+        options: What was asked for.
+        code: The user's own, if that was tuned; only a script can be named.
+    """
+    if code is not None and not code.command:
+        return None
+    words = ["autotune", "find", "--model", options.model] if code is None else ["autotune", "script"]
     for name, field in Options.model_fields.items():
         value = getattr(options, name)
         if name == "model" or value == field.default:
@@ -86,9 +94,11 @@ def command(options: Options) -> str:
             words += [f"--{option}", _memory(value)]
         elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, tuple):
+            words += [f"--{option}", ",".join(value)]
         else:
             words += [f"--{option}", f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)]
-    return shlex.join(words)
+    return shlex.join(words) if code is None else f"{shlex.join(words)} -- {code.command_line}"
 
 
 def _memory(size: int) -> str:

@@ -52,13 +52,15 @@ def request_of(
         to_beat: Samples/s below which the exact rate doesn't matter; None: it always does.
     """
     full = plan.workload.accumulation_steps(config)
+    # What is inside a step of the user's own can't be seen, and so not be inferred.
+    whole = purpose in _WHOLE_STEPS or plan.workload.own_step is not None
     return TrialRequest(
         number=number,
         purpose=purpose,
         config=config,
         workload=plan.workload,
         device=plan.hardware.device,
-        accumulation_steps=full if purpose in _WHOLE_STEPS else min(full, SEARCH_ACCUMULATION),
+        accumulation_steps=full if whole else min(full, SEARCH_ACCUMULATION),
         prediction=prediction,
         limits=_limits(plan, task, timeout_s, depths).model_copy(
             update={

@@ -139,7 +139,7 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     if not tasks:
         raise InputError(
             f"{where}: model type {built.model_type!r} has no head that can be trained here "
-            f"({', '.join(task.value for task in Task)})"
+            f"({', '.join(task.value for task in Task.heads())})"
         )
     return spec.model_copy(update={"model_type": built.model_type, "kind": kind_of(built, tasks)})
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from autotune.batches import Collator
     from autotune.data import Samples
-    from autotune.launch_files import Measured
+    from autotune.exports.targets import Exported
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -148,7 +148,7 @@ class TuningResult(Value):
         """The command lines that start training with the best configuration; the files they name: `save_files`."""
         from autotune import launch_files
 
-        return launch_files.commands(self._measured)
+        return launch_files.commands(launch_files.measured_of(self))
 
     def file_text(self, name: str) -> str:
         """Return what a file of a launcher or a library holds: 'training-args', 'accelerate', 'fsdp' or 'deepspeed'.
@@ -158,7 +158,7 @@ class TuningResult(Value):
         """
         from autotune import launch_files
 
-        return launch_files.text_of(name, self._measured)
+        return launch_files.text_of(name, launch_files.measured_of(self))
 
     def save_files(self, directory: str | Path) -> tuple[Path, ...]:
         """Write the files of launchers and libraries for the best configuration, and the commands; return their paths.
@@ -168,19 +168,21 @@ class TuningResult(Value):
         """
         from autotune import launch_files
 
-        return launch_files.save(self._measured, Path(directory))
+        return launch_files.save(launch_files.measured_of(self), Path(directory))
 
-    @property
-    def _measured(self) -> Measured:
-        from autotune.launch_files import Measured
+    def export(self, target: str, directory: str | Path) -> Exported:
+        """Write the best configuration for another tool: the targets of `autotune export --to`, or 'all' of them.
 
-        return Measured(
-            config=self.best.config,
-            workload=self.workload,
-            arguments=self.arguments.training_arguments,
-            is_cpu=self.hardware.is_cpu,
-            cores=self.hardware.cores,
-        )
+        Returns:
+            The paths, the command lines that use them, and what of the configuration the target can't express.
+
+        Raises:
+            InputError: There is no such target, or it can't train this.
+            OSError: The directory can't be written.
+        """
+        from autotune.exports import targets
+
+        return targets.save(self, target, Path(directory))
 
     def model_kwargs(self) -> dict[str, Any]:
         """Return the keyword arguments of `from_pretrained`; of `from_config` too, but for quantized base weights."""
@@ -200,10 +202,11 @@ class TuningResult(Value):
         """Return the model with random weights on the device, as a trial builds it: to try a result out.
 
         Raises:
-            InputError: The installed transformers can't build it.
+            InputError: The installed transformers can't build it, or it is made by a loop of the user's own.
         """
         from autotune.models import build_model
 
+        self._check_model()
         return build_model(
             self.workload.model,
             self.workload.task,
@@ -213,10 +216,16 @@ class TuningResult(Value):
         )
 
     def prepare_model(self, model: Any) -> Any:
-        """Return `model` as the trials trained it: the adapter put on, if there is one, and the loss normalised."""
-        from autotune.adapters import prepare_model
+        """Return `model` as the trials trained it: the adapter put on, if there is one, and the loss normalised.
 
-        return prepare_model(model, self.arguments.adapter)
+        The loss of a user's own code is left alone where the code computes it.
+        """
+        from autotune.adapters import prepare_model, put_on
+
+        code, adapter = self.workload.own_code, self.arguments.adapter
+        if code is None or code.normalizes:
+            return prepare_model(model, adapter)
+        return model if adapter is None else put_on(model, adapter)
 
     def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Samples, Collator]:
         """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.
@@ -227,9 +236,10 @@ class TuningResult(Value):
                 to be put.
 
         Raises:
-            InputError: The file that the search read can't be read any more.
+            InputError: The file that the search read can't be read any more, or the data are those of the user's own loop.
             RunDirectoryError: `directory` can't be written.
         """
+        self._check_model()
         from autotune.corpus import TOKENS
         from autotune.data import prepare, training_data
         from autotune.models import build_config
@@ -239,6 +249,19 @@ class TuningResult(Value):
             prepare(self.workload, where)
         config = build_config(self.workload.model, self.workload.task)
         return training_data(self.workload, config, samples=samples, directory=where, config=self.best.config)
+
+    def _check_model(self) -> None:
+        """Refuse what needs a model that is known by name."""
+        if self.workload.own_code is not None:
+            raise InputError(f"{self.workload.own_code.shown} makes its own model and data")
+        if self.workload.model.source == "own":
+            raise InputError(f"{self.workload.model.name} makes its own model and data")
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: baseline against winner, what changes, charts."""
+        from autotune.notebook import html_of
+
+        return html_of(self)
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON.

@@ -43,6 +43,9 @@ class Prices(Value):
 def parse_count(text: str, *, option: str = "--tokens") -> float:
     """Return a count: '20B' is 20 x 10^9, '300e9' and '1_000_000' are what they are.
 
+    >>> parse_count("20B") == parse_count("20e9") == parse_count("20_000_000_000")
+    True
+
     Raises:
         InputError: `text` is no count above zero.
     """

@@ -103,6 +103,20 @@ def routing(experts_per_token: int | None, expert_capacity: int | None) -> dict[
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
+    """Return what is laid over a user's own arguments: all that a search decides, and nothing else of them.
+
+    What the configuration doesn't name has the default of TrainingArguments, whatever the user has set.
+    """
+    theirs = {"seed", *workload.fixed_arguments}
+    decided = {**_DEFAULTS, **{name: value for name, value in mapping.tuned.items() if name not in theirs}}
+    for part in ("", "_kwargs"):  # one argument, which newer versions call otherwise and keep the old name of
+        new, old = f"activation_checkpointing{part}", f"gradient_checkpointing{part}"
+        if new in mapping.tuned:
+            decided[old] = decided[new]
+    return decided
+
+
 # Nothing is saved, pushed, evaluated, reported or drawn during a trial, and NaN losses are shown as they are: the
 # Trainer's default is to log them as 0.0. The data of a trial hold the columns of the model and nothing else.
 _HARNESS: dict[str, Any] = {
@@ -128,3 +142,27 @@ SEARCHED_ARGUMENTS = frozenset(
         "dataloader_prefetch_factor", "train_sampling_strategy", "ddp_bucket_cap_mb", "ddp_static_graph",
     }
 )  # fmt: skip
+
+# Of these, what a configuration needn't name, as TrainingArguments has it by default (held against it by a test).
+_DEFAULTS: dict[str, Any] = {
+    "tf32": None,
+    "use_cpu": False,
+    "gradient_checkpointing": False,
+    "gradient_checkpointing_kwargs": None,
+    "activation_checkpointing": False,
+    "activation_checkpointing_kwargs": None,
+    "torch_compile": False,
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+    "use_liger_kernel": False,
+    "dataloader_prefetch_factor": None,
+}
+
+# What only a trial of the user's own code needs: columns are removed as the code has it, and what waits for evaluations
+# or checkpoints has none to wait for.
+OWN_HARNESS: dict[str, Any] = {
+    **{n: value for n, value in _HARNESS.items() if n not in ("remove_unused_columns", "dataloader_drop_last")},
+    "load_best_model_at_end": False,
+    "auto_find_batch_size": False,
+    "resume_from_checkpoint": None,
+}

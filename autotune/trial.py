@@ -16,6 +16,7 @@ from autotune.architecture import ModelFacts
 from autotune.checks import CheckTask, LossCurve, Routed, Soaked
 from autotune.conditions import Conditions
 from autotune.config import LengthProfile, TrainConfig, Workload
+from autotune.own_code import OwnFound
 from autotune.values import Value
 
 
@@ -169,11 +170,11 @@ class Measurement(Value):
     memory: Memory
     startup_s: float = Field(description="from launch to the first training step: model, data, optimizer")
     first_step_s: float = Field(description="the first optimizer step, compilation included")
-    data_wait_share: float = Field(description="share of a step spent waiting for data")
+    data_wait_share: float | None = Field(description="share of a step spent waiting for data; None: it can't be told")
     padding_share: float | None = Field(
         default=None, description="of the positions that were run, those that hold padding; None: no tokens"
     )
-    loss: float = Field(description="mean training loss over all steps run")
+    loss: float | None = Field(description="mean training loss over all steps run; None: an own loop tells none")
     effects: dict[str, str] = Field(description="what was seen to be in effect, by knob")
     warnings: tuple[str, ...] = ()
     soaked: Soaked | None = Field(default=None, description="of a soak")
@@ -237,6 +238,7 @@ class Description(Value):
     facts: ModelFacts
     lengths: LengthProfile | None = Field(default=None, description="of the real data, tokenized")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
+    own: OwnFound | None = Field(default=None, description="of a training of the user's own")
 
 
 class Refusal(Value):

@@ -14,7 +14,7 @@ from autotune import answer
 from autotune.config import TrainConfig
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
-from autotune.events import Note, Observer, TrialEnded, TrialStarted
+from autotune.events import Note, Observer
 from autotune.execution.runner import Runner
 from autotune.finals import Finals
 from autotune.guide import Guide
@@ -25,13 +25,13 @@ from autotune.recall import Recall
 from autotune.requesting import request_of
 from autotune.result import TuningResult
 from autotune.rundir import ANSWER_FILE, RunDirectory
-from autotune.search.allowance import changes
 from autotune.search.history import History
 from autotune.search.proposals import proposals
 from autotune.search.space import Point
 from autotune.search.study import Asked, Study
 from autotune.shallow import Probes
 from autotune.spending import wall_s
+from autotune.telling import Teller
 from autotune.trial import Purpose, TrialRequest, TrialResult
 
 # Sampler's points in a row that are known or refused: the space is as good as exhausted.
@@ -97,6 +97,7 @@ class Tuner:
         self._recall = recall or Recall(plan)
         self._probes = Probes(plan.probes, plan.workload, self._history, self._results)
         self._refused: dict[TrainConfig, str] = {}
+        self._teller = Teller(plan, self._history, self._results, self._refused, self._pace, observer)
         self._number = -1  # of the latest trial that was begun
 
     def run(self) -> TuningResult:
@@ -273,25 +274,13 @@ class Tuner:
             depths=depths,
             to_beat=self._pace.to_beat(purpose),
         )
-        self._observer(
-            TrialStarted(
-                number=request.number,
-                purpose=purpose,
-                config=config,
-                changes=changes(config, self._plan.baseline, self._plan.facts),
-                time_left_s=max(0.0, self._pace.left_s()),
-                trials_left=self._pace.trials_left(),
-            )
-        )
+        self._teller.started(request)
         return request
 
     def _ended(self, result: TrialResult) -> TrialResult:
         """Take in the result of a trial, tell of it and write the answer as it stands."""
         self._take_in(result)
-        changed = changes(result.request.config, self._plan.baseline, self._plan.facts)
-        best = self._history.best()
-        rate = best.measurement.samples_per_second if best and best.measurement else None
-        self._observer(TrialEnded(result=result, changes=changed, best_samples_per_second=rate))
+        self._teller.ended(result)
         self._keep_answer()
         return result
 

@@ -21,6 +21,9 @@ _TIME_UNITS_S = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 def parse_memory(text: str, *, option: str = "--memory") -> int:
     """Return bytes: '24GiB' is 24 x 2^30, '24GB' 24 x 10^9, a bare number bytes.
 
+    >>> parse_memory("24GiB"), parse_memory("1.5 GB"), parse_memory("4096")
+    (25769803776, 1500000000, 4096)
+
     Raises:
         InputError: `text` is no amount of memory above zero.
     """
@@ -35,6 +38,9 @@ def parse_memory(text: str, *, option: str = "--memory") -> int:
 
 def parse_time_s(text: str, *, option: str = "--max-time") -> float:
     """Return seconds: '90', '90s', '10m', '1h30m'.
+
+    >>> parse_time_s("90"), parse_time_s("10m"), parse_time_s("1h30m")
+    (90.0, 600.0, 5400.0)
 
     Raises:
         InputError: `text` is no time above zero.
@@ -52,14 +58,22 @@ def parse_time_s(text: str, *, option: str = "--max-time") -> float:
 
 
 def show_memory(value: float) -> str:
-    """Return bytes for people: '1.50 GiB', '800 MiB'."""
+    """Return bytes for people.
+
+    >>> show_memory(1.5 * GIB), show_memory(800 * 2**20)
+    ('1.50 GiB', '800 MiB')
+    """
     if value >= GIB:
         return f"{value / GIB:.2f} GiB"
     return f"{value / (1 << 20):.0f} MiB"
 
 
 def show_time(seconds: float) -> str:
-    """Return a duration for people: '45 s', '12 min', '1 h 05 min'."""
+    """Return a duration for people.
+
+    >>> show_time(45), show_time(720), show_time(3900)
+    ('45 s', '12 min', '1 h 05 min')
+    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -31,7 +31,7 @@ def task_of(options: Options, spec: ModelSpec) -> Task:
     try:
         task = Task(options.task)
     except ValueError:
-        raise InputError(f"--task {options.task}: expected one of {', '.join(Task)}") from None
+        raise InputError(f"--task {options.task}: expected one of {', '.join(Task.heads())}") from None
     check_task(spec, task)
     return task
 

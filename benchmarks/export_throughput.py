@@ -2,12 +2,14 @@
 
     python benchmarks/export_throughput.py runs/t5-small-.../best-config.json
     python benchmarks/export_throughput.py --model t5-small --effort quick
+    python benchmarks/export_throughput.py --model gpt2 --scripts all --trl-python trl-venv/bin/python
 
 In each round the configuration is measured twice, in an order that alternates: as a trial of autotune, and by
 `examples/train_with_result.py` in a fresh process, or in those of torchrun, a plain Trainer without autotune around it.
-A ratio of 1 means that
-the exported arguments train exactly as fast as was promised. The last line is the result as JSON; it is also written
-to `benchmarks/results/`.
+A ratio of 1 means that the exported arguments train exactly as fast as was promised. With `--scripts` it is the scripts
+of `autotune export` that train in its place, each a ratio: the plain Trainer's (python), the same with the arguments of
+its file by accelerate's launcher (accelerate), the plain loop (accelerate-loop) and TRL's. The last line is the result
+as JSON; it is also written to `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from exported_scripts import SCRIPTS, ExportedScripts
 from provenance import ROOT, provenance, results_path
 
 import autotune
@@ -60,8 +64,13 @@ def main() -> None:
         path = options.config or search(options, Path(scratch))
         result = autotune.load(path)
         hardware = detect("cpu" if result.hardware.is_cpu else result.hardware.device)
-        rounds = compare(path, hardware, count=options.rounds, seconds=options.seconds)
-    document = {**provenance(hardware), **summary(result, rounds)}
+        length = {"count": options.rounds, "seconds": options.seconds}
+        if options.scripts:
+            by_script = compare_scripts(path, hardware, options.scripts, options.trl_python, **length)
+            found = {"scripts": {name: summary(result, rounds) for name, rounds in by_script.items()}}
+        else:
+            found = summary(result, compare(path, hardware, **length))
+    document = {**provenance(hardware), "load_average": os.getloadavg(), **found}
     output = options.out or results_path(f"export-{result.workload.model.name}", hardware).with_suffix(".json")
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(json.dumps(document, indent=2) + "\n", output)
@@ -74,20 +83,46 @@ def compare(path: Path, hardware: Hardware, *, count: int, seconds: float) -> li
     Raises:
         RuntimeError: One of the two can't train what the search has trained.
     """
+    steps = steps_for(autotune.load(path), seconds)
+    with tempfile.TemporaryDirectory() as scratch:
+        ways = {"example": lambda: train(path, hardware, Path(scratch) / "out", steps)}
+        return in_turn(path, hardware, ways, count=count, steps=steps)["example"]
+
+
+def compare_scripts(
+    path: Path, hardware: Hardware, names: list[str], trl_python: str, *, count: int, seconds: float
+) -> dict[str, list[Round]]:
+    """Return `count` rounds of each script, with the one trial of the round.
+
+    Raises:
+        InputError: The answer has no such script.
+        RuntimeError: A script or a trial fails.
+    """
+    steps = steps_for(autotune.load(path), seconds)
+    with tempfile.TemporaryDirectory() as scratch:
+        visible = {"CUDA_VISIBLE_DEVICES": visible_devices(autotune.load(path), hardware)}
+        scripts = ExportedScripts(path.resolve(), Path(scratch), trl_python=trl_python, environment=visible)
+        ways = {name: scripts.trainer(name, steps) for name in names}
+        return in_turn(path, hardware, ways, count=count, steps=steps)
+
+
+def in_turn(
+    path: Path, hardware: Hardware, ways: dict[str, Callable[[], float]], *, count: int, steps: int
+) -> dict[str, list[Round]]:
+    """Measure the trial and each way once a round, in an order that alternates."""
     result = autotune.load(path)
-    steps = steps_for(result, seconds)
-    rounds = []
+    rounds: dict[str, list[Round]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as scratch, LocalRunner(Path(scratch), hardware) as runner:
         if result.workload.dataset is not None:
             runner.describe(DescribeRequest(workload=result.workload))  # tokenizes
         for number in range(count):
-            sides = {
-                "measured": lambda n=number: trial(result, hardware, runner, n, steps),
-                "exported": lambda n=number: train(path, hardware, Path(scratch) / f"out-{n}", steps),
-            }
+            sides = {"measured": lambda n=number: trial(result, hardware, runner, n, steps), **ways}
             order = list(sides) if number % 2 == 0 else list(reversed(sides))
-            rounds.append(Round(**{name: sides[name]() for name in order}))
-            print(f"round {number}: {rounds[-1]}, ratio {rounds[-1].ratio:.3f}", file=sys.stderr, flush=True)
+            rates = {name: sides[name]() for name in order}
+            for name in ways:
+                rounds[name].append(Round(rates[name], rates["measured"]))
+                shown = f"round {number}, {name}: {rounds[name][-1]}, ratio {rounds[name][-1].ratio:.3f}"
+                print(shown, file=sys.stderr, flush=True)
     return rounds
 
 
@@ -130,9 +165,7 @@ def train(path: Path, hardware: Hardware, output: Path, steps: int) -> float:
     Of several devices it is torchrun that starts a process for each.
     """
     result = autotune.load(path)
-    ranks = result.best.config.parallelism.world_size
-    others = like_devices(hardware.device)[1:ranks] if ranks > 1 and not hardware.is_cpu else ()
-    visible = launcher_environment(hardware.device, {}, others=others)["CUDA_VISIBLE_DEVICES"]
+    visible = visible_devices(result, hardware)
     script = [str(EXAMPLE), str(path), "--steps", str(steps + 1), "--output-dir", str(output)]
     command, told = launched(result.launch_commands[0], script)
     path_of_modules = os.pathsep.join([str(ROOT), *sys.path])
@@ -147,6 +180,13 @@ def train(path: Path, hardware: Hardware, output: Path, steps: int) -> float:
         raise RuntimeError(f"{EXAMPLE.name} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
     printed = [line for line in done.stdout.splitlines() if line.startswith('{"')]
     return float(json.loads(printed[-1])["samples_per_second"])
+
+
+def visible_devices(result: TuningResult, hardware: Hardware) -> str:
+    """Return what CUDA_VISIBLE_DEVICES has to be for the devices of an answer, and no others, to be seen."""
+    ranks = result.best.config.parallelism.world_size
+    others = like_devices(hardware.device)[1:ranks] if ranks > 1 and not hardware.is_cpu else ()
+    return launcher_environment(hardware.device, {}, others=others)["CUDA_VISIBLE_DEVICES"]
 
 
 def launched(line: str, script: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -223,7 +263,14 @@ def parse_options() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=20, help="of each side in each round (default: %(default)s)")
-    return parsed(parser)
+    parser.add_argument(
+        "--scripts", nargs="+", choices=(*SCRIPTS, "all"), help="of `autotune export`, in the example's place"
+    )
+    parser.add_argument("--trl-python", default=sys.executable, help="an interpreter that has TRL (default: this one)")
+    options = parsed(parser)
+    if options.scripts and "all" in options.scripts:
+        options.scripts = list(SCRIPTS)
+    return options
 
 
 if __name__ == "__main__":

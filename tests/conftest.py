@@ -56,11 +56,12 @@ def wide_llama(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def answer(tmp_path_factory) -> Path:
+def answer(tmp_path_factory, tiny_llama) -> Path:
     """The best-config.json of a real, short search: that of an example, whose output is in printed.txt beside it."""
     path = tmp_path_factory.mktemp("answer") / "best-config.json"
+    example = [sys.executable, str(ROOT / "examples/quick_start.py"), str(tiny_llama)]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/python_api.py"), "--output", path.name],
+        [*example, "--max-trials", "2", "--max-time", "1m", "--output", path.name],
         cwd=path.parent,
         capture_output=True,
         text=True,

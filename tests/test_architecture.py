@@ -20,6 +20,8 @@ VALUES = {
     "optimizers",
     "objective",
     "options",
+    "own_code",
+    "own_step",
     "config",
     "hardware",
     "trial",
@@ -67,12 +69,15 @@ FOUNDATIONS = {
     "tensor_parallel",
     "whole_weights",
     "launch_files",
+    "own_fit",
+    "own_launch",
+    "trainer_parts",
     "quantized",
     "quick_weights",
     "loss",
     "baseline",
 }
-PACKAGES = {"search", "cost", "execution", "output"}
+PACKAGES = {"search", "cost", "execution", "output", "exports"}
 HEAVY = {
     "torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "sqlalchemy", "ray",
 }  # fmt: skip
@@ -129,6 +134,7 @@ def test_arrows_run_one_way(name, path):
         "cost": FOUNDATIONS | VALUES | PURE_FILES | LASTING | {"cost"},
         "search": FOUNDATIONS | VALUES | PURE_FILES | {"search"},
         "execution": FOUNDATIONS | VALUES | PURE_FILES | {"execution"},
+        "exports": FOUNDATIONS | VALUES | PURE_FILES | {"exports"},
     }
     # The conductor and the command line see everything; `result` maps to training arguments inside its methods.
     if room(name) in allowed and room(name) != "result":
@@ -149,7 +155,15 @@ def test_output_is_called_by_the_command_line_only():
         for name, path in MODULES
         if any(room(i) == "output" for i in own_imports(name, path, inside_functions=True))
     }
-    callers = {"cli", "listing_commands", "history_commands", "report_commands"}
+    callers = {
+        "cli",
+        "listing_commands",
+        "history_commands",
+        "report_commands",
+        "notebook",
+        "dashboard_command",
+        "watched",
+    }
     assert {room(user) for user in users} <= callers | {"output"}
 
 
@@ -172,8 +186,8 @@ def users_of(package: str) -> set[str]:
     return {n for n, p in MODULES if any(i.split(".")[0] == package for i in imports(p, inside_functions=True))}
 
 
-def test_only_the_study_imports_optuna():
-    assert users_of("optuna") == {"search.study"}
+def test_only_the_studies_import_optuna():
+    assert users_of("optuna") == {"search.study", "search.shown_study"}
 
 
 def test_only_the_record_imports_sqlalchemy():

@@ -1,21 +1,29 @@
 """The command line: errors are one line and an exit code, and its options don't change unnoticed."""
 
+import importlib.metadata
 import json
+import platform
 import signal
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from autotune import __version__
 from autotune.cli import app
 
-COMMANDS = ("find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export")
+COMMANDS = (
+    "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "dashboard",
+    "completion", "script",
+)  # fmt: skip
 
 FIND_OPTIONS = {
     "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
     "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
     "--check-loss", "--shallow", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
-    "--trust-remote-code", "--no-record", "--json", "--debug", "--help", "--devices",
-    "--workers", "--engine", "--address", "--kind",
+    "--trust-remote-code", "--no-record", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
+    "--devices", "--workers", "--engine", "--address", "--kind",
 }  # fmt: skip
 
 
@@ -128,6 +136,53 @@ def test_a_search_among_models_that_finds_none_is_bad_input(autotune):
     done = autotune("models", "zzz")
     assert done.returncode == 2
     assert "no model of the catalogue has 'zzz' in its name" in done.stderr
+
+
+def test_names_alone_are_for_other_programs():
+    for command, name in (("models", "t5-small"), ("gpus", "a100-80gb"), ("spaces", "qlora")):
+        names = CliRunner().invoke(app, [command, "--quiet"]).stdout.splitlines()
+        assert name in names
+        assert all(" " not in name for name in names)
+
+
+def test_quiet_and_verbose_contradict_each_other(monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    done = CliRunner().invoke(app, ["find", "--model", "gpt2", "--quiet", "--verbose"])
+    assert done.exit_code == 2
+    assert done.stderr == "autotune: --quiet and --verbose contradict each other; drop one of the two\n"
+
+
+def test_versions_are_told_of_what_is_installed_and_what_is_not():
+    text = CliRunner().invoke(app, ["--version"]).stdout
+    assert text.splitlines()[0] == f"autotune {__version__}"
+    assert f"torch {importlib.metadata.version('torch')}" in text.splitlines()
+    told = json.loads(CliRunner().invoke(app, ["--version", "--json"]).stdout)
+    assert told["autotune"] == __version__
+    assert told["python"] == platform.python_version()
+    assert told["packages"]["optuna"] == importlib.metadata.version("optuna")
+    assert not set(told["packages"]) & set(told["missing"])
+
+
+def test_versions_load_none_of_what_they_tell_of():
+    code = (
+        "import sys; sys.argv = ['autotune', '--version']\n"
+        "from autotune.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'transformers', 'optuna', 'peft', 'bitsandbytes') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["--json"], "--json before a command goes with --version alone"), (["--json", "models"], "behind the command")],
+)
+def test_what_is_said_before_a_command_is_not_dropped(arguments, expected):
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert expected in done.stderr
 
 
 def test_models_can_be_searched(autotune):

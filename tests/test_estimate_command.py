@@ -16,7 +16,7 @@ from autotune.units import GIB
 OWN_OPTIONS = {
     "--model", "--gpu", "--memory", "--task", "--seq-len", "--target-len", "--global-batch", "--allow", "--tokens",
     "--prices", "--nodes", "--network-gb-s", "--host-memory", "--device", "--revision", "--trust-remote-code", "--json",
-    "--debug", "--help",
+    "--debug", "--help", "--quiet",
 }  # fmt: skip
 KNOB_OPTIONS = {
     "--micro-batch", "--precision", "--tf32", "--optim", "--checkpointing", "--attention", "--compile", "--adapter",
@@ -52,6 +52,12 @@ def test_options_are_frozen():
         "--no-packing",
         "--no-ddp-static-graph",
     }
+
+
+def test_quiet_leaves_out_what_was_assumed(estimate):
+    said, quiet = estimate("--gpu", "t4", "--micro-batch", 8), estimate("--gpu", "t4", "--micro-batch", 8, "-q")
+    assert "note: " in said.stdout
+    assert quiet.stdout == said.stdout[: said.stdout.index("note: ")]
 
 
 def test_help_is_readable_at_80_columns(estimate):

@@ -3,16 +3,15 @@
 import json
 
 import pytest
-from factories import make_config, make_gpu, make_plan, make_result
+import yaml
+from exporting import answer_of
+from factories import make_config, make_gpu, make_workload
 from typer.testing import CliRunner
 
-from autotune.answer import assemble
 from autotune.cli import app
 from autotune.config import Parallelism
 from autotune.result import TuningResult
 from autotune.rundir import ANSWER_FILE
-from autotune.search.history import History
-from autotune.trial import Purpose
 
 SHARDED = make_config(4, parallelism=Parallelism(world_size=2, sharding="zero_2"))
 
@@ -20,15 +19,8 @@ SHARDED = make_config(4, parallelism=Parallelism(world_size=2, sharding="zero_2"
 @pytest.fixture
 def result() -> TuningResult:
     """The answer of a search over two GPUs."""
-    baseline = make_config(8, parallelism=Parallelism(world_size=2))
-    history = History()
-    trials = [make_result(baseline, purpose=Purpose.BASELINE), make_result(SHARDED, 20.0, number=1)]
-    for trial in trials:
-        history.add(trial)
-    found = assemble(make_plan(hardware=make_gpu(cores=8), baseline=baseline), history, trials, {}, 1.0)
-    assert found is not None
-    assert found.best.config == SHARDED
-    return found
+    own = make_workload(fixed_arguments={"label_smoothing_factor": 0.25})
+    return answer_of(SHARDED, hardware=make_gpu(cores=8), workload=own)
 
 
 @pytest.fixture
@@ -41,7 +33,7 @@ def export(result, tmp_path):
 def test_the_result_knows_how_it_is_launched(result):
     assert result.launch_commands == (
         "OMP_NUM_THREADS=4 torchrun --standalone --nproc_per_node 2 train.py",
-        "accelerate launch --config_file accelerate.yaml train.py",
+        "OMP_NUM_THREADS=4 accelerate launch --config_file accelerate.yaml train.py",
     )
 
 
@@ -51,8 +43,10 @@ def test_all_files_are_written_beside_the_commands(export, result, tmp_path):
     told = json.loads(done.stdout)
     assert told["launch"] == list(result.launch_commands)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "training_args.json", "accelerate.yaml", "deepspeed.json", "launch.txt",
+        "training_args.json", "accelerate.yaml", "deepspeed.json", "launch.txt", "train.py", "train_trl.py",
+        "axolotl.yaml", "llama_factory.yaml", "Dockerfile", "compose.yaml", "requirements.txt",
     }  # fmt: skip
+    assert set(told["left_out"]) == {"accelerate-loop", "fsdp", "torchtune"}
     assert json.loads((tmp_path / "out/training_args.json").read_text()) == result.arguments.training_arguments
 
 
@@ -62,6 +56,31 @@ def test_one_file_goes_where_it_is_wanted(export, result, tmp_path):
     assert (tmp_path / "ds.json").read_text() == result.file_text("deepspeed")
 
 
-@pytest.mark.parametrize("options", [("--to", "fsdp"), ("--to", "deepsped"), (), ("-o", "/proc/nowhere")])
+def test_what_is_not_expressed_is_told_beside_the_file(export, tmp_path):
+    line = "not expressed: your own argument label_smoothing_factor=0.25"
+    printed = export("--to", "axolotl")
+    assert line in printed.stderr
+    assert yaml.safe_load(printed.stdout)["micro_batch_size"] == 4
+    written = export("--to", "axolotl", "-o", str(tmp_path / "axolotl"))
+    assert line in written.stdout
+    assert "launch:  axolotl train axolotl.yaml" in written.stdout
+    assert {path.name for path in (tmp_path / "axolotl").iterdir()} == {"axolotl.yaml", "deepspeed.json"}
+
+
+def test_of_several_files_the_first_is_printed_and_the_others_named(export, tmp_path):
+    printed = export("--to", "dockerfile")
+    assert "FROM python:" in printed.stdout
+    assert "compose.yaml, requirements.txt, train.py" in printed.stderr
+    assert export("--to", "dockerfile", "-o", str(tmp_path / "image")).exit_code == 0
+    assert (tmp_path / "image/requirements.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--to", "fsdp"), ("--to", "deepsped"), (), ("-o", "/proc/nowhere"), ("--to", "accelerate-loop"),
+        ("--to", "python", "--json"),
+    ],
+)  # fmt: skip
 def test_what_can_not_be_exported_is_bad_input(export, options):
     assert export(*options).exit_code == 2

@@ -36,7 +36,7 @@ def test_one_process_needs_no_launcher():
 def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
     first, second = launch_files.commands(measured(4))
     assert first == "OMP_NUM_THREADS=2 torchrun --standalone --nproc_per_node 4 train.py"
-    assert second == "accelerate launch --config_file accelerate.yaml train.py"
+    assert second == "OMP_NUM_THREADS=2 accelerate launch --config_file accelerate.yaml train.py"
 
 
 def test_accelerate_would_start_one_process_on_a_cpu():

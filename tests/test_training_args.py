@@ -1,5 +1,6 @@
 """The one mapping from a configuration to the arguments of transformers and peft."""
 
+import dataclasses
 import itertools
 import warnings
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import TrainingArguments
 from autotune.adapters import peft_config
 from autotune.config import Effort, Parallelism
 from autotune.peft_arguments import ATTENTION_MODULES
-from autotune.training_args import SEARCHED_ARGUMENTS, TrainingPlan, plan
+from autotune.training_args import SEARCHED_ARGUMENTS, TrainingPlan, laid_over, plan
 
 OLD_GPU = make_gpu(versions={"transformers": "5.17.2"})
 NEW_GPU = make_gpu(versions={"transformers": "5.23.0"})
@@ -173,3 +174,21 @@ def test_the_installed_transformers_accepts_every_legal_point_of_the_cpu_space(t
             assert arguments.per_device_train_batch_size == point["per_device_train_batch_size"]
             count += 1
     assert count > 100
+
+
+def test_what_is_laid_over_own_arguments_undoes_all_that_a_search_decides():
+    """Whatever a user has set of it, and by whichever name; what is several devices' is never theirs to set here."""
+    laid = laid_over(mapped(), make_workload())
+    assert laid.keys() == SEARCHED_ARGUMENTS - {"ddp_bucket_cap_mb", "ddp_static_graph"}
+    usual = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    decided = mapped().tuned.keys()
+    for name in laid.keys() - decided:
+        assert laid[name] == (usual[name] or laid[name]), name
+
+
+def test_what_is_laid_over_leaves_the_rest_of_the_own_arguments_alone():
+    fixed = {"learning_rate": 0.1}
+    laid = laid_over(mapped(fixed=fixed, checkpointing="full"), make_workload(fixed_arguments=fixed))
+    assert not {"learning_rate", "seed"} & laid.keys()
+    assert laid["gradient_checkpointing"] is laid["activation_checkpointing"] is True
+    assert laid["gradient_checkpointing_kwargs"] == laid["activation_checkpointing_kwargs"]

@@ -12,9 +12,10 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 from autotune.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
@@ -34,6 +35,14 @@ _SPARE_DISK_BYTES = 512 << 20
 DataOf = Callable[[int], Any]
 
 
+class Reading(NamedTuple):
+    """How a trial reads its samples."""
+
+    longest: DataOf | None  # gives so many samples to evaluate on, the longest first; None: there are none
+    padding_share: Callable[[int], float | None]  # in so many steps; None: it can't be told
+    not_saved: str | None = None  # why a soak saves no checkpoint
+
+
 class CheckError(Exception):
     """Something failed in a check; the message says in what part of it, the cause is chained."""
 
@@ -46,10 +55,10 @@ def arguments_of(task: CheckTask | None) -> dict[str, Any]:
 
 
 @contextmanager
-def around_training(task: CheckTask | None, trainer: Any) -> Iterator[dict[str, Any]]:
+def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | None = None) -> Iterator[dict[str, Any]]:
     """Train inside this: without randomness for a loss run, with a checkpoint at the end for a soak.
 
-    Yields what is added to the measurement, complete when training has ended.
+    Yields what is added to the measurement, complete when training has ended. `not_saved` says why a soak saves none.
 
     Raises:
         CheckError: Saving failed.
@@ -63,7 +72,7 @@ def around_training(task: CheckTask | None, trainer: Any) -> Iterator[dict[str, 
             yield found
             found["routed"] = routed()
     elif isinstance(task, SoakTask):
-        saver = CheckpointSaver(trainer)
+        saver = CheckpointSaver(trainer, not_saved=not_saved)
         trainer.add_callback(saver)
         try:
             yield found
@@ -75,13 +84,15 @@ def around_training(task: CheckTask | None, trainer: Any) -> Iterator[dict[str, 
         yield found
 
 
-def findings(task: CheckTask | None, trainer: Any, longest: DataOf, peak: Callable[[], Memory]) -> dict[str, Any]:
+def findings(
+    task: CheckTask | None, trainer: Any, longest: DataOf | None, peak: Callable[[], Memory]
+) -> dict[str, Any]:
     """Return what a check adds to the measurement of the training that has ended.
 
     Args:
         task: The check.
         trainer: After `train`.
-        longest: Gives so many samples, the longest of the data first.
+        longest: Gives so many samples, the longest of the data first; None: there is nothing to evaluate on.
         peak: Tells the highest memory so far.
 
     Raises:
@@ -91,25 +102,25 @@ def findings(task: CheckTask | None, trainer: Any, longest: DataOf, peak: Callab
         return {"curve": _curve(task, trainer)}
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
-        memory, size = peak(), _evaluated(task, trainer, longest)
+        memory, size = peak(), None if longest is None else _evaluated(task, trainer, longest)
         soaked = Soaked(eval_batch_size=size, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
         # An attempt that failed has been at the limit; what came after it stayed below, or it would have failed too.
-        return {"soaked": soaked, "memory": peak() if size == task.eval_batch_sizes[0] else memory}
+        return {"soaked": soaked, "memory": peak() if size in (None, task.eval_batch_sizes[0]) else memory}
     return {}
 
 
 class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     """Has the Trainer save a checkpoint after the last step, if the disk has room for it."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, *, not_saved: str | None = None) -> None:
         self._trainer = trainer
         self.is_saving = False
         self.bytes: int | None = None
-        self.not_saved: str | None = None
+        self.not_saved = not_saved
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask for a checkpoint when training is about to stop."""
-        if not control.should_training_stop or self.is_saving:
+        if not control.should_training_stop or self.is_saving or self.not_saved is not None:
             return
         needed = _checkpoint_bytes(self._trainer)
         free = shutil.disk_usage(Path(args.output_dir).parent).free
@@ -188,13 +199,16 @@ def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
         return None
     if not is_random(trainer.model):
         return 0.0
+    if isinstance(trainer.train_dataset, IterableDataset):  # whose first samples are gone
+        return None
     trainer.model.train()
     batches = _first_step(trainer)
     draws = []
     for draw in range(_DRAWS):
         torch.manual_seed(task.seed * _DRAWS + draw)
         with torch.no_grad(), trainer.compute_loss_context_manager():
-            draws.append(statistics.fmean(float(trainer.model_wrapped(**batch)["loss"]) for batch in batches))
+            losses = (trainer.compute_loss(trainer.model_wrapped, dict(batch)) for batch in batches)
+            draws.append(statistics.fmean(map(float, losses)))
     return statistics.stdev(draws)
 
 
@@ -203,8 +217,9 @@ def _first_step(trainer: Any) -> list[dict[str, Any]]:
     args, data = trainer.args, trainer.train_dataset
     size = args.per_device_train_batch_size
     starts = range(0, size * args.gradient_accumulation_steps * own_rank().of, size)
-    made = (trainer.data_collator([data[i] for i in range(start, start + size)]) for start in starts)
-    return [{name: tensor.to(args.device) for name, tensor in batch.items()} for batch in made]
+    collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
+    made = (collate([data[i] for i in range(start, start + size)]) for start in starts)
+    return [trainer._prepare_inputs(batch) for batch in made]
 
 
 def _one_pass(trainer: Any) -> None:

@@ -23,18 +23,22 @@ def run_describe(directory: Path) -> None:
     """Answer the request in `directory`; tokenized data go to the directory `data` beside it."""
     request = read_value(DescribeRequest, directory / "request.json")
     try:
-        answer: Description | Refusal = _describe(request, directory.parent / "data")
+        answer: Description | Refusal = _describe(request, directory)
     except AutotuneError as error:
         answer = Refusal(error=type(error).__name__, message=str(error))
     write_value(answer, directory / ANSWER_FILE)
 
 
-def _describe(request: DescribeRequest, data_directory: Path) -> Description:
+def _describe(request: DescribeRequest, directory: Path) -> Description:
     from autotune.data import prepare
     from autotune.models import describe
     from autotune.shrinking import probe_depths
 
-    workload = request.workload
+    workload, data_directory = request.workload, directory.parent / "data"
+    if workload.own_code is not None:
+        from autotune.execution.own_facts import describe_own
+
+        return describe_own(workload.own_code, directory, data_directory)
     _check_arguments(workload)
     facts = describe(workload.model, workload.task)
     depths = probe_depths(workload.model, workload.task, facts.parameters)

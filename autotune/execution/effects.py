@@ -34,10 +34,14 @@ _OUTPUT_DTYPE = {
 
 
 class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Looks at the first training step from inside; leaves nothing behind that later steps would pay for."""
+    """Looks at the first training step from inside; leaves nothing behind that later steps would pay for.
 
-    def __init__(self, config: TrainConfig) -> None:
+    Knobs that the user's own code decides (`theirs`) are not looked at.
+    """
+
+    def __init__(self, config: TrainConfig, *, theirs: frozenset[str] = frozenset()) -> None:
         self._config = config
+        self._theirs = theirs
         self._dtypes: set[torch.dtype] = set()
         self._checkpointed = 0
         self._sdpa_backends: set[str] = set()
@@ -100,21 +104,23 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         Raises:
             NoEffectError: Something asked for did not take effect.
         """
-        return {
-            "precision": self._precision(trainer, model),
-            "tf32": _tf32(self._config),
-            "optim": _optimizer(self._config, trainer.optimizer, model),
-            "checkpointing": self._checkpointing(model),
-            "attn_implementation": _attention(self._config, model) + self._sdpa(),
-            "experts_implementation": _experts(self._config, model),
-            "use_liger_kernel": _liger(self._config, model),
-            "torch_compile_backend": _compiled(self._config, trainer),
-            "dataloader_num_workers": _workers(self._config, self._seen["train_dataloader"]),
-            "packing": _packing(self._config, self._seen["train_dataloader"]),
-            "adapter": adapter_effects.adapter(self._config, model),
-            "quantization": adapter_effects.quantization(self._config, model),
-            "parallelism": parallel_effects.parallelism(self._config, trainer, model),
+        loader = self._seen["train_dataloader"]
+        looks: dict[str, Callable[[], str]] = {
+            "precision": lambda: self._precision(trainer, model),
+            "tf32": lambda: _tf32(self._config),
+            "optim": lambda: _optimizer(self._config, trainer.optimizer, model),
+            "checkpointing": lambda: self._checkpointing(model),
+            "attn_implementation": lambda: _attention(self._config, model) + self._sdpa(),
+            "experts_implementation": lambda: _experts(self._config, model),
+            "use_liger_kernel": lambda: _liger(self._config, model),
+            "torch_compile_backend": lambda: _compiled(self._config, trainer),
+            "dataloader_num_workers": lambda: _workers(self._config, loader),
+            "packing": lambda: _packing(self._config, loader),
+            "adapter": lambda: adapter_effects.adapter(self._config, model),
+            "quantization": lambda: adapter_effects.quantization(self._config, model),
+            "parallelism": lambda: parallel_effects.parallelism(self._config, trainer, model),
         }
+        return {knob: "as your code has it" if knob in self._theirs else look() for knob, look in looks.items()}
 
     def _precision(self, trainer: Any, model: nn.Module) -> str:
         wanted, asked = _OUTPUT_DTYPE[self._config.precision], self._config.precision
@@ -232,14 +238,14 @@ def _sdpa_backend(
 
 def _experts(config: TrainConfig, model: Any) -> str:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    text = base.config.get_text_config()
+    text = base.config.get_text_config() if hasattr(base, "config") else None  # a module of the user's own has none
     for name, field in (("experts_per_token", "num_experts_per_tok"), ("expert_capacity", "expert_capacity")):
         wanted = getattr(config, name)
         if wanted is not None and getattr(text, field, None) != wanted:
             raise NoEffectError(f"{name} {wanted} was asked for, but the model has {getattr(text, field, None)}")
     if config.experts_implementation is None:
         return "none to choose"
-    actual = text._experts_implementation
+    actual = getattr(text, "_experts_implementation", None)
     if actual != config.experts_implementation:
         raise NoEffectError(f"experts {config.experts_implementation} were asked for, but {actual} ran")
     return str(actual)

@@ -32,7 +32,7 @@ DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
 
 _OWN_MODULES = (
     "adapters", "data", "loss", "models", "quick_weights", "training_args", "execution.checking", "execution.effects",
-    "execution.measure", "execution.noise", "execution.worker",
+    "execution.measure", "execution.noise", "execution.setting_up", "execution.stepping", "execution.worker",
 )  # fmt: skip
 
 _FORK_TEST_LIMIT_S = 120.0

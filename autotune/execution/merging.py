@@ -100,8 +100,8 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
             "memory": worst_memory([rank.memory for rank in ranks]),
             "startup_s": max(rank.startup_s for rank in ranks),
             "first_step_s": max(rank.first_step_s for rank in ranks),
-            "data_wait_share": max(rank.data_wait_share for rank in ranks),
-            "loss": statistics.fmean(rank.loss for rank in ranks),
+            "data_wait_share": max((r.data_wait_share for r in ranks if r.data_wait_share is not None), default=None),
+            "loss": statistics.fmean(losses) if (losses := [r.loss for r in ranks if r.loss is not None]) else None,
             "warnings": tuple(dict.fromkeys(line for rank in ranks for line in rank.warnings)),
             "conditions": worst_of([rank.conditions for rank in ranks if rank.conditions is not None]),
         }

@@ -7,27 +7,38 @@ runner.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.checks import LossTask, SoakTask
 from autotune.errors import AutotuneError
-from autotune.execution.environment import cold_compile_cache, trial_device
+from autotune.execution.environment import cold_compile_cache
 from autotune.execution.guard import MemoryGuard, is_out_of_memory, memory_guard
 from autotune.execution.outcome_files import outcome_file
-from autotune.execution.ranks import agree, meet, own_rank, tell_deepspeed
+from autotune.execution.ranks import agree, meet, own_rank
+from autotune.execution.setting_up import (
+    SCALER_STEPS,
+    device_of,
+    longest_first_of,
+    most_steps,
+    padding_share_of,
+    trainer_of,
+)
 from autotune.files import read_value, write_value
 from autotune.statistics import rate_interval
 from autotune.stopwatch import Stopwatch
 from autotune.trial import Failure, Measurement, Outcome, Phases, TrialRequest, TrialStatus
 
-# An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
-SCALER_STEPS = 17
+if TYPE_CHECKING:
+    from autotune.execution.checking import Reading
+    from autotune.execution.effects import EffectsProbe
+    from autotune.execution.measure import StepTimer
 
 
 class _Refused(Exception):
@@ -46,7 +57,7 @@ def run_trial(directory: Path) -> None:
 
 def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> Outcome:
     """Run the trial under its memory budget and turn every error into a failure."""
-    device = _device(request)
+    device = device_of(request)
     guard = memory_guard(device, request.limits.memory_bytes)
     try:
         import torch
@@ -78,33 +89,84 @@ def _failure(error: Exception, guard: MemoryGuard) -> Failure:
 
 
 def _measure(request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard) -> Outcome:
-    from autotune.execution import checking, noise
-    from autotune.execution.effects import EffectsProbe
+    timer = _timer(request, stopwatch, guard)
+    if request.workload.own_step is not None:
+        from autotune.execution.stepping import run_steps
+
+        return run_steps(request, request.workload.own_step, directory, timer, stopwatch, guard)
+    return _with_trainer(request, directory, timer, stopwatch, guard)
+
+
+def _timer(request: TrialRequest, stopwatch: Stopwatch, guard: MemoryGuard) -> StepTimer:
+    from autotune.execution import noise
     from autotune.execution.measure import CudaClock, HostClock, StepTimer
 
-    full_steps = request.workload.accumulation_steps(request.config)
-    timer = StepTimer(
+    return StepTimer(
         request.limits,
         request.accumulation_steps,
-        full_steps,
+        request.workload.accumulation_steps(request.config),
         clock=HostClock() if request.device == "cpu" else CudaClock(),
         started_at=stopwatch.started_at,
         stopwatch=stopwatch,
-        watch=noise.watch(_device(request), ranks=own_rank().is_launched),
+        watch=noise.watch(device_of(request), ranks=own_rank().is_launched),
         afterwards="closing_s" if request.task is None else "check_s",
         # A soak looks at memory to its very end, and the losses of a loss run are what counts of it.
         relax=guard.relax if request.device == "cpu" and not isinstance(request.task, SoakTask | LossTask) else None,
         agree=agree,
     )
-    probe = EffectsProbe(request.config)
+
+
+def _with_trainer(
+    request: TrialRequest, directory: Path, timer: StepTimer, stopwatch: Stopwatch, guard: MemoryGuard
+) -> Outcome:
+    """Train with the real Trainer, ours or that of the user's own code, until the timer has enough."""
+    from autotune.execution.checking import Reading
+    from autotune.execution.effects import EffectsProbe
+
+    code = request.workload.own_code
+    probe = EffectsProbe(request.config, theirs=frozenset(code.held) if code is not None else frozenset())
+    watching = _Watching(timer, probe, guard)
+    if code is not None:
+        from autotune.execution.own_trial import run_own
+
+        stopwatch.enter("trainer_s")
+        return run_own(
+            request,
+            code,
+            directory,
+            device=device_of(request),
+            max_steps=most_steps(request),
+            callbacks=[probe, timer],
+            measure=functools.partial(_trained, request, watching),
+        )
     try:
-        trainer = _trainer(request, directory, [probe, timer], stopwatch)
+        trainer = trainer_of(request, directory, [probe, timer], stopwatch)
     except (ValueError, ImportError, TypeError) as error:
         if is_out_of_memory(error):
             raise
         raise _Refused(f"{type(error).__name__}: {error}") from error
-    with checking.around_training(request.task, trainer) as found:
-        loss = float(trainer.train().training_loss)
+    longest = longest_first_of(request, directory, trainer.model.config)
+    reading = Reading(longest, lambda steps: padding_share_of(request, trainer, steps))
+    return _trained(request, watching, trainer, trainer.train, reading)
+
+
+class _Watching(NamedTuple):
+    """What watches a training."""
+
+    timer: StepTimer
+    probe: EffectsProbe
+    guard: MemoryGuard
+
+
+def _trained(
+    request: TrialRequest, watching: _Watching, trainer: Any, train: Callable[[], Any], reading: Reading
+) -> Outcome:
+    """Train, check what is to be checked, and return what was measured."""
+    from autotune.execution import checking
+
+    timer, probe, guard = watching
+    with checking.around_training(request.task, trainer, not_saved=reading.not_saved) as found:
+        loss = float(train().training_loss)
     effects = probe.verify(trainer, trainer.model)
     if not math.isfinite(loss):
         return Failure(
@@ -119,19 +181,9 @@ def _measure(request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard
             cause=f"the loss scaler skipped the first {SCALER_STEPS} steps and more",
             memory=guard.peak(),
         )
-    longest = _longest_first(request, directory, trainer.model.config)
-    found.update(checking.findings(request.task, trainer, longest, guard.peak))
-    found["padding_share"] = _padding_share(request, trainer)
+    found.update(checking.findings(request.task, trainer, reading.longest, guard.peak))
+    found["padding_share"] = reading.padding_share(trainer.state.global_step)
     return _measurement(request, timer, times, loss, effects, guard).model_copy(update=found)
-
-
-def _padding_share(request: TrialRequest, trainer: Any) -> float | None:
-    """Return how much of the batches was padding, the first step with its longest samples left out."""
-    from autotune.batches import padding_share
-
-    per_step = _samples_per_step(request)
-    last = min(trainer.state.global_step * per_step, len(trainer.train_dataset))
-    return padding_share(trainer.train_dataset, request.config, min(per_step, last - per_step), last)
 
 
 def _measurement(
@@ -159,99 +211,3 @@ def _measurement(
         effects=effects,
         conditions=timer.conditions,
     )
-
-
-def _trainer(request: TrialRequest, directory: Path, callbacks: list[Any], stopwatch: Stopwatch) -> Any:
-    """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
-    from transformers import Trainer, TrainingArguments
-
-    from autotune.execution.checking import arguments_of
-    from autotune.execution.measure import EXTRA_DISCARDED_STEPS
-    from autotune.hardware import detect
-    from autotune.training_args import plan
-
-    stopwatch.enter("trainer_s")
-    config, workload, limits = request.config, request.workload, request.limits
-    mapping = plan(config, workload, detect(_device(request)))
-    if "deepspeed" in mapping.tuned:
-        tell_deepspeed(request.device)
-    max_steps = limits.discarded_steps + EXTRA_DISCARDED_STEPS + limits.measure_steps + SCALER_STEPS
-    arguments = TrainingArguments(
-        output_dir=str(directory / "trainer"),
-        **{
-            **mapping.tuned,
-            **mapping.harness,
-            "gradient_accumulation_steps": request.accumulation_steps,
-            "max_steps": max_steps,
-            "train_sampling_strategy": "sequential",  # the order was made beforehand, for its sampler: see `batches`
-            **arguments_of(request.task),
-        },
-    )
-    stopwatch.enter("model_s")
-    model = _model(request, mapping)
-    stopwatch.enter("data_s")
-    per_step = _samples_per_step(request)
-    dataset, collator = _data(request, directory, model.config, samples=max_steps * per_step, longest_first=per_step)
-    stopwatch.enter("trainer_s")
-    return Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
-
-
-def _device(request: TrialRequest) -> str:
-    return trial_device(request.device, own_rank().number)
-
-
-def _samples_per_step(request: TrialRequest) -> int:
-    """Return the samples of a step as it is run, those of all ranks; each is dealt every so many of their batches."""
-    config = request.config
-    return request.accumulation_steps * config.per_device_train_batch_size * config.parallelism.data_parallel
-
-
-def _data(
-    request: TrialRequest, directory: Path, model_config: Any, *, samples: int, longest_first: int
-) -> tuple[Any, Any]:
-    """Return samples and what makes batches of them; a loss run goes over the same few again and again."""
-    from autotune.data import Repeated, training_data
-
-    own, config = samples, request.config
-    if isinstance(request.task, LossTask):
-        own = min(samples, request.task.pass_steps * request.workload.samples_per_step(config))
-        # Losses are those of the same samples in the same order, whatever the sampler that is tried.
-        config = config.model_copy(update={"train_sampling_strategy": "random"})
-    # The tokenized rows are shared by all trials of a search: <run>/data beside <run>/trials/NNNN.
-    dataset, collator = training_data(
-        request.workload,
-        model_config,
-        samples=own,
-        directory=directory.parent.parent / "data",
-        longest_first=longest_first,
-        config=config,
-    )
-    return Repeated(dataset, samples), collator
-
-
-def _longest_first(request: TrialRequest, directory: Path, model_config: Any) -> Callable[[int], Any]:
-    """Return a function that gives so many samples, the longest first."""
-    return lambda samples: _data(request, directory, model_config, samples=samples, longest_first=samples)[0]
-
-
-def _model(request: TrialRequest, mapping: Any) -> Any:
-    from autotune.adapters import prepare_model
-    from autotune.depth import shallower
-    from autotune.models import build_config, build_model
-    from autotune.parallel_arguments import building_device
-    from autotune.quick_weights import quick_weights
-
-    spec, task = request.workload.model, request.workload.task
-    to_compare = isinstance(request.task, LossTask)
-    # Losses that are compared are those of a truly initialised model.
-    with nullcontext() if to_compare else quick_weights():
-        model = build_model(
-            spec,
-            task,
-            device=building_device(request.config, _device(request), to_compare=to_compare),
-            quantization=mapping.quantization,
-            config=shallower(build_config(spec, task), request.depths) if request.depths else None,
-            whole_first=to_compare,
-            **mapping.model,
-        )
-    return prepare_model(model, mapping.adapter)

@@ -32,8 +32,8 @@ _FITS = {
 }
 
 
-def estimate_table(report: Report) -> RenderableType:
-    """Return an estimate as tables and lines."""
+def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
+    """Return an estimate as tables and lines, with what was assumed below it."""
     if isinstance(report, ConfigReport):
         parts = _configuration(report)
     elif isinstance(report, RankingReport):
@@ -42,7 +42,7 @@ def estimate_table(report: Report) -> RenderableType:
         parts = [*spread_parts(report, _about(report.workload)), *map(Text, _run_lines(report.run))]
     else:
         parts = _devices(report)
-    return Group(*parts, *(Text(f"note: {note}") for note in report.notes))
+    return Group(*parts, *(Text(f"note: {note}") for note in report.notes if with_notes))
 
 
 def _configuration(report: ConfigReport) -> list[RenderableType]:

@@ -1,40 +1,50 @@
-"""Shows a running search: a live line in a terminal, plain lines elsewhere. Listens to the tuner's events."""
+"""Shows a running search: a live display in a terminal, a plain line an event elsewhere. Listens to the tuner's events.
+
+What has happened is printed in both, so that it stays in the scroll-back or the log.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.spinner import Spinner
 
-from autotune.events import Event, Note, TrialEnded, TrialStarted
-from autotune.output.table import measurement_detail, show_changes, trial_line
-from autotune.trial import Failure, Purpose
-from autotune.units import show_rate, show_time
+from autotune.events import Detail, Event, Note, PhaseBegan, TrialEnded, TrialStarted
+from autotune.output.live_view import LiveView
+from autotune.output.table import measurement_detail, trial_line
+from autotune.output.trial_details import closing_lines, opening_line
+from autotune.trial import Failure
+from autotune.units import show_time
 
-# The display must not compete with what is being timed: two refreshes a second cost well under a thousandth of a core.
-_REFRESHES_PER_SECOND = 2
+# The display must not compete with what is being timed, and seconds tick in no hurry: docs/log.md has what it costs.
+_REFRESHES_PER_SECOND = 0.5
 
 
 class Progress:
-    """An observer that draws on `console`; use it as a context manager."""
+    """An observer that draws on `console`; use it as a context manager.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: Where; a quiet one draws nothing.
+        verbose: Whether predictions, reasons of refusals and conditions are told as well.
+        clock: Seconds from some moment on.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._best: float | None = None
+        self._verbose = verbose
+        self._view = LiveView(clock)
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if can_be_live(self._console):
             self._live = Live(
-                Spinner("dots", text="looking at the machine and the model"),
-                console=self._console,
-                refresh_per_second=_REFRESHES_PER_SECOND,
-                transient=True,
+                self._view, console=self._console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True
             )
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
@@ -45,28 +55,25 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         """Draw `event`."""
-        if isinstance(event, Note):
-            self._line(event.text)
-        elif isinstance(event, TrialStarted):
-            self._started(event)
-        else:
-            self._ended(event)
+        self._view.take(event)
+        match event:
+            case TrialEnded():
+                self._ended(event)
+            case Note():
+                self._line(event.text)
+            case Detail() if self._verbose:
+                self._line(event.text)
+            case TrialStarted() if self._verbose:
+                self._line(opening_line(event))
+            case PhaseBegan() if self._live is None:
+                self._line(f"{event.phase} ...")
+        if self._live is not None:
+            self._live.refresh()
 
     def _line(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def _started(self, event: TrialStarted) -> None:
-        what = "trial" if event.purpose is Purpose.SEARCH else event.purpose
-        best = f", best {show_rate(self._best)} samples/s" if self._best else ""
-        text = (
-            f"{what} {event.number}: {show_changes(event.changes)}{best}, "
-            f"at most {show_time(event.time_left_s)} and {event.trials_left} trials left"
-        )
-        if self._live is not None:
-            self._live.update(Spinner("dots", text=text))
-
     def _ended(self, event: TrialEnded) -> None:
-        self._best = event.best_samples_per_second
         result = event.result
         outcome = result.outcome
         if isinstance(outcome, Failure):
@@ -88,3 +95,10 @@ class Progress:
         disturbed = measured.conditions.warnings() if measured is not None and measured.conditions is not None else ()
         for warning in (*result.warnings, *disturbed):
             self._line(f"  warning: {warning}")
+        for line in closing_lines(result) if self._verbose else ():
+            self._line(f"  {line}")
+
+
+def can_be_live(console: Console) -> bool:
+    """Whether a display can be drawn over and over: on a real terminal that is able to, whatever colours are forced."""
+    return console.is_interactive and not console.is_dumb_terminal and not console.quiet and console.file.isatty()

@@ -115,7 +115,8 @@ def _first(contender: Contender) -> str:
 
 
 def _waiting(contender: Contender) -> str:
-    return f"{contender.measurement.data_wait_share:.1%} of a step" if contender.measurement else "–"
+    share = contender.measurement.data_wait_share if contender.measurement else None
+    return "–" if share is None else f"{share:.1%} of a step"
 
 
 def knobs(result: TuningResult) -> list[Row]:
@@ -209,12 +210,18 @@ def machine(report: RunReport) -> list[Row]:
         ("driver", hardware.driver or ""),
         ("host", f"{hardware.cores} cores, {show_memory(hardware.host_memory_bytes)}"),
         ("vector extensions", ", ".join(hardware.features)),
-        ("model", f"{report.workload.model.reference}, {report.facts.parameters / 1e6:,.1f} million parameters"),
+        ("model", _model(report)),
         ("what may change", str(report.allowance)),
         ("seed", str(report.workload.seed)),
         ("run directory", report.run_directory),
     ]
     return [row for row in rows if row[1]]
+
+
+def _model(report: RunReport) -> str:
+    if not report.facts.parameters:  # a loop of the user's own makes it
+        return report.workload.model.reference
+    return f"{report.workload.model.reference}, {report.facts.parameters / 1e6:,.1f} million parameters"
 
 
 def versions(report: RunReport) -> list[Row]:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotune import own_launch
 from autotune.config import TrainConfig
 from autotune.knobs import SHORT_NAMES
 from autotune.result import Change, Contender, TuningResult
@@ -66,7 +67,8 @@ def result_table(result: TuningResult, answer_path: str) -> RenderableType:
     """Return the answer of a search: the table, the verdict and where it was written."""
     table = Table(title=_title(result), title_justify="left", title_style="bold")
     for heading in ("", "samples/s", "tokens/s", "peak memory", "what changes"):
-        table.add_column(heading, justify="right" if heading in ("samples/s", "tokens/s", "peak memory") else "left")
+        on_the_right = heading in ("samples/s", "tokens/s", "peak memory")
+        table.add_column(heading, justify="right" if on_the_right else "left", overflow="fold")
     same = result.best.config == result.baseline.config
     if not same:
         _row(table, "baseline", result.baseline, missing=result.baseline_cause or "not measured")
@@ -81,6 +83,7 @@ def result_table(result: TuningResult, answer_path: str) -> RenderableType:
         *_spending_lines(result),
         f"written: {answer_path}",
         *_launch_lines(result, answer_path),
+        *own_launch.lines(result, answer_path),
     ]
     return Group(table, *(Text(line) for line in lines), *(Text(f"note: {n}") for n in _closing_notes(result)))
 

@@ -133,7 +133,7 @@ class History:
         if leader is None or leader.measurement is None:
             return "nothing measured says that a step waits for its data"
         share = leader.measurement.data_wait_share
-        if share < WORTHWHILE_DATA_WAIT:
+        if share is not None and share < WORTHWHILE_DATA_WAIT:
             return f"a step of the leader waits for data {share:.1%} of its time: loading them otherwise can't pay"
         if config.model_copy(update=_loading(leader.request.config)) != leader.request.config:
             return "another way of loading data is tried with the leader alone"

@@ -65,7 +65,8 @@ def _is_pointless(dimension: Dimension, history: History, leader: TrialResult) -
     if dimension.name == "checkpointing":  # it saves memory and costs time
         return leader.request.config.checkpointing == "none" and not history.memory_bound
     if dimension.name in LOADING:
-        return leader.measurement is not None and leader.measurement.data_wait_share < WORTHWHILE_DATA_WAIT
+        share = leader.measurement.data_wait_share if leader.measurement is not None else None
+        return share is not None and share < WORTHWHILE_DATA_WAIT
     return False
 
 

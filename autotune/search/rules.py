@@ -14,7 +14,7 @@ from autotune.compilers import BACKENDS
 from autotune.config import Precision, TrainConfig, Workload
 from autotune.hardware import Hardware
 from autotune.optimizers import OPTIMIZERS
-from autotune.search import adapter_rules, data_rules, parallel_rules
+from autotune.search import adapter_rules, data_rules, own_rules, parallel_rules
 from autotune.training_args import transformers_version
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
@@ -195,5 +195,6 @@ _RULES: tuple[Rule, ...] = (
     adapter_rules.quantization,
     data_rules.sampling,
     data_rules.packing,
+    own_rules.own_code,
     *parallel_rules.RULES,
 )

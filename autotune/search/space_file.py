@@ -6,6 +6,8 @@
     parameters:                       # in the order of their expected effect, which is the order of trying
       precision:
         choices: [fp32, bf16]
+      adapter:
+        choices: [null, lora]
       adapter.rank:
         choices: [8, 64]
         when: {adapter: [lora]}       # only then does it exist

@@ -15,7 +15,7 @@ from autotune.data import prepare
 from autotune.execution.checking import CheckError, CheckpointSaver, around_training
 from autotune.execution.guard import is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
-from autotune.execution.worker import _data
+from autotune.execution.setting_up import data_of
 from autotune.models import build_config
 from autotune.resolving import resolve
 from autotune.trial import Purpose, TrialStatus
@@ -178,7 +178,7 @@ def test_a_loss_run_reads_the_same_samples_again_and_again_whatever_the_sampler(
         task = LossTask(steps=10, pass_steps=2, seed=1)
         request = make_request(config, workload=workload, task=task)
         model_config = build_config(workload.model, workload.task)
-        data, _ = _data(request, tmp_path / "run" / "trials" / "0000", model_config, samples=40, longest_first=4)
+        data, _ = data_of(request, tmp_path / "run" / "trials" / "0000", model_config, samples=40, longest_first=4)
         return [data[index]["input_ids"].tolist() for index in range(40)]
 
     usual = rows(make_config(2))

@@ -1,0 +1,198 @@
+"""axolotl's YAML. Its names and defaults are those of `axolotl.utils.schemas` (0.19), where a test has it read.
+
+What differs from a plain Trainer unless it is said: bf16 by itself, a cosine schedule, reentrant checkpointing, fused
+kernels for LoRA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune import launch_files
+from autotune.config import Precision, TrainConfig
+from autotune.exports.dialect import (
+    lost_knobs,
+    require_causal_lm,
+    require_lora,
+    sharding_files,
+    spread_lost,
+    trainer_arguments,
+    weights_lost,
+)
+from autotune.exports.draft import Draft
+from autotune.exports.winner import Winner, lost_arguments
+from autotune.exports.yaml_text import yaml_text
+from autotune.training_args import routing
+
+FILE = "axolotl.yaml"
+
+_NAMES = {
+    "learning_rate": "learning_rate",
+    "lr_scheduler_type": "lr_scheduler",
+    "warmup_steps": "warmup_steps",
+    "weight_decay": "weight_decay",
+    "adam_beta1": "adam_beta1",
+    "adam_beta2": "adam_beta2",
+    "adam_epsilon": "adam_epsilon",
+    "max_grad_norm": "max_grad_norm",
+    "seed": "seed",
+    "dataloader_num_workers": "dataloader_num_workers",
+    "dataloader_pin_memory": "dataloader_pin_memory",
+    "dataloader_prefetch_factor": "dataloader_prefetch_factor",
+}
+
+
+def axolotl(winner: Winner) -> Draft:
+    """Return axolotl's file.
+
+    Raises:
+        InputError: It can't train this task, or this adapter.
+    """
+    require_causal_lm(winner, "axolotl")
+    require_lora(winner, "axolotl")
+    lost = _lost(winner)
+    document = {**_model(winner), **_data(winner), **_training(winner), **_devices(winner)}
+    command = f"axolotl train {FILE}"
+    about = "`datasets` is yours to name; the rest is as it was measured."
+    text = yaml_text(winner, f"axolotl: {command}", document, lost, about=about)
+    return Draft({FILE: text, **sharding_files(winner)}, (command,), tuple(lost))
+
+
+def _lost(winner: Winner) -> list[str]:
+    config = winner.config
+    packs = config.packing and config.attn_implementation not in _PACKING_KERNELS
+    return [
+        *weights_lost(winner, "axolotl"),
+        *lost_knobs(config, but=frozenset({"offload", "experts", "experts_per_token", "expert_capacity"})),
+        *([f"packing of a micro-batch: it wants {' or '.join(_PACKING_KERNELS)}"] if packs else []),
+        *spread_lost(winner),
+        *lost_arguments(winner, frozenset({"optim_target_modules"})),
+    ]
+
+
+# Kernels with which axolotl flattens a micro-batch (`ATTN_IMPLS_SUPPORTING_PACKING`), of those that are tried here.
+_PACKING_KERNELS = ("flash_attention_2", "flash_attention_3")
+
+
+def _model(winner: Winner) -> dict[str, Any]:
+    config, spec = winner.config, winner.workload.model
+    found: dict[str, Any] = {"base_model": winner.reference, "strict": False}
+    if spec.revision is not None and spec.source != "directory":
+        found["revision_of_model"] = spec.revision
+    if spec.trust_remote_code:
+        found["trust_remote_code"] = True
+    if config.attn_implementation is not None:
+        found["attn_implementation"] = config.attn_implementation
+    if config.experts_implementation is not None:
+        found["experts_implementation"] = config.experts_implementation
+    routed = routing(config.experts_per_token, config.expert_capacity)
+    if routed:
+        found["overrides_of_model_config"] = routed
+    return {**found, **(_LIGER if config.use_liger_kernel else {}), **_adapter(winner)}
+
+
+# What transformers' own `apply_liger_kernel` does where it isn't told.
+_LIGER: dict[str, Any] = {
+    "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+    "liger_rope": True,
+    "liger_rms_norm": True,
+    "liger_glu_activation": True,
+    "liger_fused_linear_cross_entropy": True,
+}
+
+# Fused kernels that axolotl switches on for LoRA unless it is told.
+_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+
+
+def _adapter(winner: Winner) -> dict[str, Any]:
+    adapter, packed = winner.peft_arguments, winner.result.arguments.quantization or {}
+    if adapter is None:
+        return {}
+    four = bool(packed.get("load_in_4bit"))
+    found: dict[str, Any] = {
+        "adapter": "qlora" if four else "lora",
+        "load_in_8bit": bool(packed.get("load_in_8bit")),
+        "load_in_4bit": four,
+        "lora_r": adapter["r"],
+        "lora_alpha": adapter["lora_alpha"],
+        "lora_dropout": adapter["lora_dropout"],
+    }
+    if four:
+        found["bnb_config_kwargs"] = {key: value for key, value in packed.items() if key.startswith("bnb_")}
+    if adapter["target_modules"] == "all-linear":
+        found["lora_target_linear"] = True
+    else:
+        found["lora_target_modules"] = adapter["target_modules"]
+    if "target_parameters" in adapter:
+        found["lora_target_parameters"] = adapter["target_parameters"]
+    if adapter.get("use_rslora"):
+        found["peft_use_rslora"] = True
+    if adapter.get("use_dora"):
+        found["peft_use_dora"] = True
+    return {**found, **dict.fromkeys(_LORA_KERNELS, False)}
+
+
+def _data(winner: Winner) -> dict[str, Any]:
+    return {
+        "datasets": [{"path": winner.workload.dataset or "YOUR-DATA.jsonl", "ds_type": "json", "type": "completion"}],
+        "val_set_size": 0.0,
+        "sequence_len": winner.workload.sequence_length,
+        "sample_packing": False,
+        "pad_to_sequence_len": False,
+    }
+
+
+def _training(winner: Winner) -> dict[str, Any]:
+    config = winner.config
+    return {
+        "output_dir": "out",
+        "num_epochs": 1,
+        "micro_batch_size": config.per_device_train_batch_size,
+        "gradient_accumulation_steps": winner.accumulation,
+        "optimizer": config.optim,
+        **trainer_arguments(winner, _NAMES),
+        **_precision(config),
+        "tf32": config.tf32,
+        **_checkpointing(config),
+        "group_by_length": config.train_sampling_strategy == "group_by_length",
+        "curriculum_sampling": config.train_sampling_strategy == "sequential",
+        "batch_flattening": config.packing and config.attn_implementation in _PACKING_KERNELS,
+        **({"optim_target_modules": "all_linear"} if "optim_target_modules" in winner.arguments else {}),
+        **_compile(config),
+    }
+
+
+def _devices(winner: Winner) -> dict[str, Any]:
+    """Return how the training is sharded: by DeepSpeed's own file, or as accelerate knows FSDP2."""
+    if "deepspeed" in winner.arguments:
+        return {"deepspeed": launch_files.FILE_NAMES[launch_files.DEEPSPEED]}
+    settings = winner.arguments.get("fsdp_config")
+    if settings is None:
+        return {}
+    own = {name: value for name, value in settings.items() if name not in ("version", "cpu_offload")}
+    if settings.get("cpu_offload"):
+        own["offload_params"] = True
+    return {"fsdp_version": settings["version"], "fsdp_config": own}
+
+
+def _precision(config: TrainConfig) -> dict[str, Any]:
+    mixed = {"bf16": config.precision is Precision.BF16, "fp16": config.precision is Precision.FP16}
+    pure = {"bfloat16": True} if config.precision is Precision.PURE_BF16 else {}
+    return {**mixed, **pure}
+
+
+def _checkpointing(config: TrainConfig) -> dict[str, Any]:
+    if config.checkpointing == "none":
+        return {"gradient_checkpointing": False}
+    reentrant = config.checkpointing == "reentrant"
+    offload = {"activation_offloading": "hidden_states"} if config.checkpointing == "offload" else {}
+    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}, **offload}
+
+
+def _compile(config: TrainConfig) -> dict[str, Any]:
+    if config.torch_compile_backend is None:
+        return {"torch_compile": False}
+    found: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": config.torch_compile_backend}
+    if config.torch_compile_mode is not None:
+        found["torch_compile_mode"] = config.torch_compile_mode
+    return found

@@ -1,0 +1,143 @@
+"""What the targets of an export have to know of an answer, in the words that files and scripts use.
+
+Pure. Everything comes from the arguments that were measured; where the user said nothing, `TrainingArguments` decided,
+and what it decides is written out, since other tools decide otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.architecture import Task
+from autotune.config import Precision, TrainConfig, Workload
+from autotune.peft_arguments import BITFIT
+from autotune.units import show_rate
+
+if TYPE_CHECKING:
+    from autotune.result import TuningResult
+
+# What TrainingArguments does where it isn't told, of what decides a training's numbers (transformers 5.17 to 5.23).
+DEFAULTS: dict[str, Any] = {
+    "learning_rate": 5e-5,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "max_grad_norm": 1.0,
+}
+
+# The user's arguments that only say what a run writes, when and where to: of no matter to speed or numbers.
+_OF_THE_RUN = (
+    "output_dir", "logging_", "log_", "save_", "eval_", "do_", "report_to", "run_name", "push_to_hub", "hub_",
+    "disable_tqdm", "num_train_epochs", "max_steps", "load_best", "metric_for", "greater_is", "per_device_eval",
+    "project", "trackio", "prediction_loss", "include_", "use_cpu", "remove_unused", "dataloader_drop",
+)  # fmt: skip
+
+# Prompts put labels that don't count before the real ones; the first of these then has something to predict it.
+_PREPENDING = ("prompt", "p-tuning")
+
+
+@dataclass(frozen=True)
+class Winner:
+    """An answer as it is exported."""
+
+    result: TuningResult
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration that won."""
+        return self.result.best.config
+
+    @property
+    def workload(self) -> Workload:
+        """What it trains."""
+        return self.result.workload
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of TrainingArguments, as measured."""
+        return self.result.arguments.training_arguments
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step on one device."""
+        return self.workload.accumulation_steps(self.config)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of all devices together."""
+        return self.workload.samples_per_step(self.config)
+
+    @property
+    def reference(self) -> str:
+        """What `from_pretrained` finds the model by."""
+        spec = self.workload.model
+        return spec.path if spec.source == "directory" and spec.path is not None else spec.name
+
+    @property
+    def measured(self) -> float | None:
+        """Samples per second; None where nothing was measured."""
+        measurement = self.result.best.measurement
+        return measurement.samples_per_second if measurement is not None else None
+
+    @property
+    def promise(self) -> str:
+        """What was measured and on what, in words."""
+        rate = f"{show_rate(self.measured)} samples/s" if self.measured is not None else "not measured"
+        versions = self.result.hardware.versions
+        found = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)
+        devices = f"{self.config.parallelism.world_size} x " if self.config.parallelism.world_size > 1 else ""
+        return f"{rate} on {devices}{self.result.hardware.name} ({found or 'unknown versions'})"
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sample as it was measured: on average, where the user's own data were read."""
+        lengths = self.workload.lengths
+        return self.workload.sequence_length if lengths is None else max(2, round(lengths.mean))
+
+    @property
+    def shifts_labels(self) -> bool:
+        """Whether the loss leaves out the first label of each row."""
+        adapter = self.config.adapter
+        return self.workload.task is Task.CAUSAL_LM and (adapter is None or adapter.kind not in _PREPENDING)
+
+    @property
+    def sums_its_loss(self) -> bool:
+        """Whether the loss of a micro-batch is a sum, so that those of a step add up by themselves."""
+        reduction = self.workload.model.config.get("ctc_loss_reduction", "sum")
+        return self.workload.task is Task.SPEECH_CTC and reduction == "sum"
+
+    @property
+    def peft_arguments(self) -> dict[str, Any] | None:
+        """Of peft's config; None where all weights are trained, or biases alone."""
+        adapter = self.result.arguments.adapter
+        return adapter if adapter is not None and not self.trains_biases else None
+
+    @property
+    def trains_biases(self) -> bool:
+        """Whether BitFit won, which peft hasn't."""
+        return (self.result.arguments.adapter or {}).get("peft_type") == BITFIT
+
+    @property
+    def mixed_precision(self) -> str:
+        """What accelerate calls it."""
+        return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(self.config.precision, "no")
+
+    def hyperparameter(self, name: str) -> Any:
+        """Return what a hyperparameter of TrainingArguments is: the user's, or the default."""
+        return self.arguments.get(name, DEFAULTS[name])
+
+    def own_arguments(self, *, but: frozenset[str]) -> dict[str, Any]:
+        """Return the user's own arguments that change a training, but for those of these names."""
+        fixed = self.workload.fixed_arguments
+        neutral = (*_OF_THE_RUN, "seed")
+        return {name: value for name, value in fixed.items() if name not in but and not name.startswith(neutral)}
+
+
+def lost_arguments(winner: Winner, known: frozenset[str]) -> list[str]:
+    """Return a line for each of the user's own arguments that a target doesn't know."""
+    own = winner.own_arguments(but=known | DEFAULTS.keys())
+    return [f"your own argument {name}={value!r}" for name, value in own.items()]

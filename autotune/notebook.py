@@ -1,0 +1,49 @@
+"""A result as a notebook shows it: `TuningResult._repr_html_` calls this. What is drawn is drawn in `output`."""
+
+from __future__ import annotations
+
+from autotune.output.result_html import result_html
+from autotune.result import TrialSummary, TuningResult
+from autotune.run_report import ReportedTrial, RunReport
+from autotune.search.allowance import changes
+from autotune.spending import spent_on
+
+
+def html_of(result: TuningResult) -> str:
+    """Return an answer as an HTML fragment that needs nothing else and leaves the page around it alone."""
+    return result_html(report_of(result))
+
+
+def report_of(result: TuningResult) -> RunReport:
+    """Return what an answer alone knows of its search, in the form that charts are drawn from."""
+    return RunReport(
+        run_directory="",
+        written="",
+        autotune_version=result.autotune_version,
+        is_running=False,
+        command=None,
+        workload=result.workload,
+        facts=result.facts,
+        hardware=result.hardware,
+        memory_budget_bytes=result.memory_budget_bytes,
+        allowance=result.allowance,
+        baseline=result.baseline.config,
+        result=result,
+        trials=tuple(_reported(result, summary) for summary in result.trials),
+        spent=result.spent or spent_on((), result.search_time_s, {}),
+    )
+
+
+def _reported(result: TuningResult, summary: TrialSummary) -> ReportedTrial:
+    return ReportedTrial(
+        label="" if summary.number is None else str(summary.number),
+        purpose=summary.purpose,
+        status=summary.status,
+        config=summary.config,
+        changes=changes(summary.config, result.baseline.config, result.facts),
+        depths=summary.depths,
+        samples_per_second=summary.samples_per_second,
+        peak_bytes=summary.peak_bytes,
+        prediction=summary.prediction,
+        cause=summary.cause,
+    )

@@ -1,0 +1,179 @@
+"""The live display of a running search: what it is at, the best so far, memory against the budget, what is left.
+
+A view takes in the tuner's events and can be drawn at any moment and width; who draws it, and when, is up to
+`autotune.output.progress`. Nothing here depends on colour: bars and words say all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from autotune.config import TrainConfig
+from autotune.events import Event, Leader, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
+from autotune.output.table import show_changes, show_config
+from autotune.output.trial_details import what_is_left
+from autotune.result import Change
+from autotune.units import GIB, show_memory, show_rate, show_time
+
+# Of trials that run at once, so many are shown.
+_MOST_SHOWN = 3
+
+_SHORTEST_BAR = 6
+_LONGEST_BAR = 30
+
+# Memory from this share of the budget on is drawn as a warning: predictions are off by some percent.
+_CLOSE = 0.9
+
+
+# A terminal shows Ctrl-C as ^C behind the last line. Were that full, it would go on in the next one, and what is drawn
+# could not be taken away again.
+_ECHO = len("^C")
+
+
+class MemoryBar:
+    """Memory against the budget, as a bar with words after it; where there is no room, the words are below it.
+
+    Args:
+        used_bytes: What is taken; it may be more than the budget.
+        budget_bytes: A whole bar.
+        words: What stands behind it.
+    """
+
+    def __init__(self, used_bytes: float, budget_bytes: float, words: str) -> None:
+        self._share = used_bytes / budget_bytes
+        self._words = words
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it at the width there is."""
+        beside = options.max_width - cell_len(self._words) - 1
+        width = min(_LONGEST_BAR, beside if beside >= _SHORTEST_BAR else options.max_width)
+        filled = round(min(1.0, self._share) * width)
+        full, empty = ("#", ".") if options.ascii_only else ("█", "░")
+        style = "red" if self._share > 1 else "yellow" if self._share >= _CLOSE else "cyan"
+        text = Text(overflow="fold").append(full * filled, style=style).append(empty * (width - filled), style="dim")
+        yield text.append(" " if beside >= _SHORTEST_BAR else "\n").append(self._words)
+
+
+class _Running(NamedTuple):
+    event: TrialStarted
+    began_s: float
+
+
+class LiveView:
+    """What is known of a running search by its events.
+
+    Args:
+        clock: Seconds from some moment on.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._phase = Phase.LOOKING
+        self._phase_began_s = clock()
+        self._running: dict[int, _Running] = {}
+        self._latest: _Running | None = None
+        self._standing: Standing | None = None
+
+    def take(self, event: Event) -> None:
+        """Take in what has happened."""
+        if isinstance(event, PhaseBegan):
+            self._enter(event.phase)
+        elif isinstance(event, TrialStarted):
+            self._enter(Phase.of(event.purpose))
+            self._latest = self._running[event.number] = _Running(event, self._clock())
+            self._standing = event.standing or self._standing
+        elif isinstance(event, TrialEnded):
+            self._running.pop(event.result.request.number, None)
+            self._standing = event.standing or self._standing
+
+    def _enter(self, phase: Phase) -> None:
+        if phase is not self._phase:
+            self._phase, self._phase_began_s = phase, self._clock()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the search as it stands now."""
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(overflow="fold")
+        grid.add_row("now", self._headline())
+        for label, drawn in (*self._trial_rows(), *self._leader_rows()):
+            grid.add_row(label, drawn)
+        if self._standing is not None:
+            grid.add_row("so far", _counts(self._standing))
+        yield from console.render(grid, options.update(width=max(1, options.max_width - _ECHO)))
+
+    def _headline(self) -> Text:
+        """Say the phase, and what is left of the search."""
+        text = Text(str(self._phase), style="bold")
+        if self._latest is None:
+            return text.append(f" · {show_time(self._clock() - self._phase_began_s)}", style="not bold")
+        event, began_s = self._latest
+        left_s = max(0.0, event.time_left_s - (self._clock() - began_s))
+        return text.append(f" · {what_is_left(event, left_s)}", style="not bold")
+
+    def _trial_rows(self) -> list[tuple[str, RenderableType]]:
+        running = list(self._running.values())
+        rows: list[tuple[str, RenderableType]] = []
+        for event, began_s in running[:_MOST_SHOWN]:
+            words = _words(event.changes, event.config)
+            rows.append((f"trial {event.number}", Text(words)))
+            elapsed = show_time(self._clock() - began_s)
+            expected = event.prediction.peak_bytes if event.prediction is not None else None
+            rows.append(("", self._bar(expected, "predicted", elapsed)))
+        if len(running) > _MOST_SHOWN:
+            rows.append(("", Text(f"and {len(running) - _MOST_SHOWN} more trials at once")))
+        return rows
+
+    def _leader_rows(self) -> list[tuple[str, RenderableType]]:
+        leader = self._standing.leader if self._standing is not None else None
+        if leader is None:
+            return []
+        rate = Text(_rate(leader), style="green" if (leader.speedup or 0) > 1 else "")
+        return [
+            ("best", Text(_words(leader.changes, None))),
+            ("", rate),
+            ("", self._bar(leader.peak_bytes, "at its peak")),
+        ]
+
+    def _bar(self, used_bytes: float | None, what: str, more: str = "") -> RenderableType:
+        """Return a bar of memory, or the words alone where nothing is known of it."""
+        if used_bytes is None or self._standing is None:
+            return Text(more)
+        budget = self._standing.memory_bytes
+        memory = f"{_of(used_bytes, budget)} {what}"
+        return MemoryBar(used_bytes, budget, f"{memory} · {more}" if more else memory)
+
+
+def _words(changed: Sequence[Change], config: TrainConfig | None) -> str:
+    """Return a configuration in words: what it changes, or that it is the baseline."""
+    if changed:
+        return show_changes(changed)
+    return "the baseline" if config is None else f"the baseline: {show_config(config)}"
+
+
+def _rate(leader: Leader) -> str:
+    rate = f"{show_rate(leader.samples_per_second)} samples/s"
+    return rate if leader.speedup is None else f"{rate} · {leader.speedup:.2f}x the baseline"
+
+
+def _of(used_bytes: float, budget_bytes: float) -> str:
+    """Return memory beside the budget, in one unit unless it is too little for that: '3.21 of 8.00 GiB'."""
+    budget = show_memory(budget_bytes)
+    if budget_bytes >= GIB > 10 * used_bytes:
+        return f"{show_memory(used_bytes)} of {budget}"
+    used = f"{used_bytes / GIB:.2f}" if budget_bytes >= GIB else f"{used_bytes / (1 << 20):.0f}"
+    return f"{used} of {budget}"
+
+
+def _counts(standing: Standing) -> str:
+    """Return what became of the trials."""
+    parts = [f"{standing.completed} measured", f"{standing.out_of_memory} out of memory"]
+    if standing.failed:
+        parts.append(f"{standing.failed} failed")
+    return " · ".join((*parts, f"{standing.refused} refused"))

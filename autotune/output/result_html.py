@@ -1,0 +1,82 @@
+"""An answer as a piece of HTML for notebooks: baseline against winner, what changes, two charts.
+
+It stands amid a page of somebody else's: every style is confined to it, there is no script, and it follows the theme of
+JupyterLab, VS Code and Colab, or else the system's. All texts are escaped, by the template and inside drawings.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from autotune.output import report_facts as facts
+from autotune.output.palette import variables
+from autotune.output.panels import Panel, panels
+from autotune.output.report_html import breakable
+from autotune.output.svg import tag
+from autotune.run_report import RunReport
+
+SCOPE = ".autotune-result"
+
+# Charts that the trials of an answer are enough for.
+_CHARTS = ("pareto", "predicted_rate")
+_WIDTH = 620.0
+
+# How notebooks say which theme they have.
+_DARK = (
+    'body[data-jp-theme-light="false"]',
+    "body.vscode-dark",
+    'html[theme="dark"]',
+    'html[data-theme="dark"]',
+)
+_LIGHT = ('body[data-jp-theme-light="true"]', "body.vscode-light", 'html[data-theme="light"]')
+
+
+class Chart(NamedTuple):
+    """A drawing with its title and legend."""
+
+    title: str
+    drawing: Markup
+    legend: tuple[tuple[Markup, str], ...]
+
+
+def result_html(report: RunReport) -> str:
+    """Return the fragment; the report has a result."""
+    result = report.result
+    assert result is not None
+    loader = jinja2.PackageLoader("autotune.output", "templates")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["breakable"] = breakable
+    chart_css = environment.get_template("chart.css").render()
+    context: dict[str, Any] = {
+        "style": Markup(style(chart_css)),
+        "subject": facts.subject(report),
+        "answer": facts.answer(report),
+        "sides": list(facts.sides_of(result)),
+        "against": facts.against(result),
+        "knobs": facts.knobs(result),
+        "charts": [chart for panel in panels(report) if (chart := _chart(panel)) is not None],
+        "told": facts.told(report),
+    }
+    return environment.get_template("result.html.j2").render(**context)
+
+
+def style(chart_css: str) -> str:
+    """Return the style sheet: that of the charts, each rule of which is a line, and the themes."""
+    rules = [f"{SCOPE} {{ {variables('light')} }}"]
+    rules.append(f"@media (prefers-color-scheme: dark) {{ {SCOPE} {{ {variables('dark')} }} }}")
+    for theme, hosts in (("light", _LIGHT), ("dark", _DARK)):
+        rules.append(f"{', '.join(f'{host} {SCOPE}' for host in hosts)} {{ {variables(theme)} }}")
+    rules += [f"{SCOPE} {rule}" for rule in chart_css.splitlines() if rule.strip()]
+    return "\n".join(rules)
+
+
+def _chart(panel: Panel) -> Chart | None:
+    chart = panel.draw(_WIDTH) if panel.name in _CHARTS else None
+    if chart is None:
+        return None
+    icons = (Markup(tag("svg", key.drawn, viewBox="0 0 18 16", aria_hidden="true")) for key in panel.legend)
+    legend = tuple(zip(icons, (key.words for key in panel.legend), strict=True))
+    return Chart(panel.title, Markup(chart.svg()), legend)

@@ -1,0 +1,207 @@
+"""A Trainer taken apart, so that it can be made anew in another process; and the pickling of what makes one.
+
+A Trainer itself can't be pickled: it holds an accelerator and open devices. What it was made of can: class, model,
+data, collator, callbacks, arguments. Another process makes a Trainer of the same class by the library's own constructor
+and gives it the attributes that the class keeps beside; its own constructor, whose arguments nobody knows, isn't
+called.
+
+The model is on the CPU while a search runs (`aside`): trials need the device's memory, and the process that holds it
+could not be forked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from autotune.errors import InputError, one_line
+
+# What the constructor takes and keeps under the same name.
+_PARTS = (
+    "data_collator", "train_dataset", "eval_dataset", "processing_class", "compute_loss_func", "compute_metrics",
+    "preprocess_logits_for_metrics", "optimizer_cls_and_kwargs",
+)  # fmt: skip
+
+# What the library works out in its constructor, and code may set otherwise afterwards.
+_SET_AFTERWARDS = ("label_names", "loss_is_scaled_for_ga")
+
+_TRAINER, _ACCELERATOR = "the trainer", "its accelerator"
+
+
+def maker_of(trainer: Any) -> Callable[[], Any]:
+    """Return what makes a Trainer like this one, ready to be pickled.
+
+    Raises:
+        InputError: It is no Trainer, or something that it is made of can't be pickled.
+    """
+    from transformers import Trainer
+
+    if not isinstance(trainer, Trainer):
+        raise InputError(f"trainer: expected a transformers.Trainer, not {type(trainer).__name__}")
+    parts = {name: getattr(trainer, name, None) for name in _PARTS}
+    args = trainer.args
+    has_trained = type(trainer.optimizer).__name__ == "AcceleratedOptimizer"  # the optimizer is then the Trainer's own
+    parts |= {
+        "model": trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
+        "model_init": trainer.model_init,
+        "optimizers": (None, None) if has_trained else (trainer.optimizer, trainer.lr_scheduler),
+        "callbacks": [c for c in trainer.callback_handler.callbacks if not _is_the_librarys(c)],
+        "args_class": type(args),
+        "args": {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
+        **{f"attribute {name}": value for name, value in _own_attributes(trainer).items()},
+    }
+    kind = _pickled_parts({"class": type(trainer)}, trainer)
+    return Remake(kind, _pickled_parts(parts, trainer))
+
+
+def _is_the_librarys(callback: Any) -> bool:
+    return type(callback).__module__.startswith(("transformers.trainer_callback", "transformers.integrations"))
+
+
+def _own_attributes(trainer: Any) -> dict[str, Any]:
+    """Return what a subclass, or its user, has put on the Trainer beside what the library keeps there."""
+    from transformers import Trainer
+
+    methods = (f for kind in Trainer.__mro__ for f in vars(kind).values() if hasattr(f, "__code__"))
+    library = {i.argval for method in methods for i in dis.get_instructions(method) if i.opname == "STORE_ATTR"}
+    kept = vars(trainer).items()
+    return {name: value for name, value in kept if name not in library or name in _SET_AFTERWARDS}
+
+
+class _Pickler:
+    """Pickles parts of a Trainer; where one refers to the Trainer, the new one will stand there."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._known = {id(trainer): _TRAINER, id(trainer.accelerator): _ACCELERATOR}
+
+    def dumps(self, value: Any) -> bytes:
+        import cloudpickle
+
+        known = self._known
+
+        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+            def persistent_id(self, obj: Any) -> str | None:
+                return known.get(id(obj))
+
+        file = io.BytesIO()
+        Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _pickled_parts(parts: dict[str, Any], trainer: Any) -> bytes:
+    """Return the parts pickled together, since they share objects.
+
+    Raises:
+        InputError: One of them can't be; the message names it.
+    """
+    pickler = _Pickler(trainer)
+    try:
+        return pickler.dumps(parts)
+    except Exception as error:  # whatever the objects raise
+        for name, part in parts.items():
+            try:
+                pickler.dumps(part)
+            except Exception as cause:
+                raise _unpicklable(f"the Trainer's {name}", cause) from cause
+        raise _unpicklable("the Trainer", error) from error
+
+
+def _unpicklable(what: str, error: Exception) -> InputError:
+    return InputError(
+        f"{what} can't be handed to another process ({type(error).__name__}: {one_line(error)}); use "
+        "find(make_trainer=...) with a function that makes it, and the Trainer, anew"
+    )
+
+
+class Remake:
+    """Makes the Trainer anew out of its pickled class and parts."""
+
+    def __init__(self, kind: bytes, parts: bytes) -> None:
+        self._kind = kind
+        self._parts = parts
+
+    def __call__(self) -> Any:
+        """Return the Trainer."""
+        from transformers import Trainer
+
+        kind, accelerator = pickle.loads(self._kind)["class"], _Later()
+        trainer = kind.__new__(kind)
+        parts = _Unpickler(io.BytesIO(self._parts), {_TRAINER: trainer, _ACCELERATOR: accelerator}).load()
+        arguments = parts["args_class"](**parts["args"])
+        given = {name: parts[name] for name in (*_PARTS, "optimizers", "callbacks")}
+        init = parts["model_init"]
+        model = {"model": parts["model"]} if init is None else {"model_init": init}
+        Trainer.__init__(trainer, args=arguments, **model, **given)
+        accelerator.found = trainer.accelerator
+        for name, value in parts.items():
+            if name.startswith("attribute "):
+                setattr(trainer, name.removeprefix("attribute "), _placed(value, trainer))
+        return trainer
+
+
+class _Later:
+    """Stands for the accelerator until there is one."""
+
+    found: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.found, name)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, known: dict[str, Any]) -> None:
+        super().__init__(file)
+        self._known = known
+
+    def persistent_load(self, pid: str) -> Any:
+        return self._known[pid]
+
+
+def _placed(value: Any, trainer: Any) -> Any:
+    """Return a module that the class keeps beside the model, as a teacher, on the device; all else as it is."""
+    from torch import nn
+
+    return value.to(trainer.args.device) if isinstance(value, nn.Module) else value
+
+
+def pickled(make: Callable[[], Any], what: str) -> bytes:
+    """Return what makes a Trainer as another process can load it.
+
+    Raises:
+        InputError: It can't be pickled.
+    """
+    import cloudpickle
+
+    try:
+        content: bytes = cloudpickle.dumps(make)
+    except Exception as error:  # whatever the objects that it refers to raise
+        raise InputError(
+            f"{what}: {getattr(make, '__qualname__', type(make).__name__)} can't be handed to another process "
+            f"({type(error).__name__}: {one_line(error)}); make what it needs inside of it"
+        ) from error
+    return content
+
+
+@contextmanager
+def aside(trainer: Any) -> Iterator[None]:
+    """Keep the model of a Trainer, if there is one, on the CPU while entered."""
+    import torch
+
+    model = getattr(trainer, "model", None)
+    device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
+    if device is None or device.type != "cuda" or not isinstance(model, torch.nn.Module):
+        yield
+        return
+    model.to("cpu")
+    torch.cuda.empty_cache()
+    try:
+        yield
+    finally:
+        model.to(device)

@@ -1,0 +1,81 @@
+"""Runs a search for the command line: its progress is drawn on stderr, the answer printed on stdout."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from autotune.console import guarded, print_text, stderr, stdout
+from autotune.errors import EXIT_INTERRUPTED, InputError
+
+if TYPE_CHECKING:
+    from autotune.events import Observer
+    from autotune.result import TuningResult
+
+
+def watched(
+    search: Callable[[Observer], tuple[TuningResult, Path]],
+    *,
+    output: Path | None,
+    as_json: bool,
+    debug: bool,
+    quiet: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Run a search with its progress drawn, then print the answer.
+
+    Args:
+        search: Runs it, and returns its answer and the file that holds it.
+        output: Where the answer is written too.
+        as_json: Whether it is printed as JSON.
+        debug: Whether errors show their traceback.
+        quiet: Whether the answer alone is printed.
+        verbose: Whether more is told of each trial.
+    """
+
+    def run() -> None:
+        from autotune.output.progress import Progress
+        from autotune.tuner import SearchInterrupted
+
+        console = stderr(quiet=quiet, verbose=verbose)
+        if output is not None:
+            _check_writable(output)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
+        interrupted = None
+        try:
+            with Progress(console, verbose=verbose) as progress:
+                result, path = search(progress)
+        except SearchInterrupted as error:
+            if error.result is None:
+                raise
+            interrupted, result, path = error, error.result, error.path
+        if output is not None:
+            result.save(output)
+            path = output
+        if as_json:
+            print_text(result.model_dump_json(indent=2))
+        else:
+            from autotune.output.table import result_table
+
+            stdout().print(result_table(result, str(path)), highlight=False)
+        if interrupted is not None:
+            print_text(f"autotune: {interrupted}", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+    guarded(run, as_json=as_json, debug=debug)
+
+
+def _check_writable(path: Path) -> None:
+    """Fail in second 0, not after an hour."""
+    existed = path.exists()
+    try:
+        path.open("a").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise InputError(f"--output {path}: can't be written: {error.strerror}") from None

@@ -1,0 +1,126 @@
+"""Progress on a terminal and in a log: what has happened is a line, what happens is the display."""
+
+import io
+
+import pytest
+from factories import OUT_OF_MEMORY, Clock, make_measurement
+from rich.console import Console
+from search_events import make_ended, make_started
+
+from autotune.checks import LossCurve, Soaked
+from autotune.conditions import Conditions
+from autotune.events import Detail, Note, Phase, PhaseBegan
+from autotune.output.progress import Progress, can_be_live
+from autotune.trial import Phases, Prediction, Purpose
+
+
+class Terminal(io.StringIO):
+    """What is written to it has gone to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def log_of(*events, verbose: bool = False, **options) -> list[str]:
+    """The lines that events leave in a file."""
+    file = io.StringIO()
+    with Progress(Console(file=file, width=40, **options), verbose=verbose, clock=Clock()) as progress:
+        for event in events:
+            progress(event)
+    return file.getvalue().splitlines()
+
+
+def test_a_log_has_a_plain_line_an_event():
+    lines = log_of(
+        Note(text="tuning for the CPU"),
+        PhaseBegan(phase=Phase.PREDICTING),
+        make_started(),
+        make_ended(outcome=34.2),
+        make_ended(8, outcome=OUT_OF_MEMORY),
+    )
+    assert lines == [
+        "tuning for the CPU",
+        "predicting ...",
+        "trial 7: precision bf16, micro-batch 16: completed, 34.2 samples/s ± 2%, peak 1.00 GiB, 10 s",
+        "trial 8: precision bf16, micro-batch 16: out of memory, no memory left, 10 s",
+    ]
+
+
+def test_a_log_of_checks_says_what_they_found():
+    soaked = make_measurement(soaked=make_soaked())
+    curve = make_measurement(curve=LossCurve(losses=(3.0, 2.5), dropout_spread=None))
+    first, second = log_of(
+        make_ended(outcome=soaked, purpose=Purpose.SOAK), make_ended(outcome=curve, purpose=Purpose.LOSS_CHECK)
+    )
+    assert str(make_soaked()) in first
+    assert "(soak)" in first
+    assert "2 losses, the last 2.5" in second
+
+
+def make_soaked() -> Soaked:
+    return Soaked(eval_batch_size=16, checkpoint_bytes=1 << 30)
+
+
+def test_a_disturbed_trial_is_followed_by_a_warning():
+    noisy = make_measurement(conditions=Conditions(others_share=0.3))
+    assert log_of(make_ended(outcome=noisy))[1] == (
+        "  warning: other processes took 30% of the cores' time while it was measured"
+    )
+
+
+def test_a_quiet_console_prints_nothing():
+    assert log_of(Note(text="a note"), make_started(), make_ended(), quiet=True) == []
+
+
+def test_details_are_for_who_asks_for_them():
+    assert log_of(Detail(text="refused: optim x: why")) == []
+    assert log_of(Detail(text="refused: optim x: why"), verbose=True) == ["refused: optim x: why"]
+
+
+def test_verbose_tells_what_is_expected_of_a_trial():
+    (line,) = log_of(make_started(), verbose=True)
+    assert line == (
+        "trial 7 begins (search): precision bf16, micro-batch 16: predicted 40 samples/s, peak 5.00 GiB; "
+        "at most 12 min and 17 trials left"
+    )
+    (line,) = log_of(make_started(prediction=None), verbose=True)
+    assert "nothing is predicted of it" in line
+
+
+def test_verbose_tells_where_a_trials_seconds_went_and_what_went_on_beside():
+    measured = make_measurement(
+        phases=Phases(prepare_s=1.25, model_s=0.5, measured_s=8.0),
+        conditions=Conditions(others_share=0.012, temperature_c=61.0),
+        effects={"precision": "bf16", "adapter": "none"},
+        warnings=("a library's own words",),
+    )
+    assert log_of(make_ended(outcome=measured), verbose=True)[1:] == [
+        "  seconds: prepare 1.2, model 0.5, measured 8.0",
+        "  conditions: other processes 1.2%, 61 °C",
+        "  in effect: precision bf16",
+        "  said: a library's own words",
+    ]
+
+
+def test_a_prediction_is_shown_beside_what_was_measured():
+    prediction = Prediction(samples_per_second=40.0, peak_bytes=2 << 30)
+    assert "(predicted 40)" in log_of(make_ended(prediction=prediction))[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "environment", "expected"),
+    [
+        (Terminal(), {"TERM": "xterm-256color"}, True),
+        (Terminal(), {"TERM": "xterm-256color", "NO_COLOR": "1"}, True),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {"TERM": "xterm-256color"}, False),
+        (io.StringIO(), {"TERM": "xterm-256color", "FORCE_COLOR": "1"}, False),
+    ],
+    ids=["terminal", "no colours", "dumb", "file", "colours in a file"],
+)
+def test_the_display_is_for_terminals_that_can_do_it(file, environment, expected):
+    assert can_be_live(Console(file=file, _environ=environment)) is expected
+
+
+def test_a_quiet_terminal_has_no_display():
+    assert not can_be_live(Console(file=Terminal(), quiet=True, _environ={"TERM": "xterm"}))

@@ -1,0 +1,97 @@
+"""Trainings of a user's own, as tests need them: scripts that are written into a directory, and makers of Trainers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+# A module with a loss of its own, in a plain Trainer subclass: nothing of it is known to transformers.
+MODULE = """
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(16, 32)
+        self.out = nn.Linear(32, 4)
+
+    def forward(self, features, labels=None):
+        return self.out(torch.relu(self.hidden(features)))
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows=64):
+        generator = torch.Generator().manual_seed(0)
+        self.features = torch.randn(rows, 16, generator=generator)
+
+    def __len__(self):
+        return len(self.features)
+
+    def __getitem__(self, index):
+        return {"features": self.features[index], "labels": int(self.features[index].sum() > 0)}
+
+
+class NetTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(inputs["features"])
+        loss = nn.functional.cross_entropy(logits, inputs["labels"])
+        return (loss, {"logits": logits}) if return_outputs else loss
+"""
+
+SCRIPT = (
+    MODULE
+    + """
+import sys
+from transformers import HfArgumentParser
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+print("arguments:", sys.argv[1:])
+args.remove_unused_columns = False
+trainer = NetTrainer(model=Net(), args=args, train_dataset=Rows(), eval_dataset=Rows(8))
+trainer.train()
+print("trained to step", trainer.state.global_step)
+"""
+)
+
+# A tiny Llama on texts of different lengths, padded batch by batch, by a script as people write them.
+LLAMA_SCRIPT = """
+import random
+import torch
+from datasets import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, HfArgumentParser, TrainingArguments, set_seed
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+set_seed(args.seed)
+config = LlamaConfig(
+    vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64,
+)
+draw = random.Random(0)
+rows = [[draw.randrange(3, 128) for _ in range(draw.randrange(4, 48))] for _ in range(96)]
+dataset = Dataset.from_dict({"input_ids": rows, "text": ["unused"] * len(rows)})
+
+
+def collate(samples):
+    longest = max(len(s["input_ids"]) for s in samples)
+    ids = torch.tensor([s["input_ids"] + [0] * (longest - len(s["input_ids"])) for s in samples])
+    mask = torch.tensor([[1] * len(s["input_ids"]) + [0] * (longest - len(s["input_ids"])) for s in samples])
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+trainer = Trainer(
+    model=LlamaForCausalLM(config), args=args, train_dataset=dataset, eval_dataset=dataset.select(range(8)),
+    data_collator=collate,
+)
+trainer.train()
+trainer.save_model()
+"""
+
+
+def write(directory: Path, text: str, name: str = "train.py") -> Path:
+    """Write a script; return its path."""
+    path = directory / name
+    path.write_text(dedent(text))
+    return path

@@ -1,0 +1,98 @@
+"""The documentation site is built strictly, and its reference has everything that the code has."""
+
+import html
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from code_blocks import ROOT
+
+import autotune
+from autotune import errors
+from autotune.cli import app
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("mkdocstrings")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def page(site: Path, name: str) -> str:
+    """Return the readable part of a page."""
+    whole = (site / name / "index.html").read_text()
+    return whole[whole.index("<article") : whole.index("</article>")]
+
+
+def every_command(group, context):
+    for name, command in group.commands.items():
+        own = command.make_context(name, [], parent=context, resilient_parsing=True)
+        yield own.command_path, command.get_params(own)
+        if hasattr(command, "commands"):
+            yield from every_command(command, own)
+
+
+def test_every_command_has_a_section_with_all_its_options(site):
+    text = html.unescape(page(site, "commands"))
+    root = typer.main.get_command(app)
+    found = list(every_command(root, root.make_context("autotune", [], resilient_parsing=True)))
+    assert len(found) > 10
+    for path, parameters in found:
+        section = re.split(r"<h[2-4]", text[text.index(f'id="{path.replace(" ", "-")}"') :])[0]
+        for parameter in parameters:
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                assert re.search(rf"(?<![\w-]){parameter.opts[0]}(?![\w-])", section), (path, parameter.opts)
+
+
+def test_every_public_name_is_described(site):
+    text = page(site, "api")
+    assert [name for name in autotune.__all__ if f'id="autotune.{name}"' not in text] == []
+    assert "the micro-batch, in samples" in text  # descriptions of fields
+
+
+def test_every_exit_code_and_error_is_listed(site):
+    text = page(site, "exit-codes")
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.AutotuneError)]
+    assert {c.exit_code for c in classes} | {errors.EXIT_FOUND, errors.EXIT_INTERRUPTED} == errors.EXIT_MEANINGS.keys()
+    for code in errors.EXIT_MEANINGS:
+        assert f"<td>{code}</td>" in text
+    for found in classes:
+        assert found.__name__ in text
+
+
+def test_every_module_has_a_line(site):
+    text = page(site, "modules")
+    assert [path.name for path in (ROOT / "autotune").rglob("*.py") if f"<code>{path.name}</code>" not in text] == []
+
+
+def test_the_command_line_names_the_same_exit_codes():
+    named = {int(code) for code in re.findall(r"\d+", app.info.epilog)}
+    assert named == errors.EXIT_MEANINGS.keys()
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    for path in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|img|link)[^>]*?(?:src|href)="?(https?:[^" >]+)', path.read_text())
+        assert loaded == [], path
+
+
+def test_no_markdown_is_left_over(site):
+    """Lists and code that the site's Markdown reads otherwise than a viewer of the repository does."""
+    for path in site.rglob("index.html"):
+        whole = path.read_text()
+        text = whole[whole.find("<article") : whole.find("</article>")]
+        prose = re.sub(r"<(pre|code).*?</\1>", "", text, flags=re.DOTALL)
+        assert re.findall(r"```|\| ---|<p>[*-] |\n {0,4}\* \*\*", prose) == [], path

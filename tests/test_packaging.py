@@ -1,0 +1,165 @@
+"""The built wheel and sdist: what is in them, and that the wheel's command runs from another directory."""
+
+import ast
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from autotune import __version__
+
+ROOT = Path(__file__).parents[1]
+
+# Imports whose package is called otherwise, that another dependency can't do without, or that are used where they are.
+OTHERWISE = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml", "vl_convert": "vl-convert-python"}
+BROUGHT_BY_OTHERS = {"huggingface_hub": "transformers", "markupsafe": "jinja2", "pyarrow": "datasets"}
+NOT_REQUIRED = {"liger_kernel"}
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_what_is_imported_is_declared():
+    extras = project()["optional-dependencies"].values()
+    requirements = [*project()["dependencies"], *(r for extra in extras for r in extra)]
+    declared = {re.match(r"[\w.-]+", r)[0].lower() for r in requirements}
+    for name in sorted({name.split(".")[0] for path in (ROOT / "autotune").rglob("*.py") for name in imports_of(path)}):
+        if name not in sys.stdlib_module_names | {"autotune"} | NOT_REQUIRED:
+            package = OTHERWISE.get(name) or BROUGHT_BY_OTHERS.get(name) or name.replace("_", "-")
+            assert package in declared, f"{name} is imported, and pyproject.toml names no {package}"
+
+
+def imports_of(path: Path) -> set[str]:
+    """What a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A folder with the sdist, and with the wheel that was built from it: what the sdist lacks, the wheel lacks."""
+    pytest.importorskip("build")
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built) -> Path:
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def command(wheel, tmp_path_factory):
+    """Return a function that runs the command of the installed wheel, in a directory that holds nothing else.
+
+    The libraries are those of this Python, by a path that ends what is installed there from counting as autotune.
+    """
+    home = tmp_path_factory.mktemp("fresh")
+    venv.create(home / "venv", with_pip=True)
+    python = home / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", wheel]
+    subprocess.run(pip, check=True, capture_output=True)
+    (packages,) = (home / "venv").glob("lib/python*/site-packages")
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    elsewhere = home / "elsewhere"
+    elsewhere.mkdir()
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [home / "venv" / "bin" / "autotune", *arguments],
+            cwd=elsewhere,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(home), "COLUMNS": "200", "AUTOTUNE_HOME": str(home / "kept")},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = subprocess.run(
+        [python, "-c", "import autotune; print(autotune.__file__)"], cwd=elsewhere, capture_output=True, text=True
+    )
+    assert Path(where.stdout.strip()).parent == packages / "autotune"
+    return run
+
+
+def package_files() -> set[str]:
+    """What git knows of the package, or would if it were added."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "autotune"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_its_data(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert package_files() <= names
+    assert {f"autotune/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.yaml")} <= names
+    assert {"autotune/py.typed", "autotune/catalogue/gpus.json"} <= names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert {name.split("/")[0] for name in names} == {"autotune", f"autotune_train-{__version__}.dist-info"}
+
+
+@pytest.mark.slow
+def test_the_wheel_says_what_the_project_says(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"autotune_train-{__version__}.dist-info/METADATA").decode()
+    assert f"Requires-Python: {project()['requires-python']}" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+    assert {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra")} == set(
+        project()["optional-dependencies"]
+    )
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+    assert len(required) == len(project()["dependencies"])
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_tests_and_documents_need(built):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert package_files() <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "search_spaces/default.yaml"} <= names
+    assert {"tests/conftest.py", "examples/README.md", "docs/search.md", "benchmarks/README.md"} <= names
+
+
+@pytest.mark.slow
+def test_the_installed_command_tells_its_version(command):
+    assert command("--version").splitlines()[0] == f"autotune {__version__}"
+
+
+@pytest.mark.slow
+def test_the_installed_command_finds_its_search_spaces(command):
+    assert {path.stem for path in (ROOT / "search_spaces").glob("*.yaml")} == set(command("spaces", "--quiet").split())
+    assert "default" in command("spaces")
+
+
+@pytest.mark.slow
+def test_the_installed_command_estimates(command):
+    text = command("estimate", "--model", "t5-small", "--gpu", "a100-80gb", "--micro-batch", "8")
+    assert text.startswith("google-t5/t5-small (seq2seq-lm), global batch 64, sequence 512 + 512, on a100-80gb")
+    assert "fits 79.15 GiB" in text
