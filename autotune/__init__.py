@@ -33,8 +33,9 @@ if TYPE_CHECKING:
         VeraAdapter,
     )
     from autotune.api import find, resume
+    from autotune.budget import Budget, Effort
     from autotune.callback import AutotuneCallback
-    from autotune.config import Allowance, Budget, Effort, Precision, TrainConfig, Workload
+    from autotune.config import Allowance, Precision, TrainConfig, Workload
     from autotune.cost_estimate import CostEstimate
     from autotune.errors import AutotuneError
     from autotune.estimating import estimate
@@ -45,8 +46,8 @@ _HOMES = {
     "find": "api",
     "resume": "api",
     "Allowance": "config",
-    "Budget": "config",
-    "Effort": "config",
+    "Budget": "budget",
+    "Effort": "budget",
     **dict.fromkeys(
         (
             "BitfitAdapter",

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from autotune import own_loop, own_plan, planning, tracking
 from autotune.architecture import Task
-from autotune.config import Allowance, Effort
+from autotune.budget import Effort
+from autotune.config import Allowance
 from autotune.crew import Crew, check, crew_of
 from autotune.errors import InputError
 from autotune.events import Note, Observer, Phase, PhaseBegan, ignore

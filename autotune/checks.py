@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.config import Effort
+from autotune.budget import Effort
 from autotune.errors import InputError
 from autotune.units import show_memory, show_rate
 from autotune.values import Value

@@ -13,8 +13,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 from autotune import planning, workload_plan
 from autotune.architecture import FLASH_PACKAGES, ModelFacts
 from autotune.audio import fixed_frames
+from autotune.budget import Effort
 from autotune.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
-from autotune.config import Allowance, Effort, TrainConfig, Workload
+from autotune.config import Allowance, TrainConfig, Workload
 from autotune.cost.calibrate import rates_of
 from autotune.errors import InputError
 from autotune.estimate_report import Device

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pydantic import ValidationError
 
 from autotune import __version__
-from autotune.config import Effort, TrainConfig, Workload
+from autotune.budget import Effort
+from autotune.config import TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.events import Note
 from autotune.pacing import RecordingPace

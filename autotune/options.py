@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.config import Allowance, Effort
+from autotune.budget import Effort
+from autotune.config import Allowance
 from autotune.fleet import Engine, Fleet
 from autotune.values import Value
 

@@ -35,7 +35,7 @@ def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
             getattr(model, setter)(wanted[name])
     if wanted.get("dtype") == "bfloat16" and "precision" not in code.held:
         _cast(model)
-    if mapping.adapter is not None:
+    if mapping.adapter is not None and not hasattr(model, "peft_config"):  # code may make several Trainers of a model
         model = put_on(model, mapping.adapter)
     return normalize_loss(model) if code.normalizes else model
 

@@ -80,12 +80,12 @@ def asked_of(step: Callable[..., Any], knobs: Knobs | None, options: Options) ->
     """
     if not callable(step):
         raise InputError(f"step: expected a function that takes a TrainConfig, not {type(step).__name__}")
-    if knobs is None and options.space is None:
+    if not knobs and options.space is None:
         raise InputError(
             "step: say what your function honours, such as knobs=['per_device_train_batch_size', 'precision'], or a "
             "search space"
         )
-    if knobs is not None and options.space is not None:
+    if knobs and options.space is not None:
         raise InputError("knobs and space both say what is varied; drop one of the two")
     name = getattr(step, "__qualname__", type(step).__name__)
     _check_options(options)
@@ -160,7 +160,7 @@ def described(space: SpaceFile) -> Description:
         liger="use_liger_kernel" in named,
         linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))) if has_layers else (),
     )
-    return Description(facts=facts, notes=notes_of(space))
+    return Description(facts=facts)
 
 
 def notes_of(space: SpaceFile) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ def _checked(knobs: Knobs) -> dict[str, Choices | None]:
             found = problem(name, value)
             if found is not None:
                 raise InputError(f"knobs: {name}: {found}")
-    return {name: None if choices is None else tuple(choices) for name, choices in named.items()}
+    return {name: None if choices is None else tuple(dict.fromkeys(choices)) for name, choices in named.items()}
 
 
 def _parameter(name: str, choices: Choices | None, usual: Parameter | None) -> Parameter:

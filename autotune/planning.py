@@ -13,8 +13,9 @@ from autotune import device_plan, own_loop, own_plan, shallow
 from autotune import hardware as machine
 from autotune.architecture import ModelFacts, ProbeDepths, Task
 from autotune.baseline import UserArguments, baseline_config, read_arguments
+from autotune.budget import Budget, Effort
 from autotune.checks import planned_loss_steps
-from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
+from autotune.config import Allowance, TrainConfig, Workload
 from autotune.errors import InputError, RunDirectoryError
 from autotune.files import read_value
 from autotune.fleet import Allotment, Fleet
@@ -212,7 +213,7 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         probes=shallow.planned(
             outline.options.shallow, facts, outline.hardware.kind, exhaustive=outline.options.exhaustive
         ),
-        notes=outline.notes + notes,
+        notes=(*outline.notes, *notes, *(own_loop.notes_of(outline.space) if is_own else ())),
     )
     plan = own_plan.with_baseline(plan)
     if plan.exhaustive:

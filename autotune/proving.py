@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from autotune.budget import Effort
 from autotune.checks import (
     DEFAULT_LOSS_STEPS,
     PASSES,
@@ -23,7 +24,7 @@ from autotune.checks import (
     Soaked,
     SoakTask,
 )
-from autotune.config import Effort, TrainConfig
+from autotune.config import TrainConfig
 from autotune.loss_guard import compare
 from autotune.planning import SearchPlan
 from autotune.requesting import SEARCH_ACCUMULATION

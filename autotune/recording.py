@@ -19,7 +19,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from autotune.architecture import ModelFacts
-from autotune.config import Allowance, Budget, TrainConfig, Workload
+from autotune.budget import Budget
+from autotune.config import Allowance, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.files import write_text
 from autotune.hardware import Hardware

@@ -236,7 +236,7 @@ class TuningResult(Value):
                 to be put.
 
         Raises:
-            InputError: The file that the search read can't be read any more, or the data are those of the user's own loop.
+            InputError: The file that the search read can't be read any more, or the data are the user's own code's.
             RunDirectoryError: `directory` can't be written.
         """
         self._check_model()

@@ -33,7 +33,8 @@ from typing import Any
 from provenance import ROOT, provenance, results_path
 
 from autotune.adapter_config import LoraAdapter
-from autotune.config import Allowance, Effort, Precision
+from autotune.budget import Effort
+from autotune.config import Allowance, Precision
 from autotune.events import Event, TrialEnded
 from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
 from autotune.exhaustive import plan_of

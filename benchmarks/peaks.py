@@ -22,7 +22,8 @@ from typing import Any
 from provenance import provenance, results_path
 
 from autotune.adapter_config import LoraAdapter
-from autotune.config import Budget, Effort, TrainConfig, Workload
+from autotune.budget import Budget, Effort
+from autotune.config import TrainConfig, Workload
 from autotune.cost.calibrate import rates_of
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel

@@ -27,7 +27,7 @@ from searching.ours import search, search_unguided
 from searching.plots import plot_regret
 from searching.scores import best_so_far, figures, near_best, noise_of, performance_score, rates_of
 
-from autotune.config import Effort
+from autotune.budget import Effort
 from autotune.errors import AutotuneError
 from autotune.exhaustive import plan_of
 from autotune.files import write_text

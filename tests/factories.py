@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.architecture import ModelFacts, ModelSpec, Task
-from autotune.config import Allowance, Budget, Effort, TrainConfig, Workload
+from autotune.budget import Budget, Effort
+from autotune.config import Allowance, TrainConfig, Workload
 from autotune.files import write_value
 from autotune.hardware import Hardware
 from autotune.planning import SearchPlan

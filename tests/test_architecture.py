@@ -23,6 +23,7 @@ VALUES = {
     "own_code",
     "own_step",
     "config",
+    "budget",
     "hardware",
     "trial",
     "checks",

@@ -2,8 +2,8 @@
 
 import pytest
 
+from autotune.budget import Effort
 from autotune.checks import Soaked, planned_loss_steps
-from autotune.config import Effort
 from autotune.errors import InputError
 
 

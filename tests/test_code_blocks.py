@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 import autotune as package
 from autotune import baseline, run_cost
+from autotune.budget import Effort
 from autotune.catalogue.gpus import gpu_named
 from autotune.cli import app
-from autotune.config import Allowance, Effort
+from autotune.config import Allowance
 from autotune.knobs import point_of
 from autotune.resolving import resolve
 from autotune.search.space_file import builtin_spaces, read_space

@@ -7,7 +7,8 @@ from factories import make_budget, make_config, make_workload
 from pydantic import ValidationError
 
 from autotune.architecture import Task
-from autotune.config import Allowance, Budget, Effort, LengthProfile
+from autotune.budget import Budget, Effort
+from autotune.config import Allowance, LengthProfile
 
 
 @pytest.mark.parametrize(

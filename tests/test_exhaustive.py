@@ -18,7 +18,8 @@ from factories import (
     product_rate,
 )
 
-from autotune.config import Allowance, Effort
+from autotune.budget import Effort
+from autotune.config import Allowance
 from autotune.errors import InputError, NothingFitsError
 from autotune.events import Event, Note
 from autotune.exhaustive import Recorder, plan_of, table_of

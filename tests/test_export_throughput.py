@@ -36,6 +36,25 @@ def test_the_ratio_is_that_of_exported_to_measured_throughput(answer, tmp_path):
     assert printed["ratio_interval"] is None  # one round says nothing about the next
 
 
+@pytest.mark.timeout(900)
+def test_each_exported_script_is_compared_with_the_trial(answer, tmp_path):
+    scripts = ["python", "accelerate", "accelerate-loop"]
+    command = [answer, "--scripts", *scripts, "--rounds", "1", "--seconds", "0.1", "--out", "ratios.json"]
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "export_throughput.py"), *map(str, command)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS.parent), *sys.path]), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "ratios.json").read_text())["scripts"]
+    assert list(found) == scripts
+    assert len({only["rounds"][0]["measured"] for only in found.values()}) == 1  # they share the round's one trial
+    assert all(only["rounds"][0]["exported"] > 0 for only in found.values())
+
+
 def test_rounds_that_disagree_give_a_wide_interval(answer):
     result = autotune.load(answer)
     agreeing = summary(result, [Round(1.0, 1.0), Round(1.01, 1.0), Round(0.99, 1.0)])

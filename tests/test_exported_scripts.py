@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from factories import make_config, make_hardware, make_workload
 from transformers import Trainer, default_data_collator, set_seed
 
 from autotune.architecture import Task
+from autotune.config import Parallelism
 from autotune.exports.targets import draft
 from autotune.hardware import installed_versions
 from autotune.models import build_model
@@ -229,3 +232,20 @@ def test_trl_trains_as_the_trainer_does(answer, run, knobs):
     by_trainer, by_trl = run(result, "python"), run(result, "trl")
     # The same random samples in another order where they are grouped, and other random weights of an adapter.
     assert by_trl["loss"] == pytest.approx(by_trainer["loss"], rel=0.05 if knobs in ("lora", "by-length") else 2e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
+    alone = answer("t5", Task.SEQ2SEQ_LM)
+    expected = run(alone, "accelerate-loop")["loss"]
+    config = alone.best.config.model_copy(update={"parallelism": Parallelism(world_size=2)})
+    together = answer_of(config, workload=alone.workload, hardware=alone.hardware)
+    exported = together.export("accelerate-loop", tmp_path / "two")
+    torchrun = Path(sys.executable).with_name("torchrun")
+    command = [torchrun, "--standalone", "--nproc_per_node", "2", exported.paths[0], "--steps", STEPS]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    (printed,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
+    assert json.loads(printed)["loss"] == pytest.approx(expected, rel=1e-5)

@@ -43,7 +43,7 @@ def text(draft):
     return "".join(draft.files.values())
 
 
-@pytest.mark.parametrize(("target", "knob"), list(itertools.product((*SCRIPTS, *FILES, "dockerfile"), KNOBS)))
+@pytest.mark.parametrize(("target", "knob"), list(itertools.product((*SCRIPTS, *FILES), KNOBS)))
 def test_no_knob_is_dropped_in_silence(target, knob):
     plain, changed = drafted(target), drafted(target, **{knob: KNOBS[knob]})
     assert text(changed) != text(plain)
@@ -177,6 +177,27 @@ def test_trls_own_defaults_are_overruled():
     assert arguments["learning_rate"] == 5e-5
     assert arguments["loss_type"] == "nll"
     assert arguments["max_length"] == 128
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("axolotl", "axolotl train axolotl.yaml --launcher torchrun -- --nproc_per_node 2"),
+        ("llama-factory", "FORCE_TORCHRUN=1 NPROC_PER_NODE=2 llamafactory-cli train llama_factory.yaml"),
+        ("torchtune", "tune run --nproc_per_node 2 full_finetune_distributed --config torchtune.yaml"),
+    ],
+)
+def test_several_devices_are_started_by_each_tools_own_launcher(target, line):
+    made = drafted(target, parallelism={"world_size": 2, "ddp_bucket_cap_mb": 50})
+    assert made.launch == (line,)
+    assert target == "torchtune" or yaml.safe_load(next(iter(made.files.values())))["ddp_bucket_cap_mb"] == 50
+
+
+def test_deepspeeds_file_lies_beside_the_one_that_names_it():
+    for target in ("axolotl", "llama-factory"):
+        files = drafted(target, parallelism={"world_size": 2, "sharding": "zero_3"}).files
+        (named,) = [name for name in files if name.endswith(".json")]
+        assert yaml.safe_load(files[next(iter(files))])["deepspeed"] == named == "deepspeed.json"
 
 
 def test_a_single_gpu_is_the_only_one_that_a_script_sees():

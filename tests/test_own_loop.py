@@ -53,6 +53,7 @@ def test_what_is_no_such_function_is_refused(step, said):
     ("knobs", "said"),
     [
         (None, "say what your function honours"),
+        ([], "say what your function honours"),
         ("precision", "expected a list of names"),
         (["precison"], "'precison' is no field of TrainConfig.*did you mean 'precision'"),
         (["packing"], "your function makes the batches"),
@@ -90,7 +91,7 @@ def test_a_knob_has_the_choices_of_the_devices_space_in_its_order():
 
 
 def test_a_knob_has_its_own_choices_where_they_are_named():
-    space = own_loop.space_of(asked(knobs={"precision": ["fp32", "bf16"], "optim": None}), "cpu")
+    space = own_loop.space_of(asked(knobs={"precision": ["fp32", "bf16", "fp32"], "optim": None}), "cpu")
     assert space.parameters["precision"].choices == ("fp32", "bf16")
     assert "adafactor" in space.parameters["optim"].choices
 
@@ -260,6 +261,7 @@ def test_with_the_model_named_the_search_is_led_by_predictions(tiny_llama, tmp_p
         str(tiny_llama), step=make, knobs=["per_device_train_batch_size"], seq_len=32, effort="quick", device="cpu",
         max_trials=3, run_dir=tmp_path / "run",
     )  # fmt: skip
+    assert any("taken on trust" in note for note in result.notes)
     tried = [t for t in result.trials if t.number is not None]
     assert all(t.prediction is not None for t in tried)
     assert result.best.measurement.tokens_per_second == pytest.approx(32 * result.best.measurement.samples_per_second)

@@ -7,7 +7,8 @@ from factories import make_facts, make_hardware
 from pydantic import ValidationError
 
 from autotune.architecture import ProbeDepths, Task
-from autotune.config import Allowance, Budget, Effort, Parallelism
+from autotune.budget import Budget, Effort
+from autotune.config import Allowance, Parallelism
 from autotune.errors import InputError
 from autotune.files import read_value, write_value
 from autotune.options import Options

@@ -85,7 +85,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
 
 def read_wandb(file: Path) -> list:
-    """Return the records of an offline run: LevelDB's log format behind a header of 7 bytes, which wandb reads in Go."""
+    """Return the records of an offline run: LevelDB's log format behind a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, found, part = file.read_bytes(), 7, [], b""

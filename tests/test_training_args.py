@@ -10,7 +10,8 @@ from factories import make_config, make_gpu, make_hardware, make_plan, make_work
 from transformers import TrainingArguments
 
 from autotune.adapters import peft_config
-from autotune.config import Effort, Parallelism
+from autotune.budget import Effort
+from autotune.config import Parallelism
 from autotune.peft_arguments import ATTENTION_MODULES
 from autotune.training_args import SEARCHED_ARGUMENTS, TrainingPlan, laid_over, plan
 
@@ -160,7 +161,7 @@ def test_a_micro_batch_that_does_not_divide_the_global_batch_has_no_mapping():
 
 @pytest.mark.slow
 def test_the_installed_transformers_accepts_every_legal_point_of_the_cpu_space(tmp_path):
-    from autotune.config import Budget
+    from autotune.budget import Budget
     from autotune.hardware import detect
 
     here = detect("cpu")

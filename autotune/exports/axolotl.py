@@ -52,10 +52,16 @@ def axolotl(winner: Winner) -> Draft:
     require_lora(winner, "axolotl")
     lost = _lost(winner)
     document = {**_model(winner), **_data(winner), **_training(winner), **_devices(winner)}
-    command = f"axolotl train {FILE}"
+    command = _command(winner)
     about = "`datasets` is yours to name; the rest is as it was measured."
     text = yaml_text(winner, f"axolotl: {command}", document, lost, about=about)
     return Draft({FILE: text, **sharding_files(winner)}, (command,), tuple(lost))
+
+
+def _command(winner: Winner) -> str:
+    if not launch_files.needs_launcher(winner.config):
+        return f"axolotl train {FILE}"
+    return f"axolotl train {FILE} --launcher torchrun -- --nproc_per_node {winner.config.parallelism.world_size}"
 
 
 def _lost(winner: Winner) -> list[str]:
@@ -66,7 +72,8 @@ def _lost(winner: Winner) -> list[str]:
         *lost_knobs(config, but=frozenset({"offload", "experts", "experts_per_token", "expert_capacity"})),
         *([f"packing of a micro-batch: it wants {' or '.join(_PACKING_KERNELS)}"] if packs else []),
         *spread_lost(winner),
-        *lost_arguments(winner, frozenset({"optim_target_modules"})),
+        *(["ddp_static_graph"] if config.parallelism.ddp_static_graph else []),
+        *lost_arguments(winner, frozenset({"optim_target_modules", "ddp_find_unused_parameters"})),
     ]
 
 
@@ -168,7 +175,8 @@ def _devices(winner: Winner) -> dict[str, Any]:
         return {"deepspeed": launch_files.FILE_NAMES[launch_files.DEEPSPEED]}
     settings = winner.arguments.get("fsdp_config")
     if settings is None:
-        return {}
+        ddp = ("ddp_bucket_cap_mb", "ddp_find_unused_parameters")
+        return {name: winner.arguments[name] for name in ddp if name in winner.arguments}
     own = {name: value for name, value in settings.items() if name not in ("version", "cpu_offload")}
     if settings.get("cpu_offload"):
         own["offload_params"] = True

@@ -63,7 +63,7 @@ def lost_knobs(config: TrainConfig, *, but: frozenset[str] = frozenset()) -> lis
 def weights_lost(winner: Winner, tool: str) -> list[str]:
     """Return what a tool that loads weights in the precision of its arithmetic makes of fp32 weights."""
     precision = winner.config.precision
-    if precision not in (Precision.BF16, Precision.FP16) or winner.config.quantization is not None:
+    if precision not in (Precision.BF16, Precision.FP16):
         return []
     return [f"weights in float32 beside {precision} arithmetic: {tool} loads them in {precision}"]
 

@@ -39,15 +39,23 @@ def llama_factory(winner: Winner) -> Draft:
     require_lora(winner, "llama-factory")
     lost = _lost(winner)
     document = {**_model(winner), **_method(winner), **_data(winner), **_training(winner)}
-    command = f"llamafactory-cli train {FILE}"
+    command = _command(winner)
     about = "`dataset` and `template` are yours to name; the rest is as it was measured."
     text = yaml_text(winner, f"LLaMA-Factory: {command}", document, lost, about=about)
     return Draft({FILE: text, **sharding_files(winner)}, (command,), tuple(lost))
 
 
+def _command(winner: Winner) -> str:
+    if not launch_files.needs_launcher(winner.config):
+        return f"llamafactory-cli train {FILE}"
+    ranks = winner.config.parallelism.world_size
+    return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={ranks} llamafactory-cli train {FILE}"
+
+
 def _lost(winner: Winner) -> list[str]:
     config = winner.config
-    lost = [*lost_knobs(config), *spread_lost(winner), *lost_arguments(winner, frozenset({"optim_target_modules"}))]
+    own = lost_arguments(winner, frozenset({"optim_target_modules", "ddp_find_unused_parameters", "ddp_backend"}))
+    lost = [*lost_knobs(config), *spread_lost(winner), *own]
     if config.packing:
         lost.append("packing of a micro-batch: `neat_packing` makes blocks of a fixed length, another training")
     if config.adapter is not None:  # whose base is left as it was loaded; what is trained is made float32 again

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from autotune.architecture import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFacts, ModelSpec, Task
 from autotune.baseline import baseline_config
-from autotune.config import Allowance, Effort, Workload
+from autotune.budget import Effort
+from autotune.config import Allowance, Workload
 from autotune.hardware import Hardware
 from autotune.search.space import SearchSpace
 from autotune.search.space_file import SpaceFile

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from autotune.architecture import ModelFacts
-from autotune.config import Allowance, Effort, TrainConfig, Workload
+from autotune.budget import Effort
+from autotune.config import Allowance, TrainConfig, Workload
 from autotune.hardware import Hardware
 from autotune.search import rules
 from autotune.search.allowance import allowance_of

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from autotune.config import Effort
+from autotune.budget import Effort
 from autotune.errors import SearchSpaceError, suggestion
 from autotune.search.points import PARAMETERS, Scalar, has_field, problem
 from autotune.values import Value

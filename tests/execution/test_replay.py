@@ -16,7 +16,7 @@ from factories import (
 )
 from runner_contract import RunnerContract
 
-from autotune.config import Effort
+from autotune.budget import Effort
 from autotune.events import Event, TrialEnded
 from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
 from autotune.exhaustive import plan_of, table_of

@@ -5,7 +5,8 @@ import itertools
 import pytest
 from factories import make_budget, make_config, make_facts, make_gpu, make_hardware, make_space, make_workload
 
-from autotune.config import Allowance, Effort, Parallelism, TrainConfig
+from autotune.budget import Effort
+from autotune.config import Allowance, Parallelism, TrainConfig
 from autotune.search.space import SearchSpace, micro_batches
 from autotune.search.space_file import builtin_spaces, load_space, spaces_directory
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import Effort, Parallelism, TrainConfig
+from autotune.budget import Effort
+from autotune.config import Parallelism, TrainConfig
 from autotune.errors import SearchSpaceError
 from autotune.search.points import PARAMETERS, make_config, make_point
 from autotune.search.space_file import Parameter, builtin_spaces, load_space, read_space, spaces_directory
