@@ -1,7 +1,7 @@
 # autotune on a host with a GPU. The host needs NVIDIA's driver and container toolkit; CUDA comes with torch's wheels.
 #
 #     docker build --tag autotune .
-#     docker run --rm --init --gpus 1 --ipc host --volume "$PWD/runs:/work/runs" autotune find --model gpt2
+#     docker run --rm --init --gpus 1 --ipc host --volume "$PWD/runs:/workspace/runs" autotune find --model gpt2
 #
 # or, with what is kept between searches, `docker compose run --rm autotune find --model gpt2`.
 FROM python:3.11-slim
@@ -22,7 +22,7 @@ COPY autotune autotune
 COPY search_spaces search_spaces
 RUN pip install --no-cache-dir --constraint docker/constraints.txt .
 
-ENV AUTOTUNE_HOME=/work/home
-WORKDIR /work
+ENV AUTOTUNE_HOME=/workspace/home
+WORKDIR /workspace
 ENTRYPOINT ["autotune"]
 CMD ["--help"]

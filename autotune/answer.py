@@ -14,11 +14,11 @@ from autotune.disturbance import disturbance_notes
 from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
 from autotune.finals import Finals
 from autotune.objective import break_even_steps, cold_start_s
-from autotune.planning import SearchPlan
 from autotune.proving import largest_default
 from autotune.result import Arguments, Compilation, Contender, Speedup, TrialSummary, TuningResult, Verdict
 from autotune.search.allowance import changes
 from autotune.search.history import History
+from autotune.search_plan import SearchPlan
 from autotune.shallow import Probes
 from autotune.spending import spent_on
 from autotune.training_args import plan as training_plan

@@ -18,12 +18,12 @@ from autotune.events import Note, Observer, Phase, PhaseBegan, ignore
 from autotune.exhaustive import Recorder
 from autotune.keeping import Keeper, keeper_of
 from autotune.options import Options
-from autotune.planning import SearchPlan
 from autotune.predicting import cost_model, learn
 from autotune.recall import Recall
 from autotune.result import TuningResult
 from autotune.run_cost import parse_count
 from autotune.rundir import RunDirectory, default_run_directory
+from autotune.search_plan import SearchPlan, read_plan
 from autotune.stopwatch import Stopwatch
 from autotune.trial import DescribeRequest
 from autotune.units import parse_memory, parse_time_s
@@ -224,7 +224,7 @@ def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
     stopwatch = Stopwatch("planning")
     directory = RunDirectory.existing(Path(run_dir))
     with directory:
-        plan = planning.read_plan(directory.path)
+        plan = read_plan(directory.path)
         with crew_of(plan.fleet, directory.path, planned=plan.hardware) as crew:
             stopwatch.enter("launching")
             crew.asker.start()

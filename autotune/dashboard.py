@@ -17,8 +17,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from autotune.config import TrainConfig
 from autotune.errors import InputError, MachineError
-from autotune.planning import read_plan
 from autotune.rundir import RunDirectory
+from autotune.search_plan import read_plan
 from autotune.units import GIB
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from autotune.hardware import Hardware, default_budget_bytes, detect
 from autotune.knobs import Scalar, knobs, refused, shown
 from autotune.optimizers import OPTIMIZERS
 from autotune.options import Options
-from autotune.planning import SearchPlan
 from autotune.rates import Rates
 from autotune.resolving import resolve
 from autotune.search.points import make_config, make_point
 from autotune.search.rules import refusals
 from autotune.search.space_file import SpaceFile, load_space
+from autotune.search_plan import Outline, SearchPlan
 from autotune.units import show_memory
 from autotune.values import Value
 
@@ -213,7 +213,7 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
     Raises:
         InputError: The model hasn't so many positions.
     """
-    outline = planning.Outline(
+    outline = Outline(
         options=Options(model=workload.model.reference, allow=allowance),
         hardware=device.hardware,
         workload=workload,

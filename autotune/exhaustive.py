@@ -21,9 +21,10 @@ from autotune.config import TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.events import Note
 from autotune.pacing import RecordingPace
-from autotune.planning import SearchPlan, budget_of
+from autotune.planning import budget_of
 from autotune.recording import RecordedPoint, RecordedTrial, Table, TableHeader
 from autotune.search.space_file import SpaceFile
+from autotune.search_plan import SearchPlan
 from autotune.trial import Purpose, TrialResult
 from autotune.tuner import Tuner
 from autotune.units import show_memory, show_time

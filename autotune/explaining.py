@@ -20,11 +20,11 @@ from autotune.events import Note, Observer, Standing, TrialEnded, TrialStarted, 
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.explanation import Explanation
 from autotune.hardware import Hardware
-from autotune.planning import SearchPlan, read_plan
 from autotune.requesting import request_of
 from autotune.result import TuningResult, load
 from autotune.rundir import ANSWER_FILE, RunDirectory
 from autotune.search.allowance import changes
+from autotune.search_plan import SearchPlan, read_plan
 from autotune.telling import standing_of_answer
 from autotune.trial import Purpose, TrialResult
 from autotune.units import show_time

@@ -18,9 +18,9 @@ from autotune.errors import AutotuneError
 from autotune.events import Observer
 from autotune.execution.pool import Pool
 from autotune.guide import Guide
-from autotune.planning import SearchPlan
 from autotune.rundir import RunDirectory
 from autotune.search.study import Asked
+from autotune.search_plan import SearchPlan
 from autotune.trial import Purpose, TrialRequest
 from autotune.tuner import Tuner
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from autotune.config import TrainConfig
-from autotune.planning import SearchPlan
 from autotune.proving import Proof
 from autotune.search.history import History
+from autotune.search_plan import SearchPlan
 from autotune.statistics import next_run_interval, ratio_of_means, trial_spread
 from autotune.trial import Interval, Measurement, Purpose, TrialResult, TrialStatus
 

@@ -24,10 +24,10 @@ from autotune.errors import InputError, NothingFitsError
 from autotune.estimate_plan import EstimateOptions, Target, as_options, plan_of
 from autotune.estimate_report import Device, Predicted, RunCost, miss, predicted
 from autotune.knobs import Scalar, knobs, shown
-from autotune.planning import SearchPlan
 from autotune.run_cost import Prices, run_cost
 from autotune.search.allowance import allowance_of
 from autotune.search.space import micro_batches
+from autotune.search_plan import SearchPlan
 from autotune.tracing import Profiles
 from autotune.units import show_memory
 

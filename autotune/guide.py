@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from autotune.config import TrainConfig
 from autotune.cost.gaussian import below, density
 from autotune.cost.model import CostModel
-from autotune.planning import SearchPlan
 from autotune.search.history import History
 from autotune.search.space import SearchSpace
+from autotune.search_plan import SearchPlan
 from autotune.trial import Prediction, TrialResult
 from autotune.units import show_memory
 

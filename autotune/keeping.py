@@ -18,11 +18,11 @@ from autotune.databases import PATIENCE_S
 from autotune.errors import AutotuneError, NothingFitsError, RecordError
 from autotune.events import Event, Note, Observer, TrialEnded
 from autotune.kept import KeptSearch, KeptTrial, Key
-from autotune.planning import SearchPlan
 from autotune.record import Record, record
 from autotune.recordable import Answer, Identity, answered, described, identity_of, kept_trials, note_answer
 from autotune.result import TuningResult
 from autotune.rundir import RunDirectory
+from autotune.search_plan import SearchPlan
 from autotune.trial import TrialResult
 
 # Of the earlier searches with the same key, so many are read: the latest say most about this machine.

@@ -22,7 +22,7 @@ from autotune.options import Options
 from autotune.own_code import CODE_FILE, Held, OwnCode, OwnFound
 
 if TYPE_CHECKING:
-    from autotune.planning import Outline, SearchPlan
+    from autotune.search_plan import Outline, SearchPlan
     from autotune.trial import Description
 
 # Options of a search that say something about a training that autotune sets up itself.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from autotune.config import TrainConfig
 from autotune.finals import FINALIST_SHARE, Finals
-from autotune.planning import SearchPlan
 from autotune.proving import Check
 from autotune.search.history import History
+from autotune.search_plan import SearchPlan
 from autotune.trial import Purpose, TrialResult
 
 # A trial of the search that takes this much longer than the leader's is not worth its time.

@@ -7,29 +7,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
-
 from autotune import device_plan, own_loop, own_plan, shallow
 from autotune import hardware as machine
-from autotune.architecture import ModelFacts, ProbeDepths, Task
+from autotune.architecture import ModelFacts, Task
 from autotune.baseline import UserArguments, baseline_config, read_arguments
 from autotune.budget import Budget, Effort
 from autotune.checks import planned_loss_steps
-from autotune.config import Allowance, TrainConfig, Workload
-from autotune.errors import InputError, RunDirectoryError
-from autotune.files import read_value
-from autotune.fleet import Allotment, Fleet
+from autotune.config import Workload
+from autotune.errors import InputError
+from autotune.fleet import Allotment
 from autotune.hardware import Hardware
-from autotune.objective import Objective
 from autotune.options import Options
 from autotune.own_code import OwnCode
 from autotune.own_step import OwnStep
 from autotune.resolving import resolve
-from autotune.rundir import PLAN_FILE
-from autotune.search.space import SearchSpace
-from autotune.search.space_file import SpaceFile, load_space
+from autotune.search.space_file import load_space
+from autotune.search_plan import Outline, SearchPlan
 from autotune.units import GIB, show_memory, show_time
-from autotune.values import Value
 from autotune.workload_plan import objective_of, task_of, workload_of
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
@@ -41,84 +35,6 @@ TRIAL_OVERHEAD_S = 60.0
 
 # For a first guess at what a recording takes: seconds of a trial that are not measuring.
 USUAL_START_S = 3.0
-
-
-class Outline(Value):
-    """What is settled before the model's classes have been looked at."""
-
-    options: Options
-    hardware: Hardware
-    workload: Workload
-    memory_bytes: int
-    budget: Budget
-    space: SpaceFile
-    searched_arguments: dict[str, object] | None
-    notes: tuple[str, ...]
-    is_shared: bool = False
-
-
-class SearchPlan(Value):
-    """All that a search is about, as it stands in `search.json`."""
-
-    workload: Workload
-    facts: ModelFacts
-    hardware: Hardware
-    memory_bytes: int
-    budget: Budget
-    allowance: Allowance
-    space: SpaceFile
-    baseline: TrainConfig
-    exhaustive: bool = Field(default=False, description="every legal point is measured; nothing is searched")
-    repeats: PositiveInt = Field(default=1, description="trials of each point of an exhaustive plan")
-    objective: Objective = Objective()
-    soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
-    skewed_routing: bool = Field(default=False, description="a winner with experts is measured with uneven routing too")
-    loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: not")
-    probes: ProbeDepths | None = Field(default=None, description="candidates are first run at these; None: they aren't")
-    loss_insisted: bool = Field(default=False, description="compared whatever it takes: the user has asked for it")
-    record: bool = Field(default=False, description="the lasting record is read and written")
-    report_to: tuple[str, ...] = Field(default=(), description="trackers that are told of each trial")
-    fleet: Fleet = Field(default=Fleet(), description="where the trials run")
-    is_shared: bool = Field(default=False, description="trials at the same time disturb each other")
-    options: Options | None = Field(default=None, description="what the user asked for; None: made otherwise")
-    notes: tuple[str, ...]
-
-    def every_config(self) -> list[TrainConfig]:
-        """Return the baseline and then every other legal configuration of the space."""
-        space = self.search_space()
-        return list(dict.fromkeys([self.baseline, *map(space.config, space.points())]))
-
-    @property
-    def world_sizes(self) -> frozenset[int]:
-        """Over how many devices its trainings are spread: as the baseline, or as the space names."""
-        named = self.space.parameters.get("parallelism.world_size")
-        choices = named.choices if named is not None and named.choices != "lattice" else ()
-        return frozenset({self.baseline.parallelism.world_size, *(c for c in choices if isinstance(c, int))})
-
-    def search_space(self) -> SearchSpace:
-        """Return the space bound to this plan."""
-        return SearchSpace(
-            self.space,
-            self.baseline,
-            workload=self.workload,
-            facts=self.facts,
-            hardware=self.hardware,
-            allowance=self.allowance,
-            effort=self.budget.effort,
-        )
-
-
-def read_plan(run_dir: Path) -> SearchPlan:
-    """Return what the search in a run directory is about.
-
-    Raises:
-        RunDirectoryError: It can't be read.
-    """
-    try:
-        return read_value(SearchPlan, run_dir / PLAN_FILE)
-    except (OSError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None
 
 
 def outline(

@@ -22,7 +22,7 @@ from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
 from autotune.events import Note, Observer
 from autotune.files import read_value
-from autotune.planning import SearchPlan
+from autotune.search_plan import SearchPlan
 from autotune.trial import TrialResult
 from autotune.values import Value
 

@@ -26,10 +26,10 @@ from autotune.checks import (
 )
 from autotune.config import TrainConfig
 from autotune.loss_guard import compare
-from autotune.planning import SearchPlan
 from autotune.requesting import SEARCH_ACCUMULATION
 from autotune.search.allowance import changes
 from autotune.search.history import History
+from autotune.search_plan import SearchPlan
 from autotune.trial import Measurement, Purpose, TrialResult, TrialStatus
 from autotune.units import show_time
 

@@ -16,10 +16,10 @@ from typing import Literal
 
 from autotune.config import TrainConfig
 from autotune.kept import KeptSearch
-from autotune.planning import SearchPlan
 from autotune.recalled import Known, beyond, scaled, tried
 from autotune.search.history import History, is_no_harder
 from autotune.search.space import SearchSpace
+from autotune.search_plan import SearchPlan
 from autotune.trial import Measurement, TrialResult, TrialStatus
 from autotune.units import show_rate
 

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from autotune.config import TrainConfig
 from autotune.kept import KeptSearch, KeptTrial
-from autotune.planning import SearchPlan
 from autotune.requesting import request_of
+from autotune.search_plan import SearchPlan
 from autotune.trial import Interval, Memory, Outcome, TrialResult, TrialStatus
 from autotune.units import show_memory
 

@@ -16,10 +16,10 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from autotune.files import read_value, write_value
 from autotune.kept import KeptSearch, KeptTrial, key_of, versions_of
-from autotune.planning import SearchPlan, read_plan
 from autotune.record import Record
 from autotune.result import TuningResult
 from autotune.rundir import PLAN_FILE, RunDirectory
+from autotune.search_plan import SearchPlan, read_plan
 from autotune.trial import Purpose, TrialResult
 from autotune.values import Value
 

@@ -25,11 +25,11 @@ from autotune.explanation import Explanation
 from autotune.files import read_value
 from autotune.options import Options
 from autotune.own_code import OwnCode
-from autotune.planning import SearchPlan, read_plan
 from autotune.result import Contender, TrialSummary, TuningResult
 from autotune.run_report import Breakdown, ReportedTrial, RunReport
 from autotune.rundir import RunDirectory
 from autotune.search.allowance import changes
+from autotune.search_plan import SearchPlan, read_plan
 from autotune.spending import Spent, spent_on
 from autotune.trial import Purpose, TrialResult, TrialStatus
 

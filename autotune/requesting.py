@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autotune.checks import CheckTask, LossTask, RoutingTask
 from autotune.config import TrainConfig
-from autotune.planning import SearchPlan
+from autotune.search_plan import SearchPlan
 from autotune.shallow import shortened
 from autotune.trial import Limits, Prediction, Purpose, TrialRequest
 

@@ -13,10 +13,10 @@ from autotune.config import TrainConfig
 from autotune.events import Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
 from autotune.finals import Finals
 from autotune.pacing import Pace
-from autotune.planning import SearchPlan
 from autotune.result import Change, TuningResult
 from autotune.search.allowance import changes
 from autotune.search.history import History
+from autotune.search_plan import SearchPlan
 from autotune.trial import Measurement, TrialRequest, TrialResult, TrialStatus
 
 # Of the configurations that were refused since the last trial, so many are named with their reasons.

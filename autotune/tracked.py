@@ -7,10 +7,10 @@ import statistics
 from pydantic import Field, NonNegativeInt
 
 from autotune.config import TrainConfig
-from autotune.planning import SearchPlan
 from autotune.result import Change, TuningResult
 from autotune.search.allowance import changes
 from autotune.search.points import Scalar, make_point
+from autotune.search_plan import SearchPlan
 from autotune.trial import Failure, Measurement, TrialResult
 from autotune.units import GIB
 from autotune.values import Value

@@ -18,9 +18,9 @@ from autotune.attempt import Attempt
 from autotune.errors import one_line
 from autotune.events import Event, Note, Observer, TrialEnded
 from autotune.files import read_value, write_value
-from autotune.planning import SearchPlan
 from autotune.result import TuningResult
 from autotune.rundir import RunDirectory
+from autotune.search_plan import SearchPlan
 from autotune.tracked import about, answer_of, entry_of
 from autotune.trackers import TRACKERS, Search, Tracker, check
 from autotune.trial import TrialResult

@@ -19,7 +19,6 @@ from autotune.execution.runner import Runner
 from autotune.finals import Finals
 from autotune.guide import Guide
 from autotune.pacing import Pace
-from autotune.planning import SearchPlan
 from autotune.proving import Check
 from autotune.recall import Recall
 from autotune.requesting import request_of
@@ -29,6 +28,7 @@ from autotune.search.history import History
 from autotune.search.proposals import proposals
 from autotune.search.space import Point
 from autotune.search.study import Asked, Study
+from autotune.search_plan import SearchPlan
 from autotune.shallow import Probes
 from autotune.spending import wall_s
 from autotune.telling import Teller

@@ -41,9 +41,9 @@ from autotune.exhaustive import plan_of
 from autotune.fanout import FanOut
 from autotune.files import write_text
 from autotune.hardware import detect
-from autotune.planning import SearchPlan
 from autotune.recording import RecordedPoint, RecordedTrial, Table, load_table
 from autotune.rundir import RunDirectory
+from autotune.search_plan import SearchPlan
 from autotune.trial import TrialResult
 
 WORKERS = (1, 2, 4, 8, 16, 32, 50)

@@ -35,12 +35,12 @@ from autotune.exhaustive import plan_of
 from autotune.files import write_text
 from autotune.hardware import detect
 from autotune.kept import KeptTrial
-from autotune.planning import SearchPlan
 from autotune.record import Record
 from autotune.recordable import Identity, described
 from autotune.recording import Table, load_table
 from autotune.requesting import request_of
 from autotune.search.study import Study
+from autotune.search_plan import SearchPlan
 from autotune.trial import Purpose, TrialResult
 
 TABLE = ROOT / "benchmarks" / "tables" / "llama-1m.jsonl"

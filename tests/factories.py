@@ -16,9 +16,9 @@ from autotune.budget import Budget, Effort
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.files import write_value
 from autotune.hardware import Hardware
-from autotune.planning import SearchPlan
 from autotune.search.space import SearchSpace
 from autotune.search.space_file import SpaceFile, load_space
+from autotune.search_plan import SearchPlan
 from autotune.statistics import rate_interval
 from autotune.trial import (
     Failure,

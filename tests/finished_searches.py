@@ -27,11 +27,11 @@ from factories import (
 from autotune.config import TrainConfig
 from autotune.cost_estimate import MemoryBreakdown
 from autotune.events import ignore
-from autotune.planning import SearchPlan
 from autotune.reporting import gather
 from autotune.result import TuningResult
 from autotune.run_report import Breakdown, RunReport
 from autotune.rundir import RunDirectory
+from autotune.search_plan import SearchPlan
 from autotune.trial import Interval, Memory, Outcome, Prediction, TrialRequest, TrialStatus
 from autotune.tuner import Tuner
 from autotune.units import GIB

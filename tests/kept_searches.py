@@ -8,7 +8,7 @@ from factories import make_config, make_plan, make_request, make_result
 
 from autotune.config import TrainConfig
 from autotune.kept import KeptSearch, KeptTrial, key_of
-from autotune.planning import SearchPlan
+from autotune.search_plan import SearchPlan
 from autotune.trial import Outcome, Purpose
 
 DAY = "2026-11-20"

@@ -23,11 +23,11 @@ from autotune.config import Allowance
 from autotune.errors import InputError, NothingFitsError
 from autotune.events import Event, Note
 from autotune.exhaustive import Recorder, plan_of, table_of
-from autotune.planning import SearchPlan
 from autotune.recording import Table, load_table
 from autotune.result import TuningResult
 from autotune.rundir import TABLE_FILE, RunDirectory
 from autotune.search.space_file import load_space
+from autotune.search_plan import SearchPlan
 from autotune.trial import Outcome, Purpose, TrialRequest, TrialStatus
 from autotune.tuner import SearchInterrupted
 from autotune.units import GIB

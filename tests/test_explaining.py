@@ -13,9 +13,9 @@ from autotune.config import TrainConfig
 from autotune.errors import InputError, MachineError, RunDirectoryError
 from autotune.events import Event, Note, TrialEnded
 from autotune.explaining import Explainer, differences
-from autotune.planning import SearchPlan
 from autotune.result import TuningResult
 from autotune.rundir import RunDirectory
+from autotune.search_plan import SearchPlan
 from autotune.trial import Purpose, TrialRequest, TrialStatus
 
 PRECISION = make_config(16, optim="adamw_torch")

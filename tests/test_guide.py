@@ -23,8 +23,8 @@ from autotune.config import Parallelism, TrainConfig
 from autotune.cost.model import CostModel
 from autotune.guide import Guide
 from autotune.objective import Objective
-from autotune.planning import SearchPlan
 from autotune.search.history import History
+from autotune.search_plan import SearchPlan
 from autotune.trial import Memory, Outcome
 
 

@@ -12,7 +12,8 @@ from autotune.config import Allowance, Parallelism
 from autotune.errors import InputError
 from autotune.files import read_value, write_value
 from autotune.options import Options
-from autotune.planning import Outline, SearchPlan, complete, machine_notes, outline
+from autotune.planning import complete, machine_notes, outline
+from autotune.search_plan import Outline, SearchPlan
 from autotune.units import GIB
 
 

@@ -10,10 +10,10 @@ from finished_searches import BASE, BEST, make_search
 from autotune.errors import InputError, RunDirectoryError
 from autotune.files import write_value
 from autotune.options import Options
-from autotune.planning import read_plan
 from autotune.reporting import command, ends_s, gather
 from autotune.result import TrialSummary, load
 from autotune.rundir import RunDirectory
+from autotune.search_plan import read_plan
 from autotune.trial import Purpose, TrialStatus
 
 

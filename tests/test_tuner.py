@@ -27,7 +27,6 @@ from autotune.checks import LossCurve, Routed, Soaked
 from autotune.config import TrainConfig
 from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.events import Event, Note, TrialEnded, TrialStarted
-from autotune.planning import SearchPlan
 from autotune.requesting import SEARCH_ACCUMULATION
 from autotune.result import TuningResult, load
 from autotune.rundir import ANSWER_FILE, RunDirectory
@@ -35,6 +34,7 @@ from autotune.search.history import History
 from autotune.search.proposals import SAME_FAILURES
 from autotune.search.space_file import load_space
 from autotune.search.study import STUDY_FILE
+from autotune.search_plan import SearchPlan
 from autotune.trial import Failure, Measurement, Outcome, Purpose, TrialRequest, TrialStatus
 from autotune.tuner import SearchInterrupted, Tuner
 

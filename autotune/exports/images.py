@@ -92,7 +92,7 @@ def _compose(winner: Winner) -> str:
     service: dict[str, Any] = {
         "build": ".",
         "init": True,
-        "volumes": ["./out:/work/out", "huggingface:/root/.cache/huggingface"],
+        "volumes": ["./out:/workspace/out", "huggingface:/root/.cache/huggingface"],
     }
     if not winner.result.hardware.is_cpu:
         count = winner.config.parallelism.world_size

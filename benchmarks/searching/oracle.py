@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from autotune.config import TrainConfig
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.planning import SearchPlan
 from autotune.recording import RecordedTrial, Table
 from autotune.requesting import request_of
+from autotune.search_plan import SearchPlan
 from autotune.trial import Purpose, TrialStatus
 from autotune.units import show_memory
 

@@ -15,9 +15,9 @@ from autotune.cost.model import CostModel
 from autotune.errors import NothingFitsError
 from autotune.events import Event, TrialEnded
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.planning import SearchPlan
 from autotune.recording import Table
 from autotune.rundir import RunDirectory
+from autotune.search_plan import SearchPlan
 from autotune.tuner import Tuner
 
 # By table: a trace is the same for every seed.

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from searching.oracle import Oracle, Replayed, Spent, Strategy
 
 from autotune.config import TrainConfig
-from autotune.planning import SearchPlan
 from autotune.recording import Table
 from autotune.search.space import MICRO_BATCH
+from autotune.search_plan import SearchPlan
 
 # DeepSpeed's autotuner tries so many micro-batches of those that fit (`num_tuning_micro_batch_sizes`, its default).
 _DEEPSPEED_SIZES = 3
