@@ -24,6 +24,19 @@ from autotune.completing import Effort, Engine, Gpu, Model, Space, Task
 from autotune.console import Debug, Json, Quiet, Verbose, error_document, guarded, print_json, stderr, stdout
 from autotune.errors import InputError
 from autotune.knob_options import KnobCommand, given_knobs
+from autotune.search_options import (
+    Allow,
+    CheckLoss,
+    Device,
+    Exhaustive,
+    MaxTime,
+    MaxTrials,
+    Memory,
+    Output,
+    Repeat,
+    TrainSteps,
+    TrainTokens,
+)
 from autotune.watched import watched
 
 if TYPE_CHECKING:
@@ -76,25 +89,22 @@ def find(
     target_len: Annotated[int | None, typer.Option(min=1, help="Decoder tokens [as --seq-len; speech 128].")] = None,
     global_batch: Annotated[str | None, typer.Option(help="Samples per step, or 'any' [64; CPU 16].")] = None,
     baseline: Annotated[str | None, typer.Option(help="JSON of your TrainingArguments to compare with.")] = None,
-    allow: Annotated[
-        str,
-        typer.Option(help="What may change: exact, numerics, optimizer, method.", autocompletion=completing.ALLOWANCES),
-    ] = "optimizer",
+    allow: Allow = "optimizer",
     effort: Effort = "standard",
     space: Space = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=completing.DEVICES)] = "auto",
+    device: Device = "auto",
     devices: Annotated[str | None, typer.Option(help="Spread each training over so many, or all [1].")] = None,
-    memory: Annotated[str | None, typer.Option(help="Device memory to stay within, such as 24GiB.")] = None,
-    max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the search.")] = None,
-    max_time: Annotated[str | None, typer.Option(help="Time of the whole search, such as 10m.")] = None,
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point; write table.jsonl.")] = False,
-    repeat: Annotated[int, typer.Option(min=1, help="Times each point is measured (--exhaustive).")] = 1,
-    train_steps: Annotated[int | None, typer.Option(min=1, help="Minimise the time of a run of so many steps.")] = None,
-    train_tokens: Annotated[str | None, typer.Option(help="The same in tokens, such as 20B.")] = None,
-    check_loss: Annotated[int | None, typer.Option(min=0, help="Steps whose losses must agree [20; quick 0].")] = None,
+    memory: Memory = None,
+    max_trials: MaxTrials = None,
+    max_time: MaxTime = None,
+    exhaustive: Exhaustive = False,
+    repeat: Repeat = 1,
+    train_steps: TrainSteps = None,
+    train_tokens: TrainTokens = None,
+    check_loss: CheckLoss = None,
     shallow: Annotated[bool | None, typer.Option(help="Run candidates with few layers first [no].")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
+    output: Output = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and the search.")] = 42,
     revision: Annotated[str | None, typer.Option(help="Revision of a hub id.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,

@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.completing import Effort, Space
 from autotune.console import Debug, Json, Quiet, Verbose, guarded
+from autotune.search_options import (
+    Allow,
+    CheckLoss,
+    Device,
+    Exhaustive,
+    MaxTime,
+    MaxTrials,
+    Memory,
+    Output,
+    Repeat,
+    TrainSteps,
+    TrainTokens,
+)
 from autotune.watched import watched
 
 if TYPE_CHECKING:
@@ -21,20 +35,20 @@ SETTINGS = {"allow_interspersed_args": False}
 def script(
     command: Annotated[list[str], typer.Argument(help="-- python train.py and its arguments.")],
     apply: Annotated[Path | None, typer.Option(help="Train: the script with this best-config.json laid over.")] = None,
-    allow: Annotated[str, typer.Option(help="What may change: exact, numerics, optimizer, method.")] = "optimizer",
-    effort: Annotated[str, typer.Option(help="How long to search: quick, standard, thorough.")] = "standard",
-    space: Annotated[str | None, typer.Option(help="Built-in search space or YAML file.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    memory: Annotated[str | None, typer.Option(help="Device memory to stay within, such as 24GiB.")] = None,
-    max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the search.")] = None,
-    max_time: Annotated[str | None, typer.Option(help="Time of the whole search, such as 10m.")] = None,
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every point; write table.jsonl.")] = False,
-    repeat: Annotated[int, typer.Option(min=1, help="Times each point is measured (--exhaustive).")] = 1,
-    train_steps: Annotated[int | None, typer.Option(min=1, help="Minimise the time of a run of so many steps.")] = None,
-    train_tokens: Annotated[str | None, typer.Option(help="The same in tokens, such as 20B.")] = None,
-    check_loss: Annotated[int | None, typer.Option(min=0, help="Steps whose losses must agree [20; quick 0].")] = None,
+    allow: Allow = "optimizer",
+    effort: Effort = "standard",
+    space: Space = None,
+    device: Device = "auto",
+    memory: Memory = None,
+    max_trials: MaxTrials = None,
+    max_time: MaxTime = None,
+    exhaustive: Exhaustive = False,
+    repeat: Repeat = 1,
+    train_steps: TrainSteps = None,
+    train_tokens: TrainTokens = None,
+    check_loss: CheckLoss = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
+    output: Output = None,
     seed: Annotated[int, typer.Option(help="Of the search and the order of samples.")] = 42,
     quiet: Quiet = False,
     verbose: Verbose = False,

@@ -7,7 +7,7 @@ from typing import Any
 from factories import make_config, make_result
 
 from autotune.config import Allowance
-from autotune.events import Leader, Standing, TrialEnded, TrialStarted
+from autotune.events import Event, Leader, Note, Standing, TrialEnded, TrialStarted
 from autotune.result import Change
 from autotune.trial import Prediction, Purpose
 from autotune.units import GIB
@@ -48,3 +48,14 @@ def make_ended(number: int = 7, *, standing: Standing | None = None, **fields: A
         best_samples_per_second=34.2,
         standing=standing or make_standing(),
     )
+
+
+class Heard(list[Event]):
+    """An observer that remembers."""
+
+    def __call__(self, event: Event) -> None:
+        self.append(event)
+
+    @property
+    def notes(self) -> list[str]:
+        return [event.text for event in self if isinstance(event, Note)]

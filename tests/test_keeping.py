@@ -9,12 +9,13 @@ import time
 import pytest
 from factories import ScriptedRunner, make_budget, make_config, make_plan, make_request, make_result, make_space_file
 from kept_searches import make_kept_search
+from search_events import Heard
 
 from autotune import databases, keeping
 from autotune.checks import SoakTask
 from autotune.databases import VARIABLE
 from autotune.errors import NothingFitsError
-from autotune.events import Event, Note, TrialEnded
+from autotune.events import Event, TrialEnded
 from autotune.exhaustive import Recorder
 from autotune.files import write_value
 from autotune.keeping import Keeper, keeper_of
@@ -37,17 +38,6 @@ def database(tmp_path) -> Record:
 def directory(tmp_path) -> RunDirectory:
     (tmp_path / "run").mkdir()
     return RunDirectory(tmp_path / "run")
-
-
-class Heard(list[Event]):
-    """An observer that remembers."""
-
-    def __call__(self, event: Event) -> None:
-        self.append(event)
-
-    @property
-    def notes(self) -> list[str]:
-        return [event.text for event in self if isinstance(event, Note)]
 
 
 @pytest.fixture

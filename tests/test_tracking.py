@@ -6,12 +6,13 @@ import time
 
 import pytest
 from factories import make_plan, make_result
+from search_events import Heard
 from typer.testing import CliRunner
 
 from autotune import tracking
 from autotune.cli import app
 from autotune.errors import InputError, MachineError
-from autotune.events import Event, Note, TrialEnded
+from autotune.events import TrialEnded
 from autotune.files import write_value
 from autotune.options import Options
 from autotune.reporting import command
@@ -62,15 +63,6 @@ class Quitting(Remembered):
 
     def open(self, search, known_as):
         raise SystemExit("log in first")
-
-
-class Heard(list[Event]):
-    def __call__(self, event: Event) -> None:
-        self.append(event)
-
-    @property
-    def notes(self) -> list[str]:
-        return [event.text for event in self if isinstance(event, Note)]
 
 
 @pytest.fixture

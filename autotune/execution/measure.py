@@ -26,9 +26,9 @@ from transformers import TrainerCallback
 
 from autotune.conditions import Conditions
 from autotune.execution.noise import HostWatch, Watch
-from autotune.statistics import half_width, relative_half_width
+from autotune.statistics import half_width, rate_interval, relative_half_width
 from autotune.stopwatch import Stopwatch
-from autotune.trial import Limits
+from autotune.trial import Limits, Measurement, Memory, TrialRequest
 
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
 EXTRA_DISCARDED_STEPS = 100
@@ -249,3 +249,42 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         micro_steps = [self._clock.seconds(a, b) for a, b in itertools.pairwise(marks[1:-1])]
         data = self._clock.seconds(marks[0], marks[1]) / self._run
         return whole + self._missing * (statistics.fmean(micro_steps) + data)
+
+
+def measurement_of(
+    request: TrialRequest,
+    timer: StepTimer,
+    memory: Memory,
+    *,
+    loss: float | None,
+    effects: dict[str, str],
+    data_wait_share: float | None,
+) -> Measurement:
+    """Return what a trial that has trained has measured.
+
+    Args:
+        request: The trial.
+        timer: Has timed its steps, at least one.
+        memory: Its peak.
+        loss: The mean over all steps; None if the training tells none.
+        effects: What was seen to be in effect.
+        data_wait_share: Of the time of a step; None if it can't be seen.
+    """
+    times = timer.step_times_s()
+    samples = request.workload.samples_per_step(request.config)
+    rate = samples / statistics.fmean(times)
+    tokens = request.workload.tokens_per_sample
+    return Measurement(
+        step_times_s=tuple(times),
+        accumulation_steps=request.accumulation_steps,
+        samples_per_second=rate,
+        samples_per_second_interval=rate_interval(times, samples),
+        tokens_per_second=None if tokens is None else rate * tokens,
+        memory=memory,
+        startup_s=timer.startup_s,
+        first_step_s=timer.first_step_s,
+        data_wait_share=data_wait_share,
+        loss=loss,
+        effects=effects,
+        conditions=timer.conditions,
+    )

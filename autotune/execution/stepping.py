@@ -21,11 +21,10 @@ from typing import Any
 
 from autotune.errors import InputError
 from autotune.execution.guard import MemoryGuard, is_out_of_memory
-from autotune.execution.measure import StepTimer
+from autotune.execution.measure import StepTimer, measurement_of
 from autotune.own_step import ACCUMULATION, STEP_FILE, OwnStep
-from autotune.statistics import rate_interval
 from autotune.stopwatch import Stopwatch
-from autotune.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
+from autotune.trial import Failure, Outcome, TrialRequest, TrialStatus
 
 Step = Callable[[], Any]
 
@@ -54,24 +53,7 @@ def run_steps(
     if loss is not None and not math.isfinite(loss):
         cause = f"the loss became {loss}: not trainable like this"
         return Failure(status=TrialStatus.INVALID, cause=cause, memory=guard.peak())
-    times = timer.step_times_s()
-    samples = request.workload.samples_per_step(request.config)
-    rate = samples / statistics.fmean(times)
-    tokens = request.workload.tokens_per_sample
-    return Measurement(
-        step_times_s=tuple(times),
-        accumulation_steps=request.accumulation_steps,
-        samples_per_second=rate,
-        samples_per_second_interval=rate_interval(times, samples),
-        tokens_per_second=None if tokens is None else rate * tokens,
-        memory=guard.peak(),
-        startup_s=timer.startup_s,
-        first_step_s=timer.first_step_s,
-        data_wait_share=None,
-        loss=loss,
-        effects={},
-        conditions=timer.conditions,
-    )
+    return measurement_of(request, timer, guard.peak(), loss=loss, effects={}, data_wait_share=None)
 
 
 def _set_up(own: OwnStep, request: TrialRequest, file: Path) -> Step:

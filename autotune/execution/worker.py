@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,9 +30,8 @@ from autotune.execution.setting_up import (
     trainer_of,
 )
 from autotune.files import read_value, write_value
-from autotune.statistics import rate_interval
 from autotune.stopwatch import Stopwatch
-from autotune.trial import Failure, Measurement, Outcome, Phases, TrialRequest, TrialStatus
+from autotune.trial import Failure, Outcome, Phases, TrialRequest, TrialStatus
 
 if TYPE_CHECKING:
     from autotune.execution.checking import Reading
@@ -163,6 +161,7 @@ def _trained(
 ) -> Outcome:
     """Train, check what is to be checked, and return what was measured."""
     from autotune.execution import checking
+    from autotune.execution.measure import measurement_of
 
     timer, probe, guard = watching
     with checking.around_training(request.task, trainer, not_saved=reading.not_saved) as found:
@@ -174,8 +173,7 @@ def _trained(
             cause=f"the loss became {loss}: not trainable like this",
             memory=guard.peak(),
         )
-    times = timer.step_times_s()
-    if not times:
+    if not timer.step_times_s():
         return Failure(
             status=TrialStatus.INVALID,
             cause=f"the loss scaler skipped the first {SCALER_STEPS} steps and more",
@@ -183,31 +181,7 @@ def _trained(
         )
     found.update(checking.findings(request.task, trainer, reading.longest, guard.peak))
     found["padding_share"] = reading.padding_share(trainer.state.global_step)
-    return _measurement(request, timer, times, loss, effects, guard).model_copy(update=found)
-
-
-def _measurement(
-    request: TrialRequest,
-    timer: Any,
-    times: list[float],
-    loss: float,
-    effects: dict[str, str],
-    guard: MemoryGuard,
-) -> Measurement:
-    samples = request.workload.samples_per_step(request.config)
-    rate = samples / statistics.fmean(times)
-    tokens = request.workload.tokens_per_sample
-    return Measurement(
-        step_times_s=tuple(times),
-        accumulation_steps=request.accumulation_steps,
-        samples_per_second=rate,
-        samples_per_second_interval=rate_interval(times, samples),
-        tokens_per_second=None if tokens is None else rate * tokens,
-        memory=guard.peak(),
-        startup_s=timer.startup_s,
-        first_step_s=timer.first_step_s,
-        data_wait_share=timer.data_wait_share(),
-        loss=loss,
-        effects=effects,
-        conditions=timer.conditions,
+    measurement = measurement_of(
+        request, timer, guard.peak(), loss=loss, effects=effects, data_wait_share=timer.data_wait_share()
     )
+    return measurement.model_copy(update=found)
