@@ -72,8 +72,10 @@ def step(model, name, folder, micro_batch=8, **arguments):
 
 CASES = [
     *(("llama", kind) for kind in ADAPTERS if kind != "bitfit"),
-    *(("t5", kind) for kind in ("lora", "ia3", "prefix", "prompt")),
-    *(("bert", kind) for kind in ("lora", "prompt", "bitfit")),
+    *(("t5", kind) for kind in ("lora", "prefix")),
+    *(pytest.param("t5", kind, marks=pytest.mark.slow) for kind in ("ia3", "prompt")),
+    *(pytest.param("bert", kind, marks=pytest.mark.slow) for kind in ("lora", "prompt")),
+    ("bert", "bitfit"),
 ]
 
 

@@ -191,6 +191,7 @@ def test_models_can_be_searched(autotune):
     assert "gpt2" not in done.stdout
 
 
+@pytest.mark.slow
 def test_spaces_say_how_many_of_their_points_are_legal_here(autotune):
     points = {s["name"]: s["legal_points_here"] for s in json.loads(autotune("spaces", "--json").stdout)}
     assert points.keys() >= {"adapters", "cpu", "default", "exact", "full", "lora", "moe", "qlora", "speech", "vision"}

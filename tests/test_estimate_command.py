@@ -131,7 +131,7 @@ def test_a_processor_has_a_process_and_nothing_reserved(estimate):
     ("arguments", "kind"),
     [
         (("--gpu", "t4", "--micro-batch", 8), ConfigReport),
-        (("--gpu", "t4"), RankingReport),
+        pytest.param(("--gpu", "t4"), RankingReport, marks=pytest.mark.slow),
         (("--gpu", "all", "--micro-batch", 8), DevicesReport),
     ],
 )

@@ -72,7 +72,7 @@ WORKS = [
 # The nearest kin of these run in every test run.
 SLOW = {
     "3 every fourth layer", "3 reentrant", "13 workers", "16 rslora", "16 dora", "16 vera", "16 loha", "16 lokr",
-    "16 prompt", "16 p-tuning", "17 nf4-double", "17 fp4", "18 batched_mm", "18 top-k",
+    "14 compile", "16 prompt", "16 p-tuning", "17 nf4-double", "17 fp4", "18 batched_mm", "18 top-k",
 }  # fmt: skip
 
 # (row, configuration, model, the reason)

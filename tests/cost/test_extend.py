@@ -28,7 +28,7 @@ CASES = [
 SIZES = np.array([1.0, 3, 8, 100])
 
 
-SLOW = {"a leading dense layer", "layers of two kinds", "vit"}
+SLOW = {"a leading dense layer", "layers of two kinds", "vit", "bert"}  # models
 PARAMS = [pytest.param(c, id=", ".join(c), marks=[pytest.mark.slow] if c[0] in SLOW else []) for c in CASES]
 
 

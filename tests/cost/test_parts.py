@@ -60,7 +60,9 @@ def test_a_stage_is_a_model_with_fewer_layers(profile_of):
     assert whole.weights_bytes - stage.weights_bytes == 2 * total_bytes(whole.layer)
 
 
-@pytest.mark.parametrize("model", ["llama", "bert", "t5", "mixtral"])
+@pytest.mark.parametrize(
+    "model", ["llama", "mixtral", *(pytest.param(m, marks=pytest.mark.slow) for m in ("bert", "t5"))]
+)
 def test_layers_and_what_is_outside_of_them_make_the_model(profile_of, model):
     found = profile_of(model)
     whole = total_bytes(found.outside) + found.layers * total_bytes(found.layer)

@@ -196,7 +196,9 @@ SIZES = [
     ("cpu", (Effort.QUICK, Allowance.EXACT), (Effort.THOROUGH, Allowance.OPTIMIZER)),
     ("default", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
     ("exact", (Effort.QUICK, Allowance.EXACT), (Effort.THOROUGH, Allowance.EXACT)),
-    ("full", (Effort.QUICK, Allowance.OPTIMIZER), (Effort.THOROUGH, Allowance.METHOD)),
+    pytest.param(
+        "full", (Effort.QUICK, Allowance.OPTIMIZER), (Effort.THOROUGH, Allowance.METHOD), marks=pytest.mark.slow
+    ),
     ("moe", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
     ("vision", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
     ("speech", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
