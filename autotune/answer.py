@@ -7,6 +7,7 @@ wins, which is the one that changes less of the user's training.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from autotune import __version__
 from autotune.config import Allowance, TrainConfig
@@ -220,15 +221,21 @@ def _proof_notes(plan: SearchPlan, finals: Finals, best: TrainConfig) -> tuple[s
     return (*refused, *finals.proof.gaps(best))
 
 
-def nothing_found(plan: SearchPlan, results: Sequence[TrialResult]) -> AutotuneError:
+# What may help where no trial ended in its time.
+_AGAINST_TIMEOUTS = "; an idle machine, --effort standard, a shorter --seq-len or a smaller --global-batch may help"
+
+
+def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
     """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
     failures = [(r, r.outcome) for r in results if r.outcome.kind == "failure"]
     others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
     if others and len(others) == len(failures):
         result, failure = others[0]
+        log = PurePath(run_directory, "trials", f"{result.request.number:04d}", "log.txt")
+        too_slow = all(f.status is TrialStatus.TIMED_OUT for _, f in others)
         return InfrastructureError(
             f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
-            f"(its log: trials/{result.request.number:04d}/log.txt)"
+            f"(its log: {log}){_AGAINST_TIMEOUTS if too_slow else ''}"
         )
     # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]

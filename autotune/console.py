@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
@@ -17,6 +18,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result, or the err
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell predictions, refusals and conditions, too.")]
+
+_NO_TERMINAL = 120  # columns
 
 
 def guarded(action: Callable[[], None], *, as_json: bool, debug: bool) -> None:
@@ -65,10 +68,11 @@ def print_text(text: str, *, file: TextIO | None = None) -> None:
 
 
 def stdout() -> Any:
-    """Return rich's console on stdout."""
+    """Return rich's console on stdout; what no terminal shows is as wide as a wide one."""
     from rich.console import Console
 
-    return Console()
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_NO_TERMINAL)
 
 
 def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:

@@ -80,7 +80,7 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
         _library("LoRA", "peft", libraries, "adapters beside frozen weights (--allow method)"),
         _library("real data", "datasets", libraries, "--data FILE"),
         _flash_attention(hardware, libraries),
-        _library("Liger kernels", "liger_kernel", libraries, "fused losses and norms; not searched yet"),
+        _library("Liger kernels", "liger_kernel", libraries, "fused losses and norms"),
         _compiler(hardware, libraries),
         _rates(hardware, rates, busy),
     )

@@ -41,7 +41,8 @@ def export(
         if output is None and not as_json:
             _print(draft)
             return
-        _tell(_save(draft, output), draft.launch, {to: draft.lost}, {}, as_json=as_json)
+        paths = _save(draft, output)
+        _tell(paths, _renamed(draft, paths), {to: draft.lost}, {}, as_json=as_json)
 
     guarded(write, as_json=as_json, debug=debug)
 
@@ -73,6 +74,15 @@ def _save(draft: Draft, output: Path | None) -> list[Path]:
         return _written(draft.files, output)
     (text,) = draft.files.values()
     return _written({output.name: text}, output.parent)
+
+
+def _renamed(draft: Draft, paths: list[Path]) -> tuple[str, ...]:
+    """Return the command lines with the name that a single file was given."""
+    if len(draft.files) > 1 or len(paths) > 1:
+        return draft.launch
+    (name,) = draft.files
+    words = [(name, str(paths[0]))] if paths[0].name != name else []
+    return tuple(" ".join(dict(words).get(word, word) for word in line.split(" ")) for line in draft.launch)
 
 
 def _written(files: dict[str, str], directory: Path) -> list[Path]:

@@ -1,12 +1,26 @@
-"""A result as a notebook shows it: `TuningResult._repr_html_` calls this. What is drawn is drawn in `output`."""
+"""A result as a notebook and `print` show it; `TuningResult` calls this. What is drawn is drawn in `output`."""
 
 from __future__ import annotations
 
+import io
+
+from rich.console import Console
+
 from autotune.output.result_html import result_html
+from autotune.output.table import result_table
 from autotune.result import TrialSummary, TuningResult
 from autotune.run_report import ReportedTrial, RunReport
 from autotune.search.allowance import changes
 from autotune.spending import spent_on
+
+_WIDTH = 120  # columns of a printed table
+
+
+def text_of(result: TuningResult) -> str:
+    """Return an answer as the command line shows it."""
+    file = io.StringIO()
+    Console(file=file, width=_WIDTH, color_system=None).print(result_table(result), highlight=False)
+    return file.getvalue().rstrip("\n")
 
 
 def html_of(result: TuningResult) -> str:

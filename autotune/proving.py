@@ -235,7 +235,7 @@ class Proof:
 
     def _why_not(self, trials: Sequence[TrialResult]) -> str:
         failed = next((r for r in reversed(trials) if r.measurement is None), None)
-        return _told(failed) if failed is not None else "there was no time left"
+        return _told(failed) if failed is not None else "the search ended before, by its time or by hand"
 
     def _has_failed(self, result: TrialResult) -> bool:
         """Whether a trial speaks against its configuration; one that was cut short by the time limit tells nothing."""

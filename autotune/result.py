@@ -257,6 +257,16 @@ class TuningResult(Value):
         if self.workload.model.source == "own":
             raise InputError(f"{self.workload.model.name} makes its own model and data")
 
+    def __str__(self) -> str:
+        """Return what the command line shows: the table, the verdict, the notes."""
+        from autotune.notebook import text_of
+
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        """Return the verdict in a line; `model_dump_json()` has everything."""
+        return f"<TuningResult {self.workload.model.name}: {self.verdict}, {len(self.trials)} trials>"
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows: baseline against winner, what changes, charts."""
         from autotune.notebook import html_of

@@ -115,7 +115,7 @@ class Tuner:
             raise SearchInterrupted(self._write(), self._directory.path / ANSWER_FILE) from None
         result = self._write()
         if result is None:
-            raise answer.nothing_found(self._plan, self._results)
+            raise answer.nothing_found(self._plan, self._results, str(self._directory.path))
         return result
 
     def _conduct(self) -> None:

@@ -54,6 +54,7 @@ def watched(
             if error.result is None:
                 raise
             interrupted, result, path = error, error.result, error.path
+        kept = str(path.parent)
         if output is not None:
             result.save(output)
             path = output
@@ -62,7 +63,7 @@ def watched(
         else:
             from autotune.output.table import result_table
 
-            stdout().print(result_table(result, str(path)), highlight=False)
+            stdout().print(result_table(result, str(path), kept), highlight=False, crop=False)
         if interrupted is not None:
             print_text(f"autotune: {interrupted}", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED)

@@ -225,7 +225,7 @@ def test_arguments_are_those_of_the_one_mapping():
 
 def refused(trials: Trials, **fields) -> Exception:
     results = [make_result(config, outcome, number=n) for n, (config, outcome) in enumerate(trials)]
-    return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results)
+    return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results, "runs/x")
 
 
 def test_nothing_fits_names_the_closest_miss_and_what_would_help():
@@ -252,14 +252,24 @@ def test_one_lack_of_memory_among_crashes_is_nothing_fits():
 def test_failures_of_another_kind_name_the_first_and_its_log(status):
     error = refused([(BASE, make_failure(status, "it broke")), (BIG, make_failure(status, "again"))])
     assert isinstance(error, InfrastructureError)
-    assert str(error) == f"no trial completed; trial 0 {status}: it broke (its log: trials/0000/log.txt)"
+    assert f"no trial completed; trial 0 {status}: it broke (its log: runs/x/trials/0000/log.txt)" in str(error)
+    assert ("a shorter --seq-len" in str(error)) is (status is TrialStatus.TIMED_OUT)
+
+
+def test_what_is_there_to_be_pasted_is_never_wrapped():
+    console = Console(width=40, file=StringIO())
+    path = "a/rather/long/path/to/the/place/of/best-config.json"
+    console.print(result_table(answer([(BASE, 10.0), (BIG, 15.0)]), path, "runs/gpt2-20261121-020000"), crop=False)
+    lines = console.file.getvalue().splitlines()
+    assert f"written: {path}" in lines
+    assert "all of it: runs/gpt2-20261121-020000 (autotune report runs/gpt2-20261121-020000)" in lines
 
 
 def test_padding_of_the_baseline_is_told():
     def shown(share: float) -> str:
         console = Console(width=200, file=StringIO())
         searched = [(BASE, make_measurement(10.0, padding_share=share)), (BIG, 15.0)]
-        console.print(result_table(answer(searched), "best-config.json"))
+        console.print(result_table(answer(searched), "best-config.json", "runs/gpt2"))
         return console.file.getvalue()
 
     assert "note: 40% of what the baseline runs is padding, which tokens/s leaves out" in shown(0.4)

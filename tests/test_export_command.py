@@ -56,6 +56,13 @@ def test_one_file_goes_where_it_is_wanted(export, result, tmp_path):
     assert (tmp_path / "ds.json").read_text() == result.file_text("deepspeed")
 
 
+def test_a_script_is_launched_by_the_name_it_was_given(export, tmp_path):
+    written = export("--to", "python", "-o", str(tmp_path / "mine.py"))
+    launches = [line for line in written.stdout.splitlines() if line.startswith("launch:")]
+    assert launches
+    assert all(line.endswith(str(tmp_path / "mine.py")) for line in launches)
+
+
 def test_what_is_not_expressed_is_told_beside_the_file(export, tmp_path):
     line = "not expressed: your own argument label_smoothing_factor=0.25"
     printed = export("--to", "axolotl")

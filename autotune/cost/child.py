@@ -52,7 +52,9 @@ def traces_of(request: TraceRequest) -> Traces:
     started = time.monotonic()
     for done, family in enumerate(request.families):
         if time.monotonic() - started > request.limit_s:
-            failures[f"{len(request.families) - done} kinds of configurations were not traced for time"] = None
+            failures[
+                f"{len(request.families) - done} kinds of configurations are tried without one: tracing takes too long"
+            ] = None
             break
         try:
             profiles.append(profile(request.workload.model, family, shape, parameters=request.parameters))

@@ -63,8 +63,13 @@ def show_config(config: TrainConfig) -> str:
     return ", ".join(parts)
 
 
-def result_table(result: TuningResult, answer_path: str) -> RenderableType:
-    """Return the answer of a search: the table, the verdict and where it was written."""
+def result_table(
+    result: TuningResult, answer_path: str | None = None, run_directory: str | None = None
+) -> RenderableType:
+    """Return the answer of a search: the table, the verdict and, if it was written, where, and what shows more.
+
+    Print it with `crop=False`: lines to be pasted are not wrapped.
+    """
     table = Table(title=_title(result), title_justify="left", title_style="bold")
     for heading in ("", "samples/s", "tokens/s", "peak memory", "what changes"):
         on_the_right = heading in ("samples/s", "tokens/s", "peak memory")
@@ -81,11 +86,19 @@ def result_table(result: TuningResult, answer_path: str) -> RenderableType:
         *_proof_lines(result),
         *_allowance_lines(result),
         *_spending_lines(result),
-        f"written: {answer_path}",
-        *_launch_lines(result, answer_path),
-        *own_launch.lines(result, answer_path),
     ]
-    return Group(table, *(Text(line) for line in lines), *(Text(f"note: {n}") for n in _closing_notes(result)))
+    to_paste = []
+    if answer_path is not None:
+        to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
+        to_paste += own_launch.lines(result, answer_path)
+    if run_directory is not None:
+        to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
+    return Group(
+        table,
+        *(Text(line) for line in lines),
+        *(Text(line, no_wrap=True, overflow="ignore") for line in to_paste),
+        *(Text(f"note: {n}") for n in _closing_notes(result)),
+    )
 
 
 def _launch_lines(result: TuningResult, answer_path: str) -> list[str]:
