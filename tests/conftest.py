@@ -61,7 +61,7 @@ def answer(tmp_path_factory, tiny_llama) -> Path:
     path = tmp_path_factory.mktemp("answer") / "best-config.json"
     example = [sys.executable, str(ROOT / "examples/quick_start.py"), str(tiny_llama)]
     done = subprocess.run(
-        [*example, "--max-trials", "2", "--max-time", "1m", "--output", path.name],
+        [*example, "--max-trials", "1", "--max-time", "25s", "--output", path.name],
         cwd=path.parent,
         capture_output=True,
         text=True,

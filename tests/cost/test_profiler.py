@@ -21,7 +21,7 @@ HEADS = [
     ("t5", Task.SEQ2SEQ_LM),
     ("vit", Task.IMAGE_CLASSIFICATION),
     ("wav2vec2", Task.SPEECH_CTC),
-    ("wav2vec2", Task.AUDIO_CLASSIFICATION),
+    pytest.param("wav2vec2", Task.AUDIO_CLASSIFICATION, marks=pytest.mark.slow),
     ("whisper", Task.SPEECH_SEQ2SEQ),
     ("mixtral", Task.CAUSAL_LM),
     ("switch", Task.SEQ2SEQ_LM),

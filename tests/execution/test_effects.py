@@ -115,7 +115,12 @@ def test_what_was_asked_for_is_confirmed(train):
         ({"precision": "fp32"}, {"bf16": True}, "fp32 was asked for, but layers put out bfloat16"),
         ({"precision": "pure_bf16"}, {}, "pure_bf16 was asked for, but layers put out float32"),
         ({"torch_compile_backend": "aot_eager"}, {}, "no graph was compiled"),
-        ({}, {"torch_compile": True, "torch_compile_backend": "eager"}, "but the model is compiled"),
+        pytest.param(
+            {},
+            {"torch_compile": True, "torch_compile_backend": "eager"},
+            "but the model is compiled",
+            marks=pytest.mark.slow,
+        ),
         ({"dataloader_num_workers": 2}, {}, "2 data-loader workers were asked for, but 0 ran"),
         ({"attn_implementation": "sdpa"}, {}, "attention sdpa was asked for, but eager ran"),
         ({"checkpointing": "every-2nd"}, {"gradient_checkpointing": True}, "every 2 layers were to be checkpointed"),

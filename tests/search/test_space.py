@@ -166,8 +166,9 @@ def test_a_point_is_completed_with_what_exists_there_and_nothing_else(point, who
     assert make_space({"precision": ["bf16"], **ADAPTERS}).complete(point) == whole
 
 
+_ENUMERATED = [("cpu", Effort.QUICK), ("cpu", Effort.STANDARD), ("default", Effort.QUICK), ("adapters", Effort.QUICK)]
 BUILTIN = [
-    pytest.param(name, effort, marks=[pytest.mark.slow] if effort is Effort.STANDARD and name != "cpu" else [])
+    pytest.param(name, effort, marks=[] if (name, effort) in _ENUMERATED else [pytest.mark.slow])
     for name, effort in itertools.product(builtin_spaces(), [Effort.QUICK, Effort.STANDARD])
 ]
 
@@ -201,11 +202,15 @@ SIZES = [
     ),
     ("moe", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
     ("vision", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
-    ("speech", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
+    pytest.param(
+        "speech", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER), marks=pytest.mark.slow
+    ),
     ("inference_backends", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.EXACT)),
     ("adapters", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
     ("lora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
-    ("qlora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
+    pytest.param(
+        "qlora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD), marks=pytest.mark.slow
+    ),
     ("fsdp", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.NUMERICS)),
     ("deepspeed", (Effort.QUICK, Allowance.EXACT), (Effort.QUICK, Allowance.OPTIMIZER)),
     pytest.param(
