@@ -14,9 +14,6 @@ import autotune
 from autotune import errors
 from autotune.cli import app
 
-pytest.importorskip("mkdocs")
-pytest.importorskip("mkdocstrings")
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:

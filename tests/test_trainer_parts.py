@@ -13,7 +13,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from autotune.errors import InputError
 from autotune.trainer_parts import maker_of, pickled
 
-pytest.importorskip("cloudpickle")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

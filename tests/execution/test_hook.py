@@ -187,7 +187,8 @@ def test_a_script_that_exits_says_how(tmp_path):
 
 
 def test_pickled_code_that_makes_no_trainer_is_refused(tmp_path):
-    cloudpickle = pytest.importorskip("cloudpickle")
+    import cloudpickle
+
     (tmp_path / "own-code.pkl").write_bytes(cloudpickle.dumps(lambda: 3))
     code = OwnCode(kind="pickle", shown="make_trainer build", directory=str(tmp_path))
     with pytest.raises(InputError, match=r"make_trainer build returned int; expected a transformers.Trainer"):
