@@ -21,7 +21,7 @@ FINALIST_SHARE = 0.9
 
 # Rounds that leave the answer open are followed by others, up to this many times the planned ones: a fixed two would
 # call a gain unclear, or a wild ratio a gain, for the noise of one trial. Looking again after each round makes
-# intervals cover the truth less often than 95 %; by how little is counted in `tests/test_finals.py`.
+# intervals cover the truth less often; by how little is counted in `tests/test_finals.py` and told in docs/search.md.
 MOST_ROUNDS = 2.0
 WORTH_DECIDING = 1.02  # a smaller lead would be given up for the simpler configuration anyway
 TOO_WIDE = 1.5  # highest over lowest ratio in the interval of a speed-up that is no figure yet

@@ -220,8 +220,8 @@ def _notes(trainer: Any, found: OwnFound, profile: LengthProfile | None, batches
     """Say what is tuned, and what of the code's own isn't run."""
     spec = f"{type(trainer).__name__} with {found.spec.name}"
     lines = [
-        f"your own training: {spec}; trials end with its training: nothing is evaluated, saved, pushed or reported to "
-        "trackers, and its output_dir isn't touched"
+        f"your own training: {spec}; trials end with its training: nothing is pushed or reported to trackers, its "
+        "output_dir isn't touched, and only the winner is evaluated and saved, in the run directory"
     ]
     if profile is not None:
         lines.append(

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune import launch_files
 from autotune.architecture import Task
+from autotune.checkpointing import KINDS
 from autotune.config import Precision, TrainConfig
 from autotune.errors import InputError
 from autotune.exports.winner import Winner
@@ -42,10 +43,10 @@ def lost_knobs(config: TrainConfig, *, but: frozenset[str] = frozenset()) -> lis
     """Return a line for each knob that these trainers don't have, but for those that one of them has."""
     found: dict[str, str | None] = {
         "every_n_layers": f"checkpointing {config.checkpointing}: every layer is checkpointed"
-        if config.checkpointing in ("every-2nd", "every-4th")
+        if config.checkpointing != "none" and KINDS[config.checkpointing].every > 1
         else None,
         "offload": f"checkpointing {config.checkpointing}: layers' inputs stay on the device"
-        if config.checkpointing == "offload"
+        if config.checkpointing != "none" and KINDS[config.checkpointing].offload
         else None,
         "experts": f"experts_implementation {config.experts_implementation}: the library's default runs"
         if config.experts_implementation is not None
