@@ -36,11 +36,11 @@ _CURIOSITY = 0.5
 WORTHWHILE_GAIN = 1.01
 WORTHWHILE_CHANCE = 0.05
 
-# What hardly fits isn't tried, and what may not fit has to promise more: a trial that runs out of memory is lost, and
-# says little of the others. The square of the chance led to as good an answer as the chance itself on the tables in
-# benchmarks/, on most of them with fewer trials that ran out (docs/search.md).
-_LEAST_FIT = 0.1
+# What may not fit has to promise more: a trial that runs out of memory is lost, and says little of the others. Once
+# something has completed, what rather doesn't fit isn't tried; before, memory is hardly known and anything is welcome.
 _CAUTION = 2
+_FAIR_FIT = 0.5
+_LEAST_FIT = 0.1
 
 # A cold compile of small models took inductor 20 to 79 s on two cores; larger ones on a GPU take minutes.
 _COMPILE_S = 60.0
@@ -130,11 +130,12 @@ class Guide:
             recalled: Trials of earlier searches that count as run.
         """
         scores, chances = self._worth(history)
+        least_fit = _LEAST_FIT if history.best() is None else _FAIR_FIT
         least_chance = WORTHWHILE_CHANCE if len(history) + recalled > LEAST_TRIALS else 0.0
         for index in np.argsort(-np.nan_to_num(scores, nan=-1.0)).tolist():
             if math.isnan(self._rates[index]):
                 return None
-            if self._fits[index] < _LEAST_FIT or self._fits[index] * chances[index] < least_chance:
+            if self._fits[index] < least_fit or self._fits[index] * chances[index] < least_chance:
                 continue
             config: TrainConfig = self._configs[index]
             if is_open(config):

@@ -223,6 +223,17 @@ def use_memory(directory: Path) -> None:
         relaxed = torch.ones(2 * budget, dtype=torch.uint8)
         seen["peak_relaxed"] = guard.peak().resident_bytes
         del relaxed
+    seen["over"] = {}
+    for way in ("relaxed", "left"):
+        try:
+            with memory_guard("cpu", budget) as guard:
+                little_more = torch.ones(budget + (4 << 20), dtype=torch.uint8)
+                if way == "relaxed":
+                    guard.relax()
+                    seen["over"]["relaxed in spite of it"] = "no error"
+        except MemoryError as error:
+            seen["over"][way] = str(error)
+        del little_more
     seen["allocated_after"] = torch.empty(2 * budget, dtype=torch.uint8).numel()
     (directory / "seen.json").write_text(json.dumps(seen))
 

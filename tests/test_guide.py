@@ -117,6 +117,15 @@ def test_of_two_that_are_as_fast_the_one_that_surely_fits_comes_first():
     assert search.next().per_device_train_batch_size < 16
 
 
+def test_what_rather_does_not_fit_is_not_tried_once_something_has_completed():
+    needed = make_model_of().predict([BEST]).needed_bytes[0]
+    search = Search(memory_bytes=int(0.99 * needed))
+    assert search.guide.refusal(BEST) is None
+    lighter = make_config(8, precision="bf16")
+    search.end(lighter, search.as_predicted(lighter))
+    assert BEST not in search.run(search.as_predicted)
+
+
 def test_it_finds_the_best_of_a_device_that_is_as_predicted_without_trying_all():
     search = Search()
     proposed = search.run(search.as_predicted)

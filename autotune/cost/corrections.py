@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +42,8 @@ _MEMORY_PRIORS = {
     "communication": (1.0, 0.2),
 }
 _MEMORY_NOISE = 0.008
-_CONSTANT_NOISE = 0.008  # in units of _CONSTANT_BYTES: what a process takes beside its training differs from run to run
-
-# The same for each micro-batch, by powers of two: whether a block is large enough for malloc to hand it back at once
-# depends on the micro-batch, which moved the peaks of processes of 25 MiB by up to 3 MiB (benchmarks/tables).
-_MOST_DOUBLINGS = 12
-_MEMORY_SIZES = {f"{SIZE}~{1 << doublings}": (0.0, 0.02) for doublings in range(_MOST_DOUBLINGS)}
+# In units of _CONSTANT_BYTES: what a process takes beside its training differs by 0.3 MiB (benchmarks/tables).
+_CONSTANT_NOISE = 0.0035
 
 # Of the logarithm of the factor that a knob's predicted time is off by. Some devices emulate a precision, and a way of
 # running experts or a compiler may be written for another; what only changes the order of the same work is off by less.
@@ -77,11 +74,12 @@ class Observation(Value):
 class Observations(Value):
     """Of one device and one type of model."""
 
+    schema_version: Literal[2] = Field(description="1: with peaks on CPUs that counted freed blocks")
     observations: tuple[Observation, ...] = ()
 
 
-def memory_features(parts: Components, unused: float, size: int) -> dict[str, float]:
-    """Return the share that each component has of the predicted memory of a micro-batch of `size`."""
+def memory_features(parts: Components, unused: float) -> dict[str, float]:
+    """Return the share that each component has of the predicted memory."""
     total = parts.allocated + unused
     return {
         "fixed": (parts.weights + parts.gradients + parts.optimizer_state) / total,
@@ -89,7 +87,6 @@ def memory_features(parts: Components, unused: float, size: int) -> dict[str, fl
         "temporaries": parts.temporaries / total,
         "unused": unused / total,
         "constant": _CONSTANT_BYTES / total,
-        f"{SIZE}~{1 << min(_MOST_DOUBLINGS, size.bit_length()) - 1}": _CONSTANT_BYTES / total,
         **({"communication": parts.communication / total} if parts.communication else {}),
     }
 
@@ -146,7 +143,7 @@ class Corrections:
         self.observations = tuple(observations)
         self._framework = (framework_bytes[0] / _CONSTANT_BYTES, framework_bytes[1] / _CONSTANT_BYTES)
         self._memory = {
-            name: Regression({**priors, **_MEMORY_SIZES}, _MEMORY_NOISE)
+            name: Regression(priors, _MEMORY_NOISE)
             for name, priors in (
                 ("allocated", {**_MEMORY_PRIORS, "unused": (0.0, 1e-6), "constant": (0.0, 0.1)}),
                 ("reserved", {**_MEMORY_PRIORS, "constant": (0.0, 0.2)}),
@@ -177,8 +174,17 @@ class Corrections:
 
     def memory(self, quantity: str, features: Mapping[str, float]) -> tuple[float, float]:
         """Return the factor from predicted to measured memory, and its standard deviation."""
-        mean, deviation = self._memory[quantity].predict(features)
-        return mean, math.hypot(deviation, _run_noise(features))
+        mean, deviation = self.memories(quantity, [features])
+        return float(mean[0]), float(deviation[0])
+
+    def memories(
+        self, quantity: str, features: Sequence[Mapping[str, float]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the same for many."""
+        if not features:
+            return np.zeros(0), np.zeros(0)
+        mean, deviation = self._memory[quantity].predict_many(features)
+        return mean, np.hypot(deviation, [_run_noise(f) for f in features])
 
     def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[Sequence[float], Sequence[float]]:
         """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""
@@ -221,6 +227,6 @@ def keep(hardware: Hardware, model_type: str, observations: Sequence[Observation
     path = _file(hardware, model_type)
     try:
         writable("corrections", hardware.fingerprint)
-        write_value(Observations(observations=tuple(known.values())[-KEPT:]), path)
+        write_value(Observations(schema_version=2, observations=tuple(known.values())[-KEPT:]), path)
     except Exception as error:
         logger.warning("%s: corrections are not kept (%s)", path, error)

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from autotune.config import TrainConfig, Workload
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
+from autotune.cost.counted import Counted, Counts
 from autotune.cost.family import Family, family_of
 from autotune.cost.footprint import Footprints
 from autotune.cost.framework import communicators_bytes, framework_bytes, time_deviation
 from autotune.cost.memory import Components
 from autotune.cost.network import Network, network_of
 from autotune.cost.padding import padded_share
-from autotune.cost.predictions import Predictions, Z, is_rewritten, kind_of
+from autotune.cost.predictions import Predictions, Z, is_rewritten, kind_of, notes_on
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
 from autotune.cost.step import StepCost
@@ -30,7 +31,7 @@ from autotune.cost.time import dense_peak
 from autotune.cost_estimate import CostEstimate, MemoryBreakdown
 from autotune.hardware import Hardware
 from autotune.rates import Rates
-from autotune.trial import Interval, TrialResult, TrialStatus
+from autotune.trial import Failure, Interval, TrialResult, TrialStatus
 
 # A trial that ran out of memory is taken to have needed this much of its budget: how much more isn't known.
 _BEYOND = 1.01
@@ -48,6 +49,7 @@ class CostModel:
         corrections: What earlier measurements said.
         network: Of a training on several devices; None: all are in this machine.
         footprints: What configurations take, as counted.
+        counts: The same beside the time of a step, as far as it was asked for; anew where anything above is replaced.
     """
 
     workload: Workload
@@ -57,6 +59,7 @@ class CostModel:
     corrections: Corrections
     network: Network | None = None
     footprints: Footprints = field(default_factory=Footprints, repr=False)
+    counts: Counts = field(default_factory=Counts, init=False, repr=False)
 
     @classmethod
     def of(
@@ -78,16 +81,27 @@ class CostModel:
     def predict(self, configs: Sequence[TrainConfig]) -> Predictions:
         """Return the predictions for many configurations."""
         count = len(configs)
-        seconds, needed, unsure = (np.full(count, np.nan) for _ in range(3))
+        seconds, allocated, outside, least = (np.full(count, np.nan) for _ in range(4))
+        features: dict[int, dict[str, float]] = {}
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for i, config in enumerate(configs):
             groups[kind_of(config)].append(i)
         for rows in groups.values():
             kind = configs[rows[0]]
-            profile = self.profile(kind)
-            if profile is not None:
-                sizes = np.array([configs[i].per_device_train_batch_size for i in rows], dtype=float)
-                seconds[rows], needed[rows], unsure[rows] = self._group(kind, profile, sizes)
+            if self.profile(kind) is not None:
+                counted = self._counted(kind, [configs[i].per_device_train_batch_size for i in rows])
+                seconds[rows], allocated[rows], outside[rows] = counted.seconds, counted.allocated, counted.outside
+                least[rows] = counted.unsure
+                features.update(zip(rows, counted.features, strict=True))
+        known = sorted(features)
+        needed, unsure = np.full(count, np.nan), np.full(count, np.nan)
+        # On the CPU the factor covers what the process takes beside its training.
+        on_cpu = self.hardware.is_cpu
+        quantity = "device" if on_cpu else "allocated"
+        factors, deviations = self.corrections.memories(quantity, [features[i] for i in known])
+        needed[known] = allocated[known] * factors + outside[known]
+        context_deviation = 0.0 if on_cpu else framework_bytes(self.hardware)[1]
+        unsure[known] = np.maximum(np.hypot(allocated[known] * deviations, context_deviation), least[known])
         mean, deviation = self.corrections.log_time([time_features(c) for c in configs]) if count else ([], [])
         sizes = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = sizes if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
@@ -100,23 +114,30 @@ class CostModel:
         """
         return self.corrections.log_slowdown([time_features(c) for c in configs], time_features(reference))[1]
 
-    def _group(
-        self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return seconds, the memory that is needed and its standard deviation for micro-batches of one kind."""
+    def _counted(self, kind: TrainConfig, micro_batches: Sequence[int]) -> Counted:
+        sizes = np.array(micro_batches, dtype=float)
+        profile = self.profiles[family_of(kind, self.hardware)]
+        return self.counts.of(kind, sizes, lambda: self._count(kind, profile, sizes))
+
+    def _count(self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64]) -> Counted:
+        """Return what micro-batches of one kind take, uncorrected."""
         parallelism = kind.parallelism
         together = sizes * parallelism.data_parallel
         accumulation = (self.workload.global_batch_size or together) / together
         padded = sizes * padded_share(self.workload.lengths, kind, sizes)
-        seconds = self._step_cost(kind, profile).seconds(padded, accumulation)
         allocated = self.footprints.peaks(kind, profile, sizes, accumulation)
-        factors, deviations = self._memory_factors(kind, profile, sizes, accumulation)
-        outside, outside_deviation = (0.0, 0.0) if self.hardware.is_cpu else framework_bytes(self.hardware)
-        outside += communicators_bytes(self.hardware, parallelism)
-        needed, unsure = allocated * factors + outside, np.hypot(allocated * deviations, outside_deviation)
-        if is_rewritten(kind):
-            unsure = np.maximum(unsure, (allocated - profile.weights_bytes) / Z)
-        return seconds, needed, unsure
+        parts = [
+            self.footprints.components(kind, profile, int(size), int(steps))
+            for size, steps in zip(sizes, accumulation, strict=True)
+        ]
+        context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
+        return Counted(
+            seconds=self._step_cost(kind, profile).seconds(padded, accumulation),
+            allocated=allocated,
+            features=[memory_features(p, 0.0) for p in parts],
+            outside=context + communicators_bytes(self.hardware, parallelism),
+            unsure=(allocated - profile.weights_bytes) / Z if is_rewritten(kind) else np.zeros(len(sizes)),
+        )
 
     def _step_cost(self, config: TrainConfig, profile: Profile) -> StepCost:
         return StepCost(
@@ -134,23 +155,6 @@ class CostModel:
         world, host = config.parallelism.world_size, self.rates.host_bandwidth
         return self.network or network_of(self.hardware, world, host_bandwidth=host)
 
-    def _memory_factors(
-        self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64], accumulation: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return for each micro-batch the factor from predicted to real memory and its standard deviation.
-
-        On the CPU it covers what the process takes beside its training.
-        """
-        quantity = "device" if self.hardware.is_cpu else "allocated"
-        different, where = np.unique(sizes, return_inverse=True)
-        factors: list[tuple[float, float]] = []
-        for size in different:
-            steps = int(accumulation[np.argmax(sizes == size)])
-            parts = self.footprints.components(kind, profile, int(size), steps)
-            factors.append(self.corrections.memory(quantity, memory_features(parts, 0.0, int(size))))
-        found = np.array(factors)[where]
-        return found[:, 0], found[:, 1]
-
     def estimate(self, config: TrainConfig) -> CostEstimate | None:
         """Return what is predicted of one configuration, None if its family has no profile."""
         profile = self.profile(config)
@@ -167,11 +171,6 @@ class CostModel:
         flops = accumulation * profile.needed_flops.at(size * share)  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=config.tf32)
         tokens = self.workload.tokens_per_sample
-        notes = []
-        if config.torch_compile_backend is not None:
-            notes.append("compiled: memory and time are those of the model as written, fused by a rule of thumb")
-        if config.use_liger_kernel:
-            notes.append("Liger: memory and time are those of the model's own kernels; its own should need less")
         return CostEstimate(
             memory=self.breakdown(config, profile),
             step_time_s=step_s,
@@ -182,7 +181,7 @@ class CostModel:
             flops_per_step=flops * config.parallelism.world_size,
             mfu=None if peak is None else flops / step_s / peak,
             traced_by=profile.traced_by,
-            notes=tuple(notes),
+            notes=notes_on(config),
             communication_s=self._waiting(config, profile),
             host_bytes=round(self.footprints.share(config, profile, accumulation).host),
         )
@@ -207,12 +206,11 @@ class CostModel:
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
         parts, unused = self._parts(config, profile)
-        size = config.per_device_train_batch_size
-        features = memory_features(parts, unused, size)
+        features = memory_features(parts, unused)
         allocated, reserved = parts.allocated, parts.allocated + unused
         outside = framework_bytes(self.hardware)[0]
         communicators = communicators_bytes(self.hardware, config.parallelism)
-        allocated_factor, allocated_deviation = self.corrections.memory("allocated", memory_features(parts, 0.0, size))
+        allocated_factor, allocated_deviation = self.corrections.memory("allocated", memory_features(parts, 0.0))
         reserved_factor, reserved_deviation = self.corrections.memory("reserved", features)
         device_factor, device_deviation = self.corrections.memory("device", features)
         device = reserved * device_factor + parts.paged + communicators
@@ -242,7 +240,11 @@ class CostModel:
     def observe(self, *results: TrialResult) -> CostModel:
         """Return a model that has learned from finished trials; the same one if there is nothing to learn."""
         found = [observation for result in results if (observation := self.observation(result)) is not None]
-        return replace(self, corrections=self.corrections.with_observations(*found)) if found else self
+        if not found:
+            return self
+        learned = replace(self, corrections=self.corrections.with_observations(*found))
+        learned.counts.found.update(self.counts.found)  # which nothing that is observed changes
+        return learned
 
     def observation(self, result: TrialResult) -> Observation | None:
         """Return what a finished trial says of the uncorrected prediction, None if it says nothing."""
@@ -261,24 +263,28 @@ class CostModel:
             ratios["allocated"] = seen.allocated_bytes / parts.allocated
         if seen.reserved_bytes is not None:
             ratios["reserved"] = seen.reserved_bytes / reserved
-        size = np.array([float(config.per_device_train_batch_size)])
-        seconds, _, _ = self._group(config, profile, size)
+        seconds = self._counted(config, [config.per_device_train_batch_size]).seconds
         measured_s = self.workload.samples_per_step(config) / measured.samples_per_second
         return Observation(
             key=self._key(config),
-            memory_features=memory_features(parts, unused, config.per_device_train_batch_size),
+            memory_features=memory_features(parts, unused),
             memory=ratios,
             time_features=time_features(config),
             log_time=math.log(measured_s / float(seconds[0])),
         )
 
     def _shortage(self, result: TrialResult, profile: Profile) -> Observation | None:
-        """Return what running out of memory says where less was expected: a bit more than the budget was needed."""
-        if result.status is not TrialStatus.OUT_OF_MEMORY:
+        """Return what running out of memory says where less was expected: a bit more than the budget was needed.
+
+        Or as much as was seen, where the process had room to go on beyond the budget.
+        """
+        failure = result.outcome
+        if not isinstance(failure, Failure) or failure.status is not TrialStatus.OUT_OF_MEMORY:
             return None
-        config, budget = result.request.config, result.request.limits.memory_bytes
-        expected = float(self.predict([config]).needed_bytes[0])
-        if expected > budget or is_rewritten(config):
+        config, least = result.request.config, _BEYOND * result.request.limits.memory_bytes
+        if failure.memory is not None and failure.memory.is_known:
+            least = max(least, failure.memory.peak_bytes)
+        if float(self.predict([config]).needed_bytes[0]) > least or is_rewritten(config):
             return None
         parts, unused = self._parts(config, profile)
         quantity = "device" if self.hardware.is_cpu else "allocated"
@@ -286,8 +292,8 @@ class CostModel:
         seen_unused = unused if quantity == "device" else 0.0
         return Observation(
             key=self._key(config),
-            memory_features=memory_features(parts, seen_unused, config.per_device_train_batch_size),
-            memory={quantity: (_BEYOND * budget - outside) / parts.allocated},
+            memory_features=memory_features(parts, seen_unused),
+            memory={quantity: (least - outside) / parts.allocated},
             time_features={},
             log_time=None,
         )

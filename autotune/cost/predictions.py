@@ -38,6 +38,14 @@ def is_rewritten(config: TrainConfig) -> bool:
     return config.torch_compile_backend is not None or config.use_liger_kernel
 
 
+def notes_on(config: TrainConfig) -> tuple[str, ...]:
+    """Return what a prediction leaves out of what other kernels do."""
+    compiled = "compiled: memory and time are those of the model as written, fused by a rule of thumb"
+    liger = "Liger: memory and time are those of the model's own kernels; its own should need less"
+    told = ((config.torch_compile_backend is not None, compiled), (config.use_liger_kernel, liger))
+    return tuple(note for applies, note in told if applies)
+
+
 def kind_of(config: TrainConfig) -> tuple[object, ...]:
     """Return all of a configuration that the closed form depends on, but for the micro-batch."""
     return (

@@ -24,6 +24,13 @@ from autotune.tuner import Tuner
 _TRACES: dict[tuple[object, ...], Traces] = {}
 
 
+class _Searching(Tuner):
+    """A search without its finals, which find nothing."""
+
+    def _finals(self) -> None:
+        pass
+
+
 def search(table: Table, plan: SearchPlan) -> list[Replayed]:
     """Search as `autotune find` does, on a device that nothing has been learned of."""
     return _search(table, plan, model_of(table, plan))
@@ -56,5 +63,5 @@ def _search(table: Table, plan: SearchPlan, model: CostModel | None) -> list[Rep
 
     runner = ReplayRunner(table, clock, seed=plan.workload.seed)
     with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(NothingFitsError):
-        Tuner(plan, RunDirectory(Path(scratch)), runner, listen, clock=clock.now, model=model).run()
+        _Searching(plan, RunDirectory(Path(scratch)), runner, listen, clock=clock.now, model=model).run()
     return trials

@@ -38,7 +38,7 @@ def parts(activations: float = 4.0, *, fixed: float = 6.0, temporaries: float = 
 def observation(predicted: Components = parts(), ratio: float = 1.0, **fields) -> Observation:  # noqa: B008
     defaults = {
         "key": "a",
-        "memory_features": memory_features(predicted, 0.0, 8),
+        "memory_features": memory_features(predicted, 0.0),
         "memory": {"device": ratio},
         "time_features": time_features(make_config()),
         "log_time": 0.0,
@@ -60,7 +60,7 @@ def seconds(learned: Corrections, **config) -> float:
 
 
 def test_features_are_shares_of_the_predicted_memory():
-    features = memory_features(parts(activations=3.0, fixed=6.0, temporaries=0.5), 0.5 * GIB, 8)
+    features = memory_features(parts(activations=3.0, fixed=6.0, temporaries=0.5), 0.5 * GIB)
     assert features["fixed"] == pytest.approx(0.6)
     assert features["activations"] == pytest.approx(0.3)
     assert features["temporaries"] == features["unused"] == pytest.approx(0.05)
@@ -68,13 +68,13 @@ def test_features_are_shares_of_the_predicted_memory():
 
 def test_before_anything_is_measured_the_device_needs_what_is_counted_and_the_framework():
     predicted = parts()
-    factor, deviation = corrections().memory("device", memory_features(predicted, 0.0, 8))
+    factor, deviation = corrections().memory("device", memory_features(predicted, 0.0))
     assert factor * predicted.allocated == pytest.approx(predicted.allocated + 500 * MIB)
     assert 0.01 < deviation < 0.1
 
 
 def test_before_anything_is_measured_what_is_allocated_is_what_is_counted():
-    factor, _ = corrections().memory("allocated", memory_features(parts(), 0.0, 8))
+    factor, _ = corrections().memory("allocated", memory_features(parts(), 0.0))
     assert factor == pytest.approx(1.0)
 
 
@@ -95,38 +95,26 @@ def test_three_measurements_bring_the_error_of_a_fourth_under_1_percent():
 
 def test_quantities_are_corrected_apart():
     learned = corrections(observation(ratio=1.5))
-    assert learned.memory("allocated", memory_features(parts(), 0.0, 8))[0] == pytest.approx(1.0)
+    assert learned.memory("allocated", memory_features(parts(), 0.0))[0] == pytest.approx(1.0)
 
 
 def test_a_measurement_makes_surer():
-    features = memory_features(parts(), 0.0, 8)
+    features = memory_features(parts(), 0.0)
     before, after = corrections(), corrections(observation(ratio=1.05))
     assert after.memory("device", features)[1] < before.memory("device", features)[1]
 
 
 def test_a_small_run_says_less_than_a_large_one():
     """What a process takes beside its training differs from run to run."""
-    features = memory_features(parts(), 0.0, 8)
+    features = memory_features(parts(), 0.0)
     small, large = (parts(4.0 * s, fixed=6.0 * s, temporaries=0.5 * s) for s in (0.001, 1.0))
     untouched, _ = corrections().memory("device", features)
     moved = []
     for size in (small, large):
-        counted, _ = corrections().memory("device", memory_features(size, 0.0, 8))
+        counted, _ = corrections().memory("device", memory_features(size, 0.0))
         learned = corrections(observation(size, counted + 0.05))
         moved.append(abs(learned.memory("device", features)[0] - untouched))
     assert moved[0] < moved[1]
-
-
-def test_what_a_micro_batch_takes_beside_its_training_is_learned_for_that_size():
-    tiny = parts(0.01, fixed=0.01, temporaries=0.001)
-    counted, _ = corrections().memory("device", memory_features(tiny, 0.0, 8))
-    seen = [observation(tiny, counted + step, key=str(size), memory_features=memory_features(tiny, 0.0, size))
-            for size, step in ((4, 0.0), (8, 0.1), (16, 0.0))]  # fmt: skip
-    learned = corrections(*seen)
-    four, eight = (learned.memory("device", memory_features(tiny, 0.0, size)) for size in (4, 8))
-    assert eight[0] > four[0] + 0.02
-    unseen = learned.memory("device", memory_features(tiny, 0.0, 2))
-    assert unseen[1] > eight[1]
 
 
 # Time
@@ -194,7 +182,7 @@ def test_nothing_that_was_known_is_changed_by_one_observation_more():
 def test_a_trial_that_is_observed_again_counts_once():
     again = corrections(observation(ratio=1.3)).with_observations(observation(ratio=1.1))
     assert [o.memory["device"] for o in again.observations] == [1.1]
-    features = memory_features(parts(), 0.0, 8)
+    features = memory_features(parts(), 0.0)
     assert again.memory("device", features) == corrections(observation(ratio=1.1)).memory("device", features)
 
 
@@ -203,7 +191,7 @@ def test_one_by_one_is_all_at_once():
     grown = corrections()
     for one in seen:
         grown = grown.with_observations(one)
-    features = memory_features(parts(), 0.0, 8)
+    features = memory_features(parts(), 0.0)
     assert grown.memory("device", features) == pytest.approx(corrections(*seen).memory("device", features))
     assert seconds(grown) == pytest.approx(seconds(corrections(*seen)))
 

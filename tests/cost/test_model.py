@@ -1,6 +1,7 @@
 """Predictions of one configuration and of many agree; measurements correct them; what is unknown stays unknown."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from autotune.config import LengthProfile, Parallelism
 from autotune.cost.family import family_of
 from autotune.cost.framework import framework_bytes
 from autotune.cost.memory import components
+from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.padding import expected_longest
 from autotune.cost.reserve import unused_bytes
@@ -306,6 +308,30 @@ def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed():
     assert learned.predict([config]).chance_to_fit(budget)[0] < 0.6
     assert learned.predict([other]).needed_bytes[0] > model.predict([other]).needed_bytes[0]
     assert math.isclose(learned.estimate(config).samples_per_second, model.estimate(config).samples_per_second)
+
+
+def test_what_a_failure_saw_beyond_the_budget_is_what_was_needed_at_least():
+    model = make_model([large_profile()])
+    config = make_config(4)
+    budget = int(1.02 * model.predict([config]).needed_bytes[0])
+    short = make_result(config, OUT_OF_MEMORY, limits=make_limits(memory_bytes=budget))
+    memory = Memory(resident_bytes=int(1.1 * budget))
+    seen = short.model_copy(update={"outcome": short.outcome.model_copy(update={"memory": memory})})
+    assert (
+        model.observe(seen).predict([config]).needed_bytes > 1.05 * model.observe(short).predict([config]).needed_bytes
+    )
+
+
+def test_what_was_counted_is_counted_once_and_anew_for_another_device(model, monkeypatch):
+    configs = [make_config(size) for size in (4, 8)]
+    before = model.predict(configs)
+    learned = model.observe(make_result(configs[0], 5.0))
+    monkeypatch.setattr(CostModel, "_count", None)
+    again, corrected = model.predict(configs), learned.predict(configs)
+    assert again.samples_per_second.tolist() == before.samples_per_second.tolist()
+    assert corrected.samples_per_second.tolist() != before.samples_per_second.tolist()
+    with pytest.raises(TypeError):
+        replace(model, rates=make_rates(launch_s=1.0)).predict(configs)
 
 
 def test_a_family_is_looked_up_by_its_configuration(model):

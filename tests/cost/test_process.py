@@ -49,7 +49,7 @@ def test_two_knobs_together_can_be_what_neither_is_alone():
     slow = {(1, "full"): 0.6, (2, "full"): 0.6}
     known = process([(features(s, checkpointing=k), slow.get((s, k), 0.0)) for s, k in grid])
     for size, kind in grid:
-        assert mean(known, features(size, checkpointing=kind)) == pytest.approx(slow.get((size, kind), 0.0), abs=0.1)
+        assert mean(known, features(size, checkpointing=kind)) == pytest.approx(slow.get((size, kind), 0.0), abs=0.12)
     assert mean(known, features(4, checkpointing="full")) > mean(known, features(4)) + 0.1
 
 
@@ -59,6 +59,15 @@ def test_noise_is_learned_from_neighbours_that_disagree():
     quiet = process([(features(s), 0.01 * float(e)) for s, e in zip(sizes, generator.normal(size=20), strict=True)])
     loud = process([(features(s), 0.2 * float(e)) for s, e in zip(sizes, generator.normal(size=20), strict=True)])
     assert quiet.noise < 0.05 < 0.1 < loud.noise
+
+
+def test_few_observations_leave_open_how_large_misfits_and_noise_are():
+    """Four that agree don't say that the fifth will: it may lie outside of what the likeliest sizes alone expect."""
+    few = process([(features(s), 0.0) for s in (1, 2, 4, 8)])
+    many = process([(features(s), 0.0) for s in (1, 2, 4, 8)] * 8)
+    assert few.noise > 1.5 * many.noise
+    assert few.misfit > many.misfit
+    assert deviation(few, features(16, optim="sgd")) > deviation(many, features(16, optim="sgd"))
 
 
 def test_a_precision_that_is_emulated_is_believed_at_once_and_only_that():

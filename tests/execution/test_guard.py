@@ -127,6 +127,11 @@ def test_an_allocation_beyond_the_budget_fails_as_out_of_memory(seen):
     assert seen["recognised"]
 
 
+def test_a_peak_that_the_limit_had_room_for_is_out_of_memory_as_soon_as_it_is_known(seen):
+    told = "needed 304 MiB, more than the budget of 300 MiB"
+    assert seen["over"] == {"relaxed": told, "left": told}
+
+
 def test_the_peak_outlasts_the_memory(seen):
     assert seen["peak_after_freeing"] > 99 * MIB
 
