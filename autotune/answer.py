@@ -15,6 +15,7 @@ from autotune.disturbance import disturbance_notes
 from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
 from autotune.finals import Finals
 from autotune.objective import break_even_steps, cold_start_s
+from autotune.outshone import outshone
 from autotune.proving import largest_default
 from autotune.result import Arguments, Compilation, Contender, Speedup, TrialSummary, TuningResult, Verdict
 from autotune.search.allowance import changes
@@ -75,6 +76,7 @@ def assemble(
         trials=(*(_summary(r, finals) for r in results), *(_refusal(c, reason) for c, reason in refused.items())),
         notes=plan.notes + _notes(plan, history, results),
         disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
+        outshone=outshone(plan, history, finals, best),
         probed=Probes(plan.probes, plan.workload, history, results).summary(),
         search_time_s=search_time_s,
         spent=spent_on(results, search_time_s, starting or {}),
@@ -221,10 +223,6 @@ def _proof_notes(plan: SearchPlan, finals: Finals, best: TrainConfig) -> tuple[s
     return (*refused, *finals.proof.gaps(best))
 
 
-# What may help where no trial ended in its time.
-_AGAINST_TIMEOUTS = "; an idle machine, --effort standard, a shorter --seq-len or a smaller --global-batch may help"
-
-
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
     """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
     failures = [(r, r.outcome) for r in results if r.outcome.kind == "failure"]
@@ -235,7 +233,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
         too_slow = all(f.status is TrialStatus.TIMED_OUT for _, f in others)
         return InfrastructureError(
             f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
-            f"(its log: {log}){_AGAINST_TIMEOUTS if too_slow else ''}"
+            f"(its log: {log}){f'; {plan.budget.against_timeouts}' if too_slow else ''}"
         )
     # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]

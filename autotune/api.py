@@ -11,19 +11,20 @@ from pydantic import ValidationError
 from autotune import own_loop, own_plan, planning, tracking
 from autotune.architecture import Task
 from autotune.budget import Effort
+from autotune.complaints import first_complaint
+from autotune.conducting import conduct
 from autotune.config import Allowance
-from autotune.crew import Crew, check, crew_of
+from autotune.crew import check, crew_of
+from autotune.delivery import wanted_file
 from autotune.errors import InputError
-from autotune.events import Note, Observer, Phase, PhaseBegan, ignore
-from autotune.exhaustive import Recorder
-from autotune.keeping import Keeper, keeper_of
+from autotune.events import Note, Observer, Phase, PhaseBegan
+from autotune.listening import heard_by
 from autotune.options import Options
-from autotune.predicting import cost_model, learn
-from autotune.recall import Recall
+from autotune.reopening import NOTHING_RUN, limits_of, reopened
 from autotune.result import TuningResult
 from autotune.run_cost import parse_count
 from autotune.rundir import RunDirectory, default_run_directory
-from autotune.search_plan import SearchPlan, read_plan
+from autotune.search_plan import read_plan
 from autotune.stopwatch import Stopwatch
 from autotune.trial import DescribeRequest
 from autotune.units import parse_memory, parse_time_s
@@ -68,7 +69,9 @@ def find(
     engine: str = "local",
     address: str | None = None,
     kind: str | None = None,
-    observer: Observer = ignore,
+    output: str | Path | None = None,
+    quiet: bool = False,
+    observer: Observer | None = None,
 ) -> TuningResult:
     """Find the fastest training configuration that fits the memory of a device.
 
@@ -121,7 +124,10 @@ def find(
         engine: 'local', or 'ray': the nodes of a Ray cluster.
         address: Of the cluster; by default `RAY_ADDRESS`, or one that is started on this machine.
         kind: Of the cluster's devices, by a part of their name; by default what most nodes have.
-        observer: Called with each :data:`autotune.events.Event`.
+        output: File that the answer is written to as well, also when the search is stopped or gone on with.
+        quiet: Tell nothing while it searches. Without an observer, what happens is logged (logger `autotune`, level
+            INFO) where logging is set up for that, and else shown on stderr, if that is a terminal or a notebook.
+        observer: Called with each :data:`autotune.events.Event` instead.
 
     Raises:
         InputError: An argument can't be used.
@@ -148,7 +154,7 @@ def find(
         devices=devices,
         memory_bytes=parse_memory(memory) if isinstance(memory, str) else memory,
         max_trials=max_trials,
-        max_time_s=parse_time_s(max_time) if isinstance(max_time, str) else max_time,
+        max_time_s=_seconds(max_time),
         exhaustive=exhaustive,
         repeat=repeat,
         train_steps=train_steps,
@@ -164,11 +170,12 @@ def find(
         engine=engine,
         address=address,
         kind=kind,
+        output=wanted_file(output),
     )
     check(options)
-    with own_plan.aside(trainer):
+    with own_plan.aside(trainer), heard_by(observer, quiet=quiet) as heard:
         code = own_plan.asked_of(options, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
-        return _begin(options, observer, run_dir, code, step, knobs)
+        return _begin(options, heard, run_dir, code, step, knobs)
 
 
 def _begin(
@@ -211,56 +218,64 @@ def _begin(
         directory.write_plan(plan)
         for text in plan.notes[said:]:
             observer(Note(text=text))
-        return _conduct(plan, directory, crew, observer, stopwatch)
+        return conduct(plan, directory, crew, observer, stopwatch)
 
 
-def resume(run_dir: str | Path, *, observer: Observer = ignore) -> TuningResult:
+def resume(
+    run_dir: str | Path,
+    *,
+    max_time: str | float | None = None,
+    max_trials: int | None = None,
+    effort: Effort | str | None = None,
+    output: str | Path | None = None,
+    quiet: bool = False,
+    observer: Observer | None = None,
+) -> TuningResult:
     """Go on with the search in `run_dir`; nothing that was measured is measured again.
+
+    Limits that are given take the place of those it has had, from now on. They are of the whole search, what it has
+    spent included: with more of them, a search that had come to its end searches on.
+
+    Args:
+        run_dir: Of the search.
+        max_time: The whole search: seconds or such as '10m'.
+        max_trials: Trials of the whole search.
+        effort: 'quick', 'standard' or 'thorough': with all its limits, but for those that are given with it.
+        output: As of :func:`find`; by default the file that was named there.
+        quiet: As of :func:`find`.
+        observer: As of :func:`find`.
 
     Raises:
         RunDirectoryError: There is no search in `run_dir`, or one is running.
+        InputError: An argument can't be used.
         NothingFitsError, InfrastructureError, SearchInterrupted: As `find`.
     """
+    given: dict[str, Any] = {"max_trials": max_trials, "max_time_s": _seconds(max_time)}
+    limits = _options(model="", **given, **({} if effort is None else {"effort": effort}))
+    given = {**given, "effort": None if effort is None else limits.effort, "output": wanted_file(output)}
     stopwatch = Stopwatch("planning")
     directory = RunDirectory.existing(Path(run_dir))
-    with directory:
-        plan = read_plan(directory.path)
+    with directory, heard_by(observer, quiet=quiet) as heard:
+        before, results = read_plan(directory.path), directory.results()
+        plan = reopened(before, results, **given)
+        directory.write_plan(plan)
+        if plan.budget != before.budget:
+            heard(Note(text=limits_of(plan, results)))
         with crew_of(plan.fleet, directory.path, planned=plan.hardware) as crew:
             stopwatch.enter("launching")
             crew.asker.start()
-            return _conduct(plan, directory, crew, observer, stopwatch)
-
-
-def _conduct(
-    plan: SearchPlan, directory: RunDirectory, crew: Crew, observer: Observer, stopwatch: Stopwatch
-) -> TuningResult:
-    """Run a search or a recording to its end; what was observed is kept for the next one, however it ends."""
-    with tracking.trackers_of(plan, directory, observer) as trackers, keeper_of(plan, directory, trackers) as keeper:
-        if plan.exhaustive:
-            return trackers.end(keeper.end(Recorder(plan, directory, crew.runner, keeper).run()))
-        return trackers.end(keeper.end(_search(plan, directory, crew, keeper, stopwatch)))
-
-
-def _search(
-    plan: SearchPlan, directory: RunDirectory, crew: Crew, keeper: Keeper, stopwatch: Stopwatch
-) -> TuningResult:
-    stopwatch.enter("tracing")
-    keeper(PhaseBegan(phase=Phase.PREDICTING))
-    model = cost_model(plan, crew.asker, directory.path, keeper)
-    stopwatch.enter("planning")
-    if model is None and plan.probes is not None:
-        keeper(Note(text="shallow probes are left out: without a prediction there is nothing they could correct"))
-    recall = Recall(plan, keeper.earlier())
-    starting = stopwatch.laps()
-    try:
-        return crew.conductor(plan, directory, crew.runner, keeper, model=model, recall=recall, starting=starting).run()
-    finally:
-        if not plan.is_shared:  # what was disturbed would mislead the next search
-            learn(plan, model, directory.results())
+            result = conduct(plan, directory, crew, heard, stopwatch)
+        if len(directory.results()) == len(results):
+            heard(Note(text=NOTHING_RUN))
+    return result
 
 
 def _count(tokens: float | str | None) -> float | None:
     return parse_count(tokens, option="--train-tokens") if isinstance(tokens, str) else tokens
+
+
+def _seconds(time: str | float | None) -> float | None:
+    return parse_time_s(time) if isinstance(time, str) else time
 
 
 def _options(**fields: Any) -> Options:
@@ -269,4 +284,4 @@ def _options(**fields: Any) -> Options:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]).removesuffix("_bytes").removesuffix("_s").replace("_", "-")
-        raise InputError(f"--{name} {first['input']}: {first['msg']}") from None
+        raise InputError(f"--{name} {first['input']}: {first_complaint(error)}") from None

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from autotune.architecture import ModelFacts
 from autotune.checkpointing import Checkpointing, kind_of
+from autotune.complaints import complaint
 from autotune.config import Parallelism, Precision, TrainConfig
 from autotune.errors import InputError, suggestion
 from autotune.hardware import Hardware
@@ -159,5 +160,4 @@ def baseline_config(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"--baseline: {first['loc'][0]}: {message}") from None
+        raise InputError(f"--baseline: {first['loc'][0]}: {complaint(first)}") from None

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, PositiveInt, model_validator
 
+from autotune.units import show_time
 from autotune.values import Value
 
 
@@ -15,6 +16,11 @@ class Effort(StrEnum):
     QUICK = "quick"
     STANDARD = "standard"
     THOROUGH = "thorough"
+
+    @property
+    def longer(self) -> Effort | None:
+        """The next one; None of the longest."""
+        return next(iter(list(Effort)[list(Effort).index(self) + 1 :]), None)
 
 
 class Budget(Value):
@@ -45,6 +51,24 @@ class Budget(Value):
         As `measure_time_s` stays, it is short steps, which noise disturbs the most, that are measured for longer.
         """
         return {"measure_steps": 4 * self.measure_steps, "relative_interval": self.relative_interval / 2}
+
+    @property
+    def against_timeouts(self) -> str:
+        """What may help where a trial needs longer than it may take."""
+        remedies = ["an idle machine", "a shorter --seq-len", "a smaller --global-batch"]
+        if self.trial_timeout_s < Budget.of(self.effort).trial_timeout_s:
+            remedies.insert(0, "a longer --max-time")
+        elif (longer := self.effort.longer) is not None:
+            remedies.insert(0, f"--effort {longer} (trials of up to {show_time(Budget.of(longer).trial_timeout_s)})")
+        return f"{', '.join(remedies[:-1])} or {remedies[-1]} may help"
+
+    def limited(self, *, max_trials: int | None = None, max_time_s: float | None = None) -> Budget:
+        """Return the budget with the limits that are given; a trial may take no longer than the whole search."""
+        given: dict[str, float] = {} if max_trials is None else {"max_trials": max_trials}
+        if max_time_s is not None:
+            usual_s = Budget.of(self.effort).trial_timeout_s
+            given |= {"max_time_s": max_time_s, "trial_timeout_s": min(usual_s, max_time_s)}
+        return Budget.model_validate({**self.model_dump(), **given})
 
     @classmethod
     def of(cls, effort: Effort) -> Budget:

@@ -18,6 +18,7 @@ from autotune import (
     history_commands,
     listing_commands,
     report_commands,
+    resume_command,
     script_command,
 )
 from autotune.completing import Effort, Engine, Gpu, Model, Space, Task
@@ -159,6 +160,7 @@ def find(
             engine=engine,
             address=address,
             kind=kind,
+            output=output,
             observer=observer,
         )
         return result, directory / ANSWER_FILE
@@ -166,24 +168,7 @@ def find(
     watched(search, output=output, as_json=as_json, debug=debug, quiet=quiet, verbose=verbose)
 
 
-@app.command()
-def resume(
-    run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that was stopped.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")] = None,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Go on with a search; what was measured is not measured again."""
-
-    def search(observer: Observer) -> tuple[TuningResult, Path]:
-        from autotune import api
-        from autotune.rundir import ANSWER_FILE
-
-        return api.resume(run_dir, observer=observer), run_dir / ANSWER_FILE
-
-    watched(search, output=output, as_json=as_json, debug=debug, quiet=quiet, verbose=verbose)
+app.command()(resume_command.resume)
 
 
 @app.command(cls=KnobCommand)

@@ -70,6 +70,7 @@ def tasks(incomplete: str) -> list[str]:
     return [task for task in Task if task.startswith(incomplete)]
 
 
+EFFORTS = among("quick", "standard", "thorough")
 ALLOWANCES = among("exact", "numerics", "optimizer", "method")
 DEVICES = among("auto", "cpu", "cuda")
 
@@ -83,12 +84,7 @@ Space = Annotated[str | None, typer.Option(help="Built-in search space or YAML f
 Gpu = Annotated[
     str | None, typer.Option(help="Device of `autotune gpus`, or all [this machine's].", autocompletion=gpus)
 ]
-Effort = Annotated[
-    str,
-    typer.Option(
-        help="How long to search: quick, standard, thorough.", autocompletion=among("quick", "standard", "thorough")
-    ),
-]
+Effort = Annotated[str, typer.Option(help="How long to search: quick, standard, thorough.", autocompletion=EFFORTS)]
 Engine = Annotated[
     str, typer.Option(help="What runs trials: local, or ray for a cluster.", autocompletion=among("local", "ray"))
 ]

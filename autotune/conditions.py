@@ -47,6 +47,11 @@ class Conditions(Value):
     )
     temperature_c: float | None = Field(default=None, description="GPU: the highest that was seen")
 
+    @property
+    def taken_share(self) -> float:
+        """Share of the cores' time that others took: a rate that was measured beside them isn't known any better."""
+        return max(self.others_share or 0.0, self.stolen_share or 0.0)
+
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of the measurement should know, a line each."""
         lines = [f"the GPU was slowed down by {_reasons(self.throttled)}{_heat(self)}"] if self.throttled else []

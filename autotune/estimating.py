@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from autotune import models, resolving
+from autotune.complaints import first_complaint
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.cost_estimate import CostEstimate
 from autotune.errors import InputError, NothingFitsError
@@ -28,10 +29,11 @@ from autotune.estimate_plan import (
 from autotune.estimate_report import ConfigReport, RankingReport, Report, miss
 from autotune.forecast import Forecast, Question
 from autotune.knobs import point_of
+from autotune.ranked import RANKED, ranking_notes
 from autotune.run_cost import read_prices, tokens_per_sample
 from autotune.search.points import make_point
 from autotune.spreading import network_for, spread
-from autotune.survey import RANKED, survey
+from autotune.survey import survey
 from autotune.tracing import Profiles
 
 # Rows of a ranking.
@@ -52,7 +54,7 @@ def options_of(**fields: Any) -> EstimateOptions:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]).removesuffix("_bytes").replace("_", "-")
-        raise InputError(f"--{name} {first['input']}: {first['msg']}") from None
+        raise InputError(f"--{name} {first['input']}: {first_complaint(error)}") from None
 
 
 def report(options: EstimateOptions) -> Report:
@@ -189,7 +191,13 @@ def _ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> 
         fitting=fitting,
         best=rows,
         run=question.run(rows[0], device.name),
-        notes=(*notes, RANKED, *forecast.basis(rows[0].config, rows[0].traced_by), *rows[0].notes),
+        notes=(
+            *notes,
+            RANKED,
+            *ranking_notes(plan.search_space(), best),
+            *forecast.basis(rows[0].config, rows[0].traced_by),
+            *rows[0].notes,
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from autotune import __version__
 from autotune.budget import Effort
+from autotune.complaints import complaint
 from autotune.config import TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.events import Note
@@ -166,7 +167,7 @@ def _recorded_space(header: TableHeader) -> SpaceFile:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"the table's space can't be read: {where}: {first['msg']}") from None
+        raise InputError(f"the table's space can't be read: {where}: {complaint(first)}") from None
     efforts = list(Effort)
     recorded = efforts.index(header.budget.effort)
     parameters = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.console import Debug, Json, guarded, print_json, stdout
+from autotune.console import Debug, Json, guarded, print_json, print_text, stdout
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def export(
     best: Annotated[Path, typer.Argument(help="best-config.json, or the run directory it lies in.")],
     to: Annotated[str, typer.Option(help=_TARGETS)] = "all",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File; of several files, a directory.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the names of the files alone.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -35,14 +36,14 @@ def export(
         result = _result(best)
         if to == targets.ALL:
             found, left_out = targets.drafts(result)
-            _save_all(result, found, left_out, output, as_json=as_json)
+            _save_all(result, found, left_out, output, as_json=as_json, quiet=quiet)
             return
         draft = targets.draft(result, to)
         if output is None and not as_json:
-            _print(draft)
+            _print(draft, quiet=quiet)
             return
-        paths = _save(draft, output)
-        _tell(paths, _renamed(draft, paths), {to: draft.lost}, {}, as_json=as_json)
+        draft, paths = _save(draft, output)
+        _tell(paths, draft.launch, {to: draft.lost}, {}, as_json=as_json, quiet=quiet)
 
     guarded(write, as_json=as_json, debug=debug)
 
@@ -55,7 +56,13 @@ def _result(best: Path) -> TuningResult:
 
 
 def _save_all(
-    result: TuningResult, found: dict[str, Draft], left_out: dict[str, str], directory: Path | None, *, as_json: bool
+    result: TuningResult,
+    found: dict[str, Draft],
+    left_out: dict[str, str],
+    directory: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     from autotune.exports import targets
 
@@ -63,26 +70,17 @@ def _save_all(
         raise InputError("--to all needs a directory for the files (--output DIR)")
     paths = _written(targets.files_of_all(result, found), directory)
     lost = {target: draft.lost for target, draft in found.items()}
-    _tell(paths, result.launch_commands, lost, left_out, as_json=as_json)
+    _tell(paths, result.launch_commands, lost, left_out, as_json=as_json, quiet=quiet)
 
 
-def _save(draft: Draft, output: Path | None) -> list[Path]:
+def _save(draft: Draft, output: Path | None) -> tuple[Draft, list[Path]]:
     """Write the files of one target: one as `output`, or into it if it is a directory; several into a directory."""
     if output is None:
         raise InputError("--json tells which files were written: give --output")
-    if len(draft.files) > 1 or output.is_dir():
-        return _written(draft.files, output)
-    (text,) = draft.files.values()
-    return _written({output.name: text}, output.parent)
-
-
-def _renamed(draft: Draft, paths: list[Path]) -> tuple[str, ...]:
-    """Return the command lines with the name that a single file was given."""
-    if len(draft.files) > 1 or len(paths) > 1:
-        return draft.launch
-    (name,) = draft.files
-    words = [(name, str(paths[0]))] if paths[0].name != name else []
-    return tuple(" ".join(dict(words).get(word, word) for word in line.split(" ")) for line in draft.launch)
+    if len(draft.files) > 1:
+        return draft, _written(draft.files, output)
+    placed = draft.placed(output / next(iter(draft.files)) if output.is_dir() else output)
+    return placed, _written(placed.files, output if output.is_dir() else output.parent)
 
 
 def _written(files: dict[str, str], directory: Path) -> list[Path]:
@@ -94,10 +92,12 @@ def _written(files: dict[str, str], directory: Path) -> list[Path]:
         raise InputError(f"--output {directory}: can't be written: {error.strerror}") from None
 
 
-def _print(draft: Draft) -> None:
-    """Print the first file on stdout; on stderr what else there is to know."""
+def _print(draft: Draft, *, quiet: bool) -> None:
+    """Print the first file on stdout; on stderr what else there is to know, unless nobody wants to."""
     first, *others = draft.files
     stdout().out(draft.files[first], end="", highlight=False)
+    if quiet:
+        return
     if others:
         typer.echo(f"further files: {', '.join(others)} (--output DIR writes all)", err=True)
     for line in draft.lost:
@@ -111,6 +111,7 @@ def _tell(
     left_out: dict[str, str],
     *,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     document: dict[str, Any] = {
         "files": [str(path) for path in paths],
@@ -120,6 +121,9 @@ def _tell(
     }
     if as_json:
         print_json(document)
+        return
+    if quiet:
+        print_text("\n".join(document["files"]))
         return
     several = len(lost) > 1
     lines = [f"written: {path}" for path in document["files"]]

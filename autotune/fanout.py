@@ -18,6 +18,7 @@ from autotune.errors import AutotuneError
 from autotune.events import Observer
 from autotune.execution.pool import Pool
 from autotune.guide import Guide
+from autotune.reopening import is_over
 from autotune.rundir import RunDirectory
 from autotune.search.study import Asked
 from autotune.search_plan import SearchPlan
@@ -59,7 +60,7 @@ class FanOut(Tuner):
 
     def _search(self) -> None:
         """Keep every place busy until the budget ends, or nothing is left that could be worth a trial."""
-        if any(r.request.purpose.closes for r in self._results):
+        if is_over(self._plan, self._results):
             return
         self._fill()
         while self._running:

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from autotune.conditions import worst_of
 from autotune.config import TrainConfig
 from autotune.proving import Proof
 from autotune.search.history import History
@@ -81,7 +82,7 @@ class Finals:
 
     def further(self) -> Iterator[TrainConfig]:
         """Yield what one round more measures where the planned ones have left the answer open, unless checks began."""
-        if any(r.request.purpose.closes and r.request.purpose is not Purpose.FINAL for r in self._results):
+        if self._checks_began():
             return
         planned, contenders = self._plan.budget.final_rounds, self.contenders()
         begun = max((len(self.trials(c)) for c in contenders), default=0)
@@ -103,7 +104,27 @@ class Finals:
 
     def trials(self, config: TrainConfig) -> list[TrialResult]:
         """Return the final trials of `config`, completed or not."""
-        return [r for r in self._results if r.request.purpose is Purpose.FINAL and r.request.config == config]
+        return [r for r in self._series() if r.request.config == config]
+
+    def _series(self) -> list[TrialResult]:
+        """Return the final trials that count: the latest, with no trial of the search between them.
+
+        A search that was given more time has finals of its own where it found somebody new: rounds are compared that
+        were run in turn, and earlier ones were not.
+        """
+        latest: list[TrialResult] = []
+        for result in reversed(self._results):
+            if result.request.purpose is Purpose.FINAL:
+                latest.append(result)
+            elif latest and result.request.purpose.explores:
+                break
+        return latest[::-1]
+
+    def _checks_began(self) -> bool:
+        """Whether a check has followed the finals."""
+        first = next(iter(self._series()), None)
+        checks = (r for r in self._results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
+        return any(first is None or r.request.number > first.request.number for r in checks)
 
     def is_measured(self, config: TrainConfig) -> bool:
         """Whether `config` has completed a final trial."""
@@ -111,7 +132,8 @@ class Finals:
 
     def has_failed(self, config: TrainConfig) -> bool:
         """Whether `config` has failed a final trial or a check; a trial cut short by the time limit tells nothing."""
-        if any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in self.trials(config)):
+        finals = (r for r in self._results if r.request.purpose is Purpose.FINAL and r.request.config == config)
+        if any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in finals):
             return True
         return self.proof.refusal(config) is not None
 
@@ -170,6 +192,7 @@ class Finals:
                 "tokens_per_second": None if tokens is None else rate * tokens,
                 "first_step_s": max(m.first_step_s for m in measured),  # the coldest start
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
+                "conditions": worst_of([m.conditions for m in measured if m.conditions is not None]),
             }
         )
 

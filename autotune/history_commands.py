@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.console import Debug, Json, guarded, print_json, stdout
+from autotune.console import Debug, Json, guarded, print_json, print_text, stdout
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 def listed(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="Only searches of models whose name contains this.")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the keys alone, one a line.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -42,6 +43,9 @@ def listed(
         found = groups(_of_model(database.searches(brief=True), model))
         if as_json:
             print_json([group.model_dump(mode="json") for group in found])
+        elif quiet:
+            for group in found:
+                print_text(group.key)
         else:
             stdout().print(history_table(found, database.where), highlight=False)
 

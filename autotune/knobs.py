@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from autotune.adapter_config import ADAPTERS, kinds_with
+from autotune.complaints import complaint
 from autotune.config import Parallelism, TrainConfig
 from autotune.errors import InputError, suggestion
 from autotune.not_offered import why_not
@@ -164,11 +165,11 @@ def refused(error: ValidationError) -> InputError:
     """Return the error of a configuration that can't be made, as a line about the option."""
     first = error.errors()[0]
     if not first["loc"]:  # what several options say together
-        return InputError(first["msg"].removeprefix("Value error, "))
+        return InputError(complaint(first))
     field = str(first["loc"][0])
     knob = next((k for k in knobs() if k.parameter in (field, f"adapter.{field}", f"parallelism.{field}")), None)
     option = knob.option if knob is not None else field
-    return InputError(f"--{option} {first['input']}: {first['msg'].removeprefix('Value error, ')}")
+    return InputError(f"--{option} {first['input']}: {complaint(first)}")
 
 
 def _knob(parameter: str, option: str, field: FieldInfo) -> Knob:

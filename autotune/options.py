@@ -46,6 +46,7 @@ class Options(Value):
     engine: Engine = "local"
     address: str | None = None
     kind: str | None = None
+    output: str | None = Field(default=None, description="file that the answer is written to as well")
 
     @property
     def fleet(self) -> Fleet:

@@ -58,7 +58,7 @@ def outline(
         raise InputError("--train-steps and --train-tokens both say how long the run is; drop one of the two")
     if options.train_steps and options.global_batch == "any":
         raise InputError("--train-steps: with a free global batch steps differ in size; use --train-tokens")
-    _loss_steps(options)
+    loss_steps_of(options)
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
     hardware, spreading = device_plan.spread(options, allotment.hardware)
     allotment = allotment.model_copy(update={"hardware": hardware})
@@ -119,13 +119,14 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         objective=objective_of(outline.options, workload),
         soak=not (outline.options.exhaustive or is_own),
         skewed_routing=facts.experts > 0 and not (outline.options.exhaustive or is_own),
-        loss_steps=0 if is_own else _loss_steps(outline.options),
+        loss_steps=0 if is_own else loss_steps_of(outline.options),
         loss_insisted=bool(outline.options.check_loss),
         record=outline.options.record and is_recorded,
         report_to=outline.options.report_to,
         fleet=outline.options.fleet,
         is_shared=outline.is_shared,
         options=None if is_own else outline.options,
+        output=outline.options.output,
         probes=shallow.planned(
             outline.options.shallow, facts, outline.hardware.kind, exhaustive=outline.options.exhaustive
         ),
@@ -160,17 +161,15 @@ def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
 
 def budget_of(effort: Effort, *, max_trials: int | None = None, max_time_s: float | None = None) -> Budget:
     """Return the limits that `effort` stands for, with those that are given instead."""
-    budget = Budget.of(effort)
-    changes: dict[str, float] = {}
-    if max_trials is not None:
-        changes["max_trials"] = max_trials
-    if max_time_s is not None:
-        changes["max_time_s"] = max_time_s
-        changes["trial_timeout_s"] = min(budget.trial_timeout_s, max_time_s)
-    return Budget.model_validate({**budget.model_dump(), **changes})
+    return Budget.of(effort).limited(max_trials=max_trials, max_time_s=max_time_s)
 
 
-def _loss_steps(options: Options) -> int:
+def loss_steps_of(options: Options) -> int:
+    """Return over how many steps losses are compared.
+
+    Raises:
+        InputError: They can't be, and were asked for.
+    """
     free = options.global_batch == "any"
     return planned_loss_steps(options.check_loss, options.effort, free_batch=free, exhaustive=options.exhaustive)
 
@@ -245,7 +244,8 @@ def _extent(plan: SearchPlan) -> str:
     """Say how long a search may take; of a recording how much there is to measure, and roughly what that takes."""
     budget = plan.budget
     if not plan.exhaustive:
-        return f"at most {show_time(budget.max_time_s)} and {budget.max_trials} trials (--effort)"
+        trials = "1 trial" if budget.max_trials == 1 else f"{budget.max_trials} trials"
+        return f"at most {show_time(budget.max_time_s)} and {trials} (--effort)"
     points = len(plan.every_config())
     trial_s = USUAL_START_S + budget.discarded_s + budget.measure_time_s
     times = f", each {plan.repeats} times" if plan.repeats > 1 else ""

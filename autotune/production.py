@@ -46,7 +46,7 @@ class Promise(Value):
             return None
         return cls(
             samples_per_second=measured.samples_per_second,
-            interval=measured.samples_per_second_interval,
+            interval=measured.shown_interval,
             memory=measured.memory,
             data_wait_share=measured.data_wait_share,
             samples_per_step=result.workload.samples_per_step(result.best.config),

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from autotune import outlasted
 from autotune.config import TrainConfig
 from autotune.kept import KeptSearch
 from autotune.recalled import Known, beyond, scaled, tried
@@ -61,6 +62,8 @@ class Recall:
         self._candidate: Known | None = None
         self._standing: Standing = "waiting" if self._latest else "empty"
         self._unmeasured = len(self._latest)
+        self._speeds: list[float | None] = [None for _ in self._runs]
+        self._leader: TrialResult | None = None
         self.statements: list[str] = []
 
     @functools.cached_property
@@ -72,6 +75,11 @@ class Recall:
         """The old winner, as long as it is to be confirmed."""
         waits = self._standing == "unconfirmed" and self._candidate is not None
         return self._candidate.config if waits and self._candidate else None
+
+    @property
+    def foreword(self) -> str | None:
+        """What is to be known before the first trial."""
+        return outlasted.foreword(self._latest.get(self._plan.baseline), self._plan.budget)
 
     @property
     def is_empty(self) -> bool:
@@ -89,12 +97,16 @@ class Recall:
 
     def advance(self, history: History) -> bool:
         """Take note of the trials so far; return whether that has changed what the record is worth."""
+        baseline = self._plan.baseline
+        self._leader = history.best()
+        self._speeds = [outlasted.speed(run.get(baseline), history.known(baseline)) for run in self._runs]
         standing, statement = self._judged(history)
         if standing == self._standing:
             return False
         self._standing = standing
         self._unmeasured = sum(history.known(config) is None for config in self._latest)
-        self.statements.append(statement)
+        slow = sum(self._refused_for_time(config) is not None for config in self._latest)
+        self.statements.append(f"{statement}; {slow} that did not end in time left out" if slow else statement)
         return True
 
     def _judged(self, history: History) -> tuple[Standing, str]:
@@ -128,9 +140,9 @@ class Recall:
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why `config` needs no trial after what was recorded, or None."""
-        too_large = self._refused_for_memory(config)
-        if too_large is not None or self._standing != "confirmed":
-            return too_large
+        hopeless = self._refused_for_memory(config) or self._refused_for_time(config)
+        if hopeless is not None or self._standing != "confirmed":
+            return hopeless
         known = self._latest.get(config)
         if known is None or self._was_out_of_time(known):
             return None
@@ -219,6 +231,12 @@ class Recall:
         """Whether a trial was cut short for want of time, not because it was slow."""
         usual_s = self._candidate.kept.duration_s if self._candidate else 0.0
         return known.result.status is TrialStatus.TIMED_OUT and known.kept.duration_s < _HOPELESS_FACTOR * usual_s
+
+    def _refused_for_time(self, config: TrainConfig) -> str | None:
+        known = self._latest.get(config)
+        if known is None or config == self._plan.baseline:
+            return None
+        return outlasted.refusal(known, self._speeds[known.search], self._leader, self._plan.budget)
 
     def _refused_for_memory(self, config: TrainConfig) -> str | None:
         if config in self._too_large:

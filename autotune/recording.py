@@ -20,6 +20,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 
 from autotune.architecture import ModelFacts
 from autotune.budget import Budget
+from autotune.complaints import complaint
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.files import write_text
@@ -154,5 +155,4 @@ def _parsed(kind: type[V], line: bytes, problem: str) -> V:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{problem}: {f'{where}: ' if where else ''}{message}") from None
+        raise InputError(f"{problem}: {f'{where}: ' if where else ''}{complaint(first)}") from None

@@ -162,7 +162,7 @@ def _row(plan: SearchPlan, trial: TrialResult, judged: TrialSummary | None, ende
         changes=changes(request.config, plan.baseline, plan.facts),
         depths=request.depths,
         samples_per_second=measured.samples_per_second if measured and whole else None,
-        interval=measured.samples_per_second_interval if measured and whole else None,
+        interval=measured.shown_interval if measured and whole else None,
         tokens_per_second=measured.tokens_per_second if measured and whole else None,
         peak_bytes=memory.peak_bytes if memory is not None and memory.is_known else None,
         prediction=request.prediction,

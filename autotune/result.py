@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from autotune.architecture import ModelFacts
 from autotune.checks import LossVerdict, SkewedRouting, Soaked
+from autotune.complaints import complaint
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.errors import InputError
 from autotune.files import write_value
@@ -119,6 +120,7 @@ class TuningResult(Value):
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialSummary, ...]
     probed: str | None = Field(default=None, description="how far off shallow probes were; None: without them")
+    outshone: str | None = Field(default=None, description="why a trial that was faster isn't the best; None: none was")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
     disturbances: tuple[str, ...] = Field(default=(), description="what went on beside the trials, a line each")
     search_time_s: float
@@ -298,5 +300,5 @@ def load(path: str | Path) -> TuningResult:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"]) or "file"
         raise InputError(
-            f"{path}: not a result of autotune (schema {SCHEMA_VERSION}): {where}: {first['msg']}"
+            f"{path}: not a result of autotune (schema {SCHEMA_VERSION}): {where}: {complaint(first)}"
         ) from None

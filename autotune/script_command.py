@@ -85,6 +85,7 @@ def script(
             check_loss=check_loss,
             run_dir=directory,
             seed=seed,
+            output=output,
             observer=observer,
         )
         return result, directory / ANSWER_FILE

@@ -62,6 +62,10 @@ class SearchPlan(Value):
     fleet: Fleet = Field(default=Fleet(), description="where the trials run")
     is_shared: bool = Field(default=False, description="trials at the same time disturb each other")
     options: Options | None = Field(default=None, description="what the user asked for; None: made otherwise")
+    output: str | None = Field(default=None, description="file that the answer is written to as well")
+    reopened_at: NonNegativeInt = Field(
+        default=0, description="number of the next trial when limits were last changed: earlier finals don't end it"
+    )
     notes: tuple[str, ...]
 
     def every_config(self) -> list[TrainConfig]:

@@ -38,6 +38,11 @@ class Spent(Value):
         return sum(self._parts().values())
 
     @property
+    def elapsed_s(self) -> float:
+        """The whole search, by the clock."""
+        return self.total_s - self.at_once_s
+
+    @property
     def outside_share(self) -> float:
         """Share of the whole outside of steps and checks; a lost trial was busy with its steps."""
         outside_s = sum(self.starting.values()) + self.trials_overhead_s + self.own_s

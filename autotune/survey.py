@@ -11,13 +11,9 @@ from autotune.errors import InputError
 from autotune.estimate_plan import config_of, refusal, table_target, with_packages
 from autotune.estimate_report import DeviceRow, DevicesReport
 from autotune.forecast import Forecast, Question, with_micro_batch
+from autotune.ranked import RANKED
 from autotune.search.space import MICRO_BATCH, micro_batches
 from autotune.units import show_memory
-
-RANKED = (
-    "ranked: precision, tf32, micro-batch, optimizer, checkpointing; with --allow method pure bf16 and LoRA too; what "
-    "else there is (--attention, --compile, --adapter-rank) is estimated when it is given"
-)
 
 
 def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:

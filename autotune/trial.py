@@ -183,6 +183,13 @@ class Measurement(Value):
     phases: Phases | None = Field(default=None, description="None: measured before they were recorded")
     conditions: Conditions | None = Field(default=None, description="what else went on meanwhile, where it can be seen")
 
+    @property
+    def shown_interval(self) -> Interval:
+        """The interval of samples/s as it is told: no narrower than what others took of the cores meanwhile."""
+        taken = self.conditions.taken_share if self.conditions is not None else 0.0
+        rate, known = self.samples_per_second, self.samples_per_second_interval
+        return Interval(low=min(known.low, rate * (1 - taken)), high=max(known.high, rate * (1 + taken)))
+
 
 class Failure(Value):
     """Why a trial has no measurement."""

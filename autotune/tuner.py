@@ -21,6 +21,7 @@ from autotune.guide import Guide
 from autotune.pacing import Pace
 from autotune.proving import Check
 from autotune.recall import Recall
+from autotune.reopening import is_over, outlived
 from autotune.requesting import request_of
 from autotune.result import TuningResult
 from autotune.rundir import ANSWER_FILE, RunDirectory
@@ -126,17 +127,19 @@ class Tuner:
 
     def _recover(self) -> None:
         """Take in what an earlier run of this search has measured."""
-        for result in self._directory.results():
-            self._take_in(result)
+        results = self._directory.results()
+        void = outlived(self._plan, results)
+        for result in results:
+            self._take_in(result, counts=result not in void)
         self._pace.add(wall_s(self._results))
         self._number = max((r.request.number for r in self._results), default=-1)
         self._study.recover([r for r in self._results if r.request.purpose.explores])
         if self._results:
             self._observer(Note(text=f"going on after {len(self._results)} finished trials"))
 
-    def _take_in(self, result: TrialResult) -> None:
+    def _take_in(self, result: TrialResult, *, counts: bool = True) -> None:
         self._results.append(result)
-        if result.request.purpose.explores:
+        if result.request.purpose.explores and counts:
             self._history.add(result)
         lesson = self._probes.lesson(result)
         if lesson is not None and self._guide is not None:
@@ -160,7 +163,7 @@ class Tuner:
 
         A search that is resumed in its finals was over.
         """
-        if any(r.request.purpose.closes for r in self._results):
+        if is_over(self._plan, self._results):
             return
         for asked, config in self._open_points():
             self._study.tell(asked, self._run(config, Purpose.SEARCH))

@@ -69,15 +69,19 @@ def show_memory(value: float) -> str:
 
 
 def show_time(seconds: float) -> str:
-    """Return a duration for people.
+    """Return a duration for people: below an hour to the second, so that two of one thing never disagree.
 
-    >>> show_time(45), show_time(720), show_time(3900)
-    ('45 s', '12 min', '1 h 05 min')
+    >>> show_time(45), show_time(268), show_time(720), show_time(3900)
+    ('45 s', '4 min 28 s', '12 min', '1 h 05 min')
     """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 90:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s" if rest else f"{minutes} min"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def show_rate(value: float) -> str:

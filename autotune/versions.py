@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import platform
+from contextlib import suppress
 
 from autotune import __version__
 from autotune.hardware import PACKAGES, installed_versions
@@ -36,9 +36,9 @@ class Versions(Value):
 def versions() -> Versions:
     """Return what is installed."""
     found = {name: version for name, version in installed_versions().items() if name != "python"}
-    found |= {
-        name: importlib.metadata.version(name) for name in _ALSO if importlib.util.find_spec(name.replace("-", "_"))
-    }
+    for name in _ALSO:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return Versions(
         autotune=__version__,
         python=platform.python_version(),

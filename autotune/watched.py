@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from autotune.console import guarded, print_text, stderr, stdout
-from autotune.errors import EXIT_INTERRUPTED, InputError
+from autotune.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from autotune.events import Observer
@@ -31,7 +31,7 @@ def watched(
 
     Args:
         search: Runs it, and returns its answer and the file that holds it.
-        output: Where the answer is written too.
+        output: Where the search writes the answer too, if that is said anew.
         as_json: Whether it is printed as JSON.
         debug: Whether errors show their traceback.
         quiet: Whether the answer alone is printed.
@@ -43,8 +43,6 @@ def watched(
         from autotune.tuner import SearchInterrupted
 
         console = stderr(quiet=quiet, verbose=verbose)
-        if output is not None:
-            _check_writable(output)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
         interrupted = None
         try:
@@ -54,10 +52,7 @@ def watched(
             if error.result is None:
                 raise
             interrupted, result, path = error, error.result, error.path
-        kept = str(path.parent)
-        if output is not None:
-            result.save(output)
-            path = output
+        kept, path = str(path.parent), output or _wanted(path)
         if as_json:
             print_text(result.model_dump_json(indent=2))
         else:
@@ -71,12 +66,9 @@ def watched(
     guarded(run, as_json=as_json, debug=debug)
 
 
-def _check_writable(path: Path) -> None:
-    """Fail in second 0, not after an hour."""
-    existed = path.exists()
-    try:
-        path.open("a").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise InputError(f"--output {path}: can't be written: {error.strerror}") from None
+def _wanted(answer: Path) -> Path:
+    """Return where the user looks for an answer: the file that was named when its search began, or its own."""
+    from autotune.search_plan import read_plan
+
+    named = read_plan(answer.parent).output
+    return answer if named is None else Path(named)

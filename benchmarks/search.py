@@ -137,7 +137,8 @@ def sentence(row: dict[str, Any]) -> str:
 
     return (
         f"{shown('trials_to_5%')} trials to 5%, {shown('trials_to_1%')} to 1%; {shown('seconds_to_5%')} s to 5%; "
-        f"in all {shown('trials_in_all')}, {row['out_of_memory_share']:.0%} out of memory; score {row['score']:.2f}"
+        f"in all {shown('trials_in_all')}, {row['out_of_memory_share']:.0%} out of memory "
+        f"({row['out_of_memory_share_of_chosen']:.0%} without the baseline); score {row['score']:.2f}"
     )
 
 

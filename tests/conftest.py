@@ -14,6 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
 
+# Files that take long come first: no process is left alone with one of them at the end.
+LONG = ("test_find.py", "test_examples.py", "test_tuner.py")
+
 TINY_LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -27,6 +30,26 @@ TINY_LLAMA = {
 }
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import tests and libraries without looking for garbage, which took a fifth of the time: all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_stays():
+    """Spare each Trainer, which looks for garbage several times, all libraries that are there."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory) -> Path:
     """A home of the tests' own: they neither see nor change what the user keeps."""
@@ -34,6 +57,14 @@ def home(tmp_path_factory) -> Path:
     os.environ["AUTOTUNE_HOME"] = str(folder)  # for the processes that tests start, too
     os.environ["AUTOTUNE_RECORD"] = "off"  # no test's search knows of another's
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fsync():
+    """Nothing that tests write has to outlive a power cut; waiting for the disk took a quarter of scripted searches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
 
 
 def write_model(directory: Path, config: dict) -> Path:
@@ -48,6 +79,13 @@ def tiny_llama(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def thin_llama(tmp_path_factory) -> Path:
+    """A Llama that is soon trained, for whole searches."""
+    thin = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    return write_model(tmp_path_factory.mktemp("models") / "thin-llama", {**TINY_LLAMA, **thin})
+
+
+@pytest.fixture(scope="session")
 def wide_llama(tmp_path_factory) -> Path:
     """A Llama whose logits alone take 250 MiB at a micro-batch of 16 x 128: it can be made to run out of memory."""
     return write_model(
@@ -56,10 +94,10 @@ def wide_llama(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def answer(tmp_path_factory, tiny_llama) -> Path:
+def answer(tmp_path_factory, thin_llama) -> Path:
     """The best-config.json of a real, short search: that of an example, whose output is in printed.txt beside it."""
     path = tmp_path_factory.mktemp("answer") / "best-config.json"
-    example = [sys.executable, str(ROOT / "examples/quick_start.py"), str(tiny_llama)]
+    example = [sys.executable, str(ROOT / "examples/quick_start.py"), str(thin_llama)]
     done = subprocess.run(
         [*example, "--max-trials", "1", "--max-time", "25s", "--output", path.name],
         cwd=path.parent,
@@ -71,6 +109,21 @@ def answer(tmp_path_factory, tiny_llama) -> Path:
     assert done.returncode == 0, done.stderr
     (path.parent / "printed.txt").write_text(done.stdout)
     return path
+
+
+@pytest.fixture(scope="session")
+def bench(tiny_llama, tmp_path_factory):
+    """What runs trials of the tiny Llama, and of other models."""
+    from benches import Bench
+
+    from autotune.resolving import resolve
+
+    made = Bench(resolve(str(tiny_llama)), tmp_path_factory.mktemp("run"))
+    with made.runner:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other are slow on a busy machine
+            made.runner._ready_launcher()
+        yield made
 
 
 @pytest.fixture
@@ -92,12 +145,10 @@ def autotune(tmp_path):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Use one thread, since small matrices lose by more, and spare each Trainer a collection of all libraries."""
+    """Use one thread, since small matrices lose by more."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.freeze()
     yield
-    gc.unfreeze()
     torch.set_num_threads(threads)

@@ -205,6 +205,51 @@ def test_runners_up_are_the_next_fastest_without_best_and_baseline():
     assert [c.config for c in result.runners_up] == [config for config, _ in others[:RUNNERS_UP]]
 
 
+def test_a_trial_that_was_faster_than_the_answer_is_explained_by_its_finals():
+    result = answer([(BASE, 10.0), (BIG, 20.0), (BF16, 19.0)], [(BASE, 10.0), (BIG, 15.0), (BF16, 17.0)] * 2)
+    assert result.best.config == BF16
+    assert result.outshone == (
+        "trial 1 (micro-batch 16) gave 20 samples/s, more than the answer: one trial of 4 steps; "
+        "measured again, in turn with the others, it gave 15"
+    )
+    assert f"note: {result.outshone}" in " ".join(str(result).split())
+
+
+def test_so_is_one_that_can_not_be_told_from_a_simpler_answer():
+    result = answer([(BASE, 10.0), (BIG, noisy(12.0))], [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2)
+    assert result.best.config == BASE
+    assert result.outshone.endswith("it gave 10.5, which can't be told from an answer that changes less")
+
+
+def test_so_is_one_that_was_not_measured_again():
+    searched = [(BASE, 10.0), (BIG, 20.0), (BF16, 19.8)]
+    result = answer(searched, [(BASE, 10.0), (BIG, 19.0)] * 2, budget=make_budget(finalists=1))
+    assert result.outshone == (
+        "trial 2 (micro-batch 16, precision bf16) gave 19.8 samples/s, more than the answer: one trial of 4 steps; "
+        "the fastest of the search is measured again (--effort quick)"
+    )
+
+
+def test_so_is_one_that_there_was_no_time_for_or_that_failed():
+    searched = [(BASE, 10.0), (BIG, 20.0), (BF16, 19.9)]
+    assert answer(searched, [(BASE, 10.0), (BF16, 18.0)]).outshone.endswith("no time to measure it again")
+    failed = [(BASE, 10.0), (BIG, OUT_OF_MEMORY), (BF16, 18.0), (BASE, 10.0), (BF16, 18.0)]
+    assert answer(searched, failed).outshone.endswith("it failed when it was measured again")
+
+
+def test_so_is_one_whose_start_is_not_won_back():
+    trials = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
+    result = answer(trials, trials * 2, objective=Objective(run_samples=160.0))
+    assert result.best.config == BASE
+    assert result.outshone.endswith("what it takes at the start isn't won back in a run of this length")
+
+
+def test_where_the_answer_is_the_fastest_there_is_nothing_to_explain():
+    assert answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2).outshone is None
+    assert answer([(BASE, 10.0), (BIG, 16.0)], [(BASE, 10.0), (BIG, 15.0)] * 2).outshone is None, "of the answer itself"
+    assert answer([(BASE, 10.0), (BIG, 15.0)]).outshone is None, "nothing was measured again"
+
+
 def test_the_story_has_every_trial_and_every_refusal():
     result = answer([(BASE, 10.0), (BIG, OUT_OF_MEMORY)], [(BASE, 10.0)])
     assert [(t.number, t.status) for t in result.trials] == [

@@ -16,6 +16,7 @@ VALUES = {
     "architecture",
     "checkpointing",
     "compilers",
+    "complaints",
     "not_offered",
     "optimizers",
     "objective",
@@ -164,6 +165,7 @@ def test_output_is_called_by_the_command_line_only():
         "notebook",
         "dashboard_command",
         "watched",
+        "listening",
     }
     assert {room(user) for user in users} <= callers | {"output"}
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from autotune import __version__
 from autotune.cli import app
+from autotune.versions import versions
 
 COMMANDS = (
     "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "dashboard",
@@ -25,6 +26,14 @@ FIND_OPTIONS = {
     "--trust-remote-code", "--no-record", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
     "--devices", "--workers", "--engine", "--address", "--kind",
 }  # fmt: skip
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Return a function that runs the command line as the fixture `autotune` does, but in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def test_help_lists_the_commands(autotune):
@@ -57,8 +66,8 @@ BAD_INPUT = {
     "memory without a unit it knows": (["--model", "gpt2", "--memory", "24 bananas"], "--memory 24 bananas"),
     "more memory than there is": (["--model", "gpt2", "--memory", "900TiB"], "--memory"),
     "time below zero": (["--model", "gpt2", "--max-time", "-3m"], "--max-time"),
-    "unknown allowance": (["--model", "gpt2", "--allow", "everything"], "--allow everything"),
-    "unknown effort": (["--model", "gpt2", "--effort", "heroic"], "--effort heroic"),
+    "unknown allowance": (["--model", "gpt2", "--allow", "everything"], "--allow everything: expected exact, "),
+    "unknown effort": (["--model", "gpt2", "--effort", "heroic"], "--effort heroic: expected quick, standard or "),
     "unknown device": (["--model", "gpt2", "--device", "abacus"], "--device abacus"),
     "unknown search space": (["--model", "gpt2", "--space", "defalt"], "default"),
     "missing search space file": (["--model", "gpt2", "--space", "mine.yaml"], "mine.yaml"),
@@ -80,10 +89,8 @@ BAD_INPUT = {
         for name, case in BAD_INPUT.items()
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, tmp_path, arguments, expected):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    done = CliRunner().invoke(app, ["find", *arguments])
+def test_bad_input_is_one_line_and_exit_code_2(command, arguments, expected):
+    done = command("find", *arguments)
     assert done.exit_code == 2
     assert done.stdout == ""
     last = done.stderr.strip().splitlines()[-1]
@@ -92,15 +99,15 @@ def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, tmp_path, arguments,
     assert "Traceback" not in done.stderr
 
 
-def test_a_device_that_is_not_there_is_exit_code_3(autotune):
-    done = autotune("find", "--model", "gpt2", "--device", "cuda:99")
-    assert done.returncode == 3
+def test_a_device_that_is_not_there_is_exit_code_3(command):
+    done = command("find", "--model", "gpt2", "--device", "cuda:99")
+    assert done.exit_code == 3
     assert "cuda:99" in done.stderr
 
 
-def test_an_error_is_an_object_on_stdout_with_json(autotune):
-    done = autotune("find", "--model", "t5-smal", "--json")
-    assert done.returncode == 2
+def test_an_error_is_an_object_on_stdout_with_json(command):
+    done = command("find", "--model", "t5-smal", "--json")
+    assert done.exit_code == 2
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "UnknownModelError"
     assert error["exit_code"] == 2
@@ -120,21 +127,21 @@ def test_an_unwritable_run_directory_is_refused_first(autotune, tmp_path):
     assert "file/run" in done.stderr
 
 
-def test_resume_without_a_search_is_refused(autotune, tmp_path):
-    done = autotune("resume", tmp_path)
-    assert done.returncode == 2
+def test_resume_without_a_search_is_refused(command, tmp_path):
+    done = command("resume", tmp_path)
+    assert done.exit_code == 2
     assert "holds no search" in done.stderr
 
 
-def test_models_as_json_have_sources(autotune):
-    models = json.loads(autotune("models", "--json").stdout)
+def test_models_as_json_have_sources(command):
+    models = json.loads(command("models", "--json").stdout)
     assert len(models) >= 60
     assert all(m["source"].startswith("https://") for m in models)
 
 
-def test_a_search_among_models_that_finds_none_is_bad_input(autotune):
-    done = autotune("models", "zzz")
-    assert done.returncode == 2
+def test_a_search_among_models_that_finds_none_is_bad_input(command):
+    done = command("models", "zzz")
+    assert done.exit_code == 2
     assert "no model of the catalogue has 'zzz' in its name" in done.stderr
 
 
@@ -145,9 +152,8 @@ def test_names_alone_are_for_other_programs():
         assert all(" " not in name for name in names)
 
 
-def test_quiet_and_verbose_contradict_each_other(monkeypatch):
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    done = CliRunner().invoke(app, ["find", "--model", "gpt2", "--quiet", "--verbose"])
+def test_quiet_and_verbose_contradict_each_other(command):
+    done = command("find", "--model", "gpt2", "--quiet", "--verbose")
     assert done.exit_code == 2
     assert done.stderr == "autotune: --quiet and --verbose contradict each other; drop one of the two\n"
 
@@ -161,6 +167,13 @@ def test_versions_are_told_of_what_is_installed_and_what_is_not():
     assert told["python"] == platform.python_version()
     assert told["packages"]["optuna"] == importlib.metadata.version("optuna")
     assert not set(told["packages"]) & set(told["missing"])
+
+
+def test_a_folder_of_a_packages_name_is_not_the_package(monkeypatch, tmp_path):
+    (tmp_path / "of_that_name").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("autotune.versions._ALSO", ("of-that-name",))
+    assert "of-that-name" in versions().missing
 
 
 def test_versions_load_none_of_what_they_tell_of():
@@ -185,8 +198,8 @@ def test_what_is_said_before_a_command_is_not_dropped(arguments, expected):
     assert expected in done.stderr
 
 
-def test_models_can_be_searched(autotune):
-    done = autotune("models", "t5-small")
+def test_models_can_be_searched(command):
+    done = command("models", "t5-small")
     assert "google-t5/t5-small" in done.stdout
     assert "gpt2" not in done.stdout
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import traced_once
 import typer
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
@@ -32,6 +33,7 @@ KNOB_OPTIONS = {
 def estimate(tiny_llama, monkeypatch):
     """Return a function that runs the command on the tiny Llama in this process, unless --model comes again."""
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("autotune.cost.profiler.profile", traced_once.profile)
 
     def run(*arguments: object):
         return CliRunner().invoke(
@@ -167,8 +169,8 @@ ERRORS = {
     "unknown model": (("--model", "t5-smal"), 2, "did you mean 't5-small'"),
     "broken config.json": (("--model", "broken"), 2, "config.json: not valid JSON"),
     "unknown GPU": (("--gpu", "rtx-4900"), 2, "unknown GPU 'rtx-4900' (did you mean 'rtx-4090'"),
-    "micro-batch of zero": (("--micro-batch", 0), 2, "--micro-batch 0: Input should be greater than 0"),
-    "micro-batch in words": (("--micro-batch", "many"), 2, "--micro-batch many: Input should be a valid integer"),
+    "micro-batch of zero": (("--micro-batch", 0), 2, "--micro-batch 0: expected a number above 0"),
+    "micro-batch in words": (("--micro-batch", "many"), 2, "--micro-batch many: expected a whole number"),
     "unknown precision": (("--precision", "bf61"), 2, "--precision bf61: expected fp32, fp16, bf16 or pure_bf16"),
     "sequence beyond the model": (("--seq-len", 5000), 2, "--seq-len 5000: tiny-llama has 256 positions"),
     "unknown optimizer": (("--optim", "adamw_trch"), 2, "no optimizer 'adamw_trch' (did you mean 'adamw_torch'"),

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import traced_once
 from conftest import TINY_LLAMA, write_model
 from factories import make_result
 from pydantic import TypeAdapter
@@ -28,6 +29,11 @@ from autotune.units import GIB
 
 GPU = "rtx-3070"  # 7.8 GiB
 LORA = {"adapter": "lora", "adapter-rank": "8"}
+
+
+@pytest.fixture(autouse=True)
+def _traced_once(monkeypatch):
+    monkeypatch.setattr("autotune.cost.profiler.profile", traced_once.profile)
 
 
 @pytest.fixture
@@ -208,7 +214,7 @@ REFUSED = {
     "a sequence beyond the positions": ({"seq_len": 257}, "--seq-len 257: tiny-llama has 256 positions"),
     "a target without a decoder": ({"target_len": 8}, "--target-len: the task causal-lm has no decoder targets"),
     "a task without a head": ({"task": "image-classification"}, "has no head for image-classification"),
-    "a micro-batch of nothing": ({"knobs": {"micro-batch": "0"}}, "--micro-batch 0: Input should be greater than 0"),
+    "a micro-batch of nothing": ({"knobs": {"micro-batch": "0"}}, "--micro-batch 0: expected a number above 0"),
     "a micro-batch that doesn't divide": ({"knobs": {"micro-batch": "5"}}, "does not divide the global batch of 64"),
     "an optimizer that doesn't exist": ({"knobs": {"optim": "adamw_trch"}}, "did you mean 'adamw_torch'"),
     "an optimizer that is gone": ({"knobs": {"optim": "adamw_hf"}}, "--optim adamw_hf: adamw_hf is gone"),
@@ -250,6 +256,7 @@ def test_without_a_knob_the_best_are_ranked(estimated):
     }
     assert len(kinds) == len(found.best)
     assert all(one.memory.device_peak_bytes <= found.device.memory_bytes for one in found.best)
+    assert any(note.startswith("not ranked: ") and "--allow optimizer does not admit" in note for note in found.notes)
 
 
 def test_of_equals_what_changes_the_training_least_comes_first(estimated):

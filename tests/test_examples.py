@@ -1,6 +1,8 @@
-"""Every example runs as a user would run it: a process of its own, and the answer of a real search."""
+"""Examples run as a user would run them: in a process of their own, and with the answer of a real search."""
 
 import json
+import runpy
+import sys
 
 import pytest
 from running_examples import ROOT, run_example
@@ -10,8 +12,12 @@ from autotune.adapter_config import LoraAdapter
 from autotune.training_args import plan
 
 
-def test_train_with_result_trains_the_searched_step_and_says_how_fast(answer, tmp_path):
-    printed = json.loads(run_example("train_with_result.py", answer, "--steps", 3, cwd=tmp_path)[-1])
+@pytest.mark.usefixtures("one_thread")
+def test_train_with_result_trains_the_searched_step_and_says_how_fast(answer, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train_with_result.py", str(answer), "--steps", "3"])
+    runpy.run_path(str(ROOT / "examples" / "train_with_result.py"), run_name="__main__")  # spares it the imports
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     result = autotune.load(answer)
     assert printed["samples_per_step"] == result.workload.global_batch_size
     assert printed["steps"] == 3

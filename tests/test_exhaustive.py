@@ -211,7 +211,7 @@ def test_limits_that_were_given_hold(recording, limits):
 def test_how_long_it_will_take_is_said_once_a_few_trials_are_known(recording):
     run = recording()
     run.run()
-    assert "15 trials to go: some 2 min at the 10.0 s of those so far" in run.said
+    assert "15 trials to go: some 2 min 30 s at the 10.0 s of those so far" in run.said
     assert run.said.count("to go") == 1
     assert str(run.directory / TABLE_FILE) in run.said
 
@@ -267,5 +267,5 @@ def test_what_needs_more_than_was_recorded_with_can_not_be_replayed():
 def test_a_space_that_can_not_be_read_is_refused_in_one_line():
     table = recorded()
     header = table.header.model_copy(update={"space": {"name": "mine"}})
-    with pytest.raises(InputError, match="the table's space can't be read: description: Field required"):
+    with pytest.raises(InputError, match="the table's space can't be read: description: is missing"):
         plan_of(table.model_copy(update={"header": header}))

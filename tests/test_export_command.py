@@ -63,6 +63,32 @@ def test_a_script_is_launched_by_the_name_it_was_given(export, tmp_path):
     assert all(line.endswith(str(tmp_path / "mine.py")) for line in launches)
 
 
+@pytest.mark.parametrize(("target", "usual"), [("python", "train.py"), ("trl", "train_trl.py")])
+def test_a_script_calls_itself_by_the_name_it_was_given(export, tmp_path, target, usual):
+    export("--to", target, "-o", str(tmp_path / "a tune.py"))
+    text = (tmp_path / "a tune.py").read_text()
+    assert "--nproc_per_node 2 'a tune.py' --steps 100" in text
+    assert usual not in text
+    export("--to", target, "-o", str(tmp_path))
+    assert f"--nproc_per_node 2 {usual} --steps 100" in (tmp_path / usual).read_text()
+
+
+def test_a_name_that_a_docstring_can_not_hold_is_left_out_of_it(export, tmp_path):
+    assert export("--to", "python", "-o", str(tmp_path / 'a"""b.py')).exit_code == 0
+    compile((tmp_path / 'a"""b.py').read_text(), "script", "exec")
+
+
+def test_quiet_prints_the_names_of_the_files_alone(export, tmp_path):
+    written = export("--to", "axolotl", "-o", str(tmp_path / "axolotl"), "--quiet")
+    assert written.stdout.splitlines() == [
+        str(tmp_path / "axolotl" / name) for name in ("axolotl.yaml", "deepspeed.json")
+    ]
+    assert written.stderr == ""
+    everything = export("--to", "all", "-o", str(tmp_path / "all"), "--quiet")
+    assert len(everything.stdout.splitlines()) == len(list((tmp_path / "all").iterdir()))
+    assert export("--to", "dockerfile", "--quiet").stderr == ""
+
+
 def test_what_is_not_expressed_is_told_beside_the_file(export, tmp_path):
     line = "not expressed: your own argument label_smoothing_factor=0.25"
     printed = export("--to", "axolotl")

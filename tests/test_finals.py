@@ -17,6 +17,7 @@ from factories import (
     make_workload,
 )
 
+from autotune.conditions import Conditions
 from autotune.config import TrainConfig
 from autotune.finals import Finals
 from autotune.search.history import History
@@ -181,6 +182,26 @@ def test_further_rounds_find_gains_and_seldom_see_one_that_is_none():
     holds, gains, _ = of_simulated_finals(1.0)
     assert holds >= 0.93
     assert gains <= 0.05
+
+
+def test_what_others_took_of_the_cores_in_any_round_widens_what_is_told_of_all():
+    search = Search(SEARCHED)
+    for share in (0.3, 0.0):
+        search.measure(FAST, make_measurement(20.0, conditions=Conditions(others_share=share)))
+    measured = search.finals.merged(FAST)
+    assert measured.shown_interval.low == pytest.approx(0.7 * measured.samples_per_second)
+    assert measured.samples_per_second_interval.low > measured.shown_interval.low
+
+
+def test_finals_before_a_trial_of_the_search_do_not_count_with_those_after_it():
+    """A search that was given more time measures again in turn what it compares."""
+    search = Search(SEARCHED, finalists=1)
+    search.run()
+    search.results.append(make_result(NEAR, 25.0, number=200))
+    assert [len(search.finals.trials(c)) for c in (BASE, FAST)] == [2, 2], "they stand until there are others"
+    assert list(search.finals.schedule()) == []
+    search.results.append(make_result(NEAR, 25.0, number=201, purpose=Purpose.FINAL))
+    assert [len(search.finals.trials(c)) for c in (BASE, FAST, NEAR)] == [0, 0, 1]
 
 
 def test_a_final_that_was_cut_short_does_not_put_anybody_out():

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from benches import light_command
+from typer.testing import CliRunner
 
 import autotune
+from autotune.cli import app
 from autotune.events import TrialEnded
 from autotune.execution.processes import marked
 from autotune.recording import load_table
@@ -21,20 +24,36 @@ from autotune.trial import TrialStatus
 EXPLORING = ("baseline", "search")
 QUICK = ("--effort", "quick", "--device", "cpu", "--seq-len", 32)
 
+# Of a search of little work: two kinds of configurations are soon traced, and something is sure to beat the baseline.
+FEW_KINDS = """
+description: micro-batches and two kernels
+parameters:
+  per_device_train_batch_size: {choices: lattice}
+  attn_implementation: {choices: [sdpa, eager]}
+"""
+ONE_BY_ONE = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+
 
 def results(run: Path) -> dict[int, dict]:
     return {int(p.parent.name): json.loads(p.read_text()) for p in sorted(run.glob("trials/*/result.json"))}
 
 
 @pytest.fixture(scope="module")
-def found(tiny_llama, tmp_path_factory) -> tuple[TuningResult, Path, list]:
+def little(tmp_path_factory) -> dict[str, Path]:
+    """Space and baseline of a search of little work."""
+    folder = tmp_path_factory.mktemp("little")
+    (folder / "few-kinds.yaml").write_text(FEW_KINDS)
+    (folder / "one-by-one.json").write_text(json.dumps(ONE_BY_ONE))
+    return {"space": folder / "few-kinds.yaml", "baseline": folder / "one-by-one.json"}
+
+
+@pytest.fixture(scope="module")
+def found(thin_llama, little, tmp_path_factory) -> tuple[TuningResult, Path, list]:
     """One whole search from Python."""
     run, events = tmp_path_factory.mktemp("found") / "run", []
-    slow = run.parent / "one-by-one.json"  # a baseline that something is sure to beat
-    slow.write_text(json.dumps({"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16}))
     result = autotune.find(
-        str(tiny_llama), effort="quick", device="cpu", seq_len=32, max_trials=2, run_dir=run, observer=events.append,
-        baseline=slow,
+        str(thin_llama), effort="quick", device="cpu", seq_len=32, max_trials=2, run_dir=run, observer=events.append,
+        **little,
     )  # fmt: skip
     return result, run, events
 
@@ -50,7 +69,7 @@ def test_the_users_baseline_is_trial_0(found):
 def test_every_trial_does_the_same_optimisation_step(found):
     result, _, _ = found
     for trial in result.trials:
-        assert result.workload.samples_per_step(trial.config) == 16
+        assert result.workload.samples_per_step(trial.config) == 4
 
 
 def test_samples_together_are_faster_than_one_by_one(found):
@@ -65,10 +84,10 @@ def test_winner_and_baseline_are_both_measured_again_with_the_true_accumulation(
     assert result.best.confirmed
     assert result.baseline.confirmed
     finals = [r["request"] for r in results(run).values() if r["request"]["purpose"] == "final"]
-    assert {f["accumulation_steps"] for f in finals if f["config"]["per_device_train_batch_size"] == 1} == {16}
+    assert {f["accumulation_steps"] for f in finals if f["config"]["per_device_train_batch_size"] == 1} == {4}
     for number in result.best.trials[1:]:
         request = results(run)[number]["request"]
-        assert request["accumulation_steps"] == 16 // request["config"]["per_device_train_batch_size"]
+        assert request["accumulation_steps"] == 4 // request["config"]["per_device_train_batch_size"]
 
 
 def test_every_trial_is_told_and_on_disk(found):
@@ -88,7 +107,7 @@ def test_what_is_exported_is_what_the_best_trial_was_given(found):
     for name, value in result.arguments.training_arguments.items():
         if not name.endswith("_kwargs"):
             assert getattr(arguments, name) == value or name == "activation_checkpointing"
-    assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 16
+    assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 4
 
 
 def test_the_winner_has_evaluated_and_saved_a_checkpoint_and_the_batch_is_exported(found):
@@ -212,7 +231,7 @@ def _wait_for(condition, process, limit_s: float = 120) -> None:
         time.sleep(0.02)
 
 
-def _start(tiny_llama, run: Path, *options: object) -> subprocess.Popen:
+def _start(model: Path, run: Path, *options: object) -> subprocess.Popen:
     return subprocess.Popen(
         [
             sys.executable,
@@ -220,7 +239,7 @@ def _start(tiny_llama, run: Path, *options: object) -> subprocess.Popen:
             "autotune",
             "find",
             "--model",
-            tiny_llama,
+            model,
             *map(str, QUICK),
             "--run-dir",
             run,
@@ -236,9 +255,9 @@ def _descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(autotune, tiny_llama, tmp_path):
+def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(autotune, thin_llama, little, tmp_path):
     run = tmp_path / "run"
-    search = _start(tiny_llama, run, "--max-trials", 2)
+    search = _start(thin_llama, run, "--max-trials", 2, "--space", little["space"], "--baseline", little["baseline"])
     try:
         _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
         below = _descendants(search.pid)
@@ -280,11 +299,13 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
     assert load_result(run / "best-config.json").verdict == "unconfirmed"
 
 
-def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(autotune, found):
+def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(found, monkeypatch):
     _, run, _ = found
     before = results(run)
-    done = autotune("resume", run, "--json")
-    assert done.returncode == 0
+    monkeypatch.setattr("autotune.execution.launcher.launch_command", light_command)  # there is nothing to train
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    done = CliRunner().invoke(app, ["resume", str(run), "--json"])
+    assert done.exit_code == 0, done.stderr
     assert results(run) == before
     assert TuningResult.model_validate_json(done.stdout).best.config == found[0].best.config
 

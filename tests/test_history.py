@@ -72,12 +72,25 @@ def test_the_list_can_be_narrowed_to_a_model(filled):
     assert "--model bloom: nothing is recorded" in line_of(run("--model", "bloom", code=2))
 
 
+def test_keys_alone_are_for_other_programs(filled):
+    assert run("--quiet").stdout.split() == [GPT2.key.short, T5.key.short]
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_no_name_is_broken_in_a_narrow_terminal(filled, columns):
+    for arguments in ((), ("show", GPT2.key.short)):
+        shown = CliRunner().invoke(app, ["history", *arguments], env={"COLUMNS": columns}).stdout
+        assert max(map(len, shown.splitlines())) <= int(columns)
+        words = ("micro-batch", "completed") if arguments else (GPT2.model, T5.model)
+        assert all(word in shown for word in words)
+
+
 def test_the_trials_of_a_key_are_shown(filled):
     output = run("show", GPT2.key.short[:5]).stdout
     for text in (
         "faster, 2.50 times the baseline",
         "out of memory",
-        "per_device_train_batch_size 16, precision bf16 *",
+        "micro-batch 16, precision bf16 *",
     ):
         assert text in output
     assert output.count("node7:/runs/tiny") == 2

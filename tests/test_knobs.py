@@ -77,7 +77,7 @@ def test_what_can_not_be_is_refused_in_one_line(written, said):
 def test_an_impossible_value_is_told_by_its_option():
     with pytest.raises(ValidationError) as error:
         TrainConfig(per_device_train_batch_size=0)
-    assert str(refused(error.value)) == "--micro-batch 0: Input should be greater than 0"
+    assert str(refused(error.value)) == "--micro-batch 0: expected a number above 0"
     with pytest.raises(ValidationError) as error:
         LoraAdapter(rank=0)
     assert str(refused(error.value)).startswith("--adapter-rank 0:")

@@ -10,6 +10,7 @@ from factories import make_config, make_gpu, make_hardware, make_spec, make_work
 from autotune import launch_files
 from autotune.config import Parallelism
 from autotune.errors import InputError
+from autotune.hardware import installed_versions
 from autotune.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, Measured
 from autotune.training_args import plan
 
@@ -120,7 +121,7 @@ def test_accelerate_reads_its_file(sharding, tmp_path):
 def test_training_arguments_read_their_file_and_fsdps(tmp_path):
     from transformers import HfArgumentParser, TrainingArguments
 
-    on_cpu = make_hardware()  # whose arguments can be made here
+    on_cpu = make_hardware(versions=installed_versions())  # whose arguments can be made here
     launch_files.save(measured(2, sharding="fsdp_grad_op", hardware=on_cpu), tmp_path)
     parser = HfArgumentParser((TrainingArguments,))
     (args,) = parser.parse_json_file(str(tmp_path / "training_args.json"))

@@ -228,7 +228,7 @@ def test_without_dropout_two_seeds_train_the_same_and_dropout_is_seen_all_the_sa
     "honest",
     [
         {"micro_batch": 2},
-        {"micro_batch": 8, "activation_checkpointing": True},
+        {"micro_batch": 8, "gradient_checkpointing": True},
         {"optim": "adamw_torch"},
     ],
     ids=str,

@@ -241,7 +241,7 @@ class TestConfirmation:
         )  # fmt: skip
         recall = recall_of(search, now=[(BASE, 10.0), (FAST, 20.0)])
         assert recall.refusal(crashed) == f"crashed on {DAY} (record)"
-        assert recall.refusal(slow) == f"timed out on {DAY} (record)"
+        assert recall.refusal(slow) == f"did not end within 40 s on {DAY} (record)"
         assert recall.refusal(short) is None
 
     def test_with_all_that_counts_the_trials_of_a_search_can_be_used_up(self):
@@ -260,6 +260,55 @@ class TestConfirmation:
         assert recall.advance(history)
         assert not recall.advance(history)
         assert len(recall.statements) == 1
+
+
+class TestTime:
+    """A trial may take 60 s, and 40 s beside a leader that took 10 s; what takes longer is ended."""
+
+    PLAN = PLAN.model_copy(update={"budget": make_budget(trial_timeout_s=60.0)})
+    SLOW = make_config(2)
+
+    def refusal(self, duration_s: float, *, then=10.0, now=10.0) -> str | None:
+        search = kept(
+            make_kept_trial(BASE, then, purpose=Purpose.BASELINE),
+            make_kept_trial(self.SLOW, TIMED_OUT, duration_s=duration_s),
+        )
+        return recall_of(search, plan=self.PLAN, now=[(BASE, now)]).refusal(self.SLOW)
+
+    def test_what_did_not_end_in_the_time_that_a_trial_has_is_not_tried_again(self):
+        assert self.refusal(41.0) == f"did not end within 41 s on {DAY} (record)"
+        assert self.refusal(39.0) is None
+
+    def test_on_a_machine_that_is_faster_now_it_may_end(self):
+        assert self.refusal(61.0, then=5.0, now=10.0) is None
+        assert self.refusal(61.0, then=10.0, now=5.0) is not None
+
+    def test_beside_a_baseline_that_does_not_end_either_it_needs_the_whole_time_of_a_trial(self):
+        assert self.refusal(61.0, then=TIMED_OUT, now=TIMED_OUT) is not None
+        assert self.refusal(59.0, then=TIMED_OUT, now=TIMED_OUT) is None
+
+    def test_a_baseline_that_ends_now_says_that_the_machine_was_slower(self):
+        assert self.refusal(61.0, then=TIMED_OUT, now=10.0) is None
+
+    def test_one_that_fails_otherwise_says_nothing(self):
+        assert self.refusal(61.0, now=CRASHED) is None
+
+    def test_nothing_is_refused_before_the_baseline_has_run(self):
+        search = kept(make_kept_trial(self.SLOW, TIMED_OUT, duration_s=300.0))
+        assert Recall(self.PLAN, [search]).refusal(self.SLOW) is None
+
+    def test_how_many_are_left_out_is_said(self):
+        search = kept(make_kept_trial(self.SLOW, TIMED_OUT, duration_s=61.0))
+        recall = recall_of(search, plan=self.PLAN, now=[(BASE, 10.0)])
+        assert recall.statements[-1].endswith("; 1 that did not end in time left out")
+
+    def test_of_a_baseline_that_did_not_end_it_is_said_before_it_runs_with_what_helps(self):
+        short = kept(make_kept_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=30.0))
+        said = f"the baseline did not end within 30 s on {DAY} (record); it is tried for 60 s now"
+        assert Recall(self.PLAN, [short]).foreword == said
+        whole = kept(make_kept_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=61.0))
+        assert Recall(self.PLAN, [whole]).foreword.endswith("or a smaller --global-batch may help")
+        assert Recall(self.PLAN, [TYPICAL]).foreword is None
 
 
 class TestLessons:
@@ -380,7 +429,7 @@ def test_a_known_search_is_its_baseline_and_its_old_winner(searches):
 
 
 def test_the_answer_knows_only_what_was_measured_now(searches):
-    searches.remember(FAST, SECOND, make_config(16), winner=FAST)
+    searches.remember(FAST, SECOND, make_config(4, precision="bf16"), make_config(16), winner=FAST)
     searches.speed = 0.7
     answer, explored = searches.run("second")
     assert explored == [BASE, FAST]

@@ -23,10 +23,12 @@ from factories import (
     read_study,
 )
 
+from autotune.budget import Budget, Effort
 from autotune.checks import LossCurve, Routed, Soaked
 from autotune.config import TrainConfig
 from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.events import Event, Note, TrialEnded, TrialStarted
+from autotune.reopening import reopened
 from autotune.requesting import SEARCH_ACCUMULATION
 from autotune.result import TuningResult, load
 from autotune.rundir import ANSWER_FILE, RunDirectory
@@ -387,6 +389,57 @@ def test_a_finished_search_gives_the_same_answer_without_a_trial(search):
     assert run.runner.requests == []
     unsaid = {"search_time_s": 0.0, "trials": ()}
     assert again.model_copy(update=unsaid) == first.model_copy(update=unsaid)
+
+
+def given(run, **limits):
+    """Give a search other limits, as its run directory has it then."""
+    run.plan = reopened(run.plan, RunDirectory(run.directory).results(), **limits)
+
+
+def test_a_finished_search_that_is_given_more_trials_searches_on_and_has_finals_of_its_own(search):
+    run = search(rate, budget=make_budget(max_trials=2, finalists=1, final_rounds=2))
+    first = run.run()
+    assert first.best.config != BEST
+    given(run, max_trials=12)
+    result = run.run()
+    purposes = [r.purpose for r in run.runner.requests]
+    assert purposes.count(Purpose.SEARCH) == 10
+    assert purposes[-4:] == [Purpose.FINAL] * 4
+    assert [r.config for r in run.runner.requests[-4:]].count(BASE) == 2
+    assert result.best.config == BEST
+    assert result.verdict == "faster"
+    assert len(result.best.trials) == len(result.baseline.trials) == 3  # one of the search, two of the latest finals
+
+
+def test_a_finished_search_that_finds_nothing_better_keeps_its_finals(search):
+    run = search(rate, {"precision": ["fp32", "bf16"]})
+    first = run.run()
+    assert first.best.confirmed
+    given(run, max_trials=40)
+    again = run.run()
+    assert run.runner.requests == []
+    assert again.best == first.best
+
+
+def test_a_search_that_was_given_more_and_stopped_again_goes_on_within_the_new_limits(search):
+    run = search(rate, budget=make_budget(max_trials=2, finalists=1, final_rounds=2))
+    run.run()
+    given(run, max_trials=12)
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=3)
+    result = run.run()
+    assert run.count(Purpose.SEARCH) == 12
+    assert result.best.config == BEST
+
+
+def test_a_baseline_that_ended_at_a_shorter_limit_is_run_again_with_more_time(search):
+    slow = make_failure(TrialStatus.TIMED_OUT)
+    run = search(lambda request: 10.0 if request.limits.timeout_s > 120 else slow, budget=Budget.of(Effort.QUICK))
+    with pytest.raises(InfrastructureError):
+        run.run()
+    given(run, effort=Effort.STANDARD)
+    run.run()
+    assert run.runner.requests[0].purpose is Purpose.BASELINE
 
 
 def test_a_search_without_its_study_goes_on_from_the_result_files(search):

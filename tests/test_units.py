@@ -52,7 +52,15 @@ def test_memory_is_shown_in_gib_and_below_that_in_mib(value, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3569, "59 min"), (3599, "1 h 00 min"), (7500, "2 h 05 min")],
+    [
+        (0.4, "0 s"),
+        (89, "89 s"),
+        (90, "1 min 30 s"),
+        (285, "4 min 45 s"),
+        (720, "12 min"),
+        (3599, "59 min 59 s"),
+        (7500, "2 h 05 min"),
+    ],
 )
 def test_a_duration_is_shown_in_the_largest_unit_that_says_enough(seconds, text):
     assert show_time(seconds) == text

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from autotune.execution.ranks import FOREIGN
 
-# glibc's malloc hands out larger blocks by mmap, and takes them back at once; see `guard`, which undoes it in time. With
+# glibc's malloc hands out larger blocks by mmap, and takes them back at once; see `guard`, which undoes it in time. At
 # glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, by which blocks of a micro-batch
-# are below it: a BERT of a million weights spread by 1.5 MiB around what its tensors take, and by 0.3 MiB with 16 KiB.
+# are below it: a BERT of a million weights spread by 1.5 MiB around what its tensors take, and at 16 KiB by 0.3 MiB.
 MMAP_THRESHOLD, OWN_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_", str(16 << 10)
 
 # See each library's reason. A value that the user has set stays.

@@ -42,8 +42,8 @@ _ALLOCATION_MESSAGES = (
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
-# The kernels that oneDNN generates lie in mappings of their own, which count as data and are hardly ever resident: 9 MiB
-# of them in a vision transformer of a million weights.
+# The kernels that oneDNN generates lie in mappings of their own, which count as data and are hardly ever resident: 9
+# MiB of them in a vision transformer of a million weights.
 _CODE_BYTES = 16 << 20
 
 # Last words of processes that end without raising, seen under the same limit.

@@ -64,8 +64,11 @@ def unscaled(trainer: Any, batch: Any) -> str | None:
     The Trainer takes it for granted that a loss is divided by the labels of the whole step where the model, or a loss
     function, is told how many they are; a loss that ignores the count then grows with the number of micro-batches.
     """
+    from transformers import Trainer
+
     count = trainer._get_num_items_in_batch([batch], trainer.args.device)
-    believed = trainer.loss_is_scaled_for_ga
+    can_say = hasattr(Trainer, "loss_is_scaled_for_ga")  # since transformers 5.19
+    believed = trainer.loss_is_scaled_for_ga if can_say else None
     if believed is None:
         believed = (trainer.model_accepts_loss_kwargs and count is not None) or trainer.compute_loss_func is not None
     if not believed or count is None:
@@ -73,9 +76,10 @@ def unscaled(trainer: Any, batch: Any) -> str | None:
     once, twice = (_loss(trainer, batch, count * factor) for factor in (1, 2))
     if abs(2 * twice - once) <= 0.01 * abs(once):
         return None
+    setting = "loss_is_scaled_for_ga" if can_say else "model_accepts_loss_kwargs"
     return (
         "the loss ignores num_items_in_batch, and the Trainer, which expects it to be divided by that, would make it "
-        "too large with another accumulation; set loss_is_scaled_for_ga = False on the Trainer, or divide by it"
+        f"too large with another accumulation; set {setting} = False on the Trainer, or divide by it"
     )
 
 

@@ -19,6 +19,7 @@ from autotune.estimate_report import (
     Speed,
     SpreadReport,
 )
+from autotune.output.fitted import Fitted
 from autotune.output.spread_table import spread_parts
 from autotune.output.table import show_config
 from autotune.trial import Interval
@@ -64,7 +65,7 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
         + (f"largest micro-batch that fits: {largest}" if largest else "no micro-batch does"),
         *_run_lines(report.run),
     ]
-    return [Text(title, style="bold"), Text(config), table, *map(Text, lines)]
+    return [Text(title, style="bold"), Text(config), Fitted(table), *map(Text, lines)]
 
 
 def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:
@@ -138,7 +139,7 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
     ]
     if any(found.fits != "yes" for found in report.best):
         lines.append("? the upper end of the interval is beyond the memory")
-    return [Text(title, style="bold"), table, *map(Text, (*lines, *_run_lines(report.run)))]
+    return [Text(title, style="bold"), Fitted(table), *map(Text, (*lines, *_run_lines(report.run)))]
 
 
 def _devices(report: DevicesReport) -> list[RenderableType]:
@@ -168,7 +169,7 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
             left_out.setdefault(row.why_not or "", []).append(row.device.name)
     lines = [f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()]
     first = next((row.run for row in report.rows if row.run is not None), None)
-    return [Text(_about(report.workload), style="bold"), table, *map(Text, (*lines, *_work_lines(first)))]
+    return [Text(_about(report.workload), style="bold"), Fitted(table), *map(Text, (*lines, *_work_lines(first)))]
 
 
 def _device_cells(row: DeviceRow, best: Predicted, *, with_run: bool, with_money: bool) -> list[str]:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from autotune.explanation import Explanation
 from autotune.output.bars import change_words, how_known, ratio_words, together_words
+from autotune.output.fitted import Fitted
 from autotune.units import show_rate
 
 
@@ -23,7 +24,7 @@ def explanation_table(found: Explanation) -> RenderableType:
     lines = ["a factor is the winner's throughput over that of the winner with the baseline's value in this knob"]
     if not found.is_settled:
         lines.append("not all of it was measured in turn with the winner; `autotune explain` goes on")
-    return Group(table, *map(Text, lines))
+    return Group(Fitted(table), *map(Text, lines))
 
 
 def _title(found: Explanation) -> str:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.catalogue.gpus import Dtype, Gpu
+from autotune.output.fitted import Fitted
 
 NOTE = (
     "TFLOP/s are dense peaks with fp32 accumulation, by the data sheets; attainable is less. Memory is what a process "
@@ -30,7 +31,7 @@ def gpus_table(found: Sequence[Gpu]) -> RenderableType:
             _pair(gpu, "bf16", "fp16"),
             _pair(gpu, "tf32", "fp32"),
         )
-    return Group(table, Text(NOTE))
+    return Group(Fitted(table), Text(NOTE))
 
 
 def _pair(gpu: Gpu, left: Dtype, right: Dtype) -> str:

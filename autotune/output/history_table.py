@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.kept import KeptSearch
+from autotune.knobs import SHORT_NAMES
+from autotune.output.fitted import Fitted
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values import Value
 
@@ -70,7 +72,7 @@ def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
             str(group.trials),
         )
     note = "A search whose key is here measures its baseline and the old winner first; `autotune history show KEY`."
-    return Group(table, Text(note))
+    return Group(Fitted(table), Text(note))
 
 
 def trials_table(searches: Sequence[KeptSearch]) -> RenderableType:
@@ -100,11 +102,15 @@ def _trials(search: KeptSearch) -> RenderableType:
             show_time(trial.duration_s),
             Text(_differences(trial.config, search.baseline) + best),
         )
-    return table
+    return Fitted(table)
 
 
 def _differences(config: dict[str, object], baseline: dict[str, object]) -> str:
-    changed = [f"{name} {_short(value)}" for name, value in config.items() if value != baseline.get(name)]
+    changed = [
+        f"{SHORT_NAMES.get(name, name)} {_short(value)}"
+        for name, value in config.items()
+        if value != baseline.get(name)
+    ]
     return ", ".join(changed) or "nothing"
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from autotune.catalogue import CatalogueEntry
 from autotune.doctor import Report
+from autotune.output.fitted import Fitted
 from autotune.search.sizing import MOST_POINTS
 from autotune.search.space_file import SpaceFile
 
@@ -22,7 +23,7 @@ def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
     for entry in entries:
         name = entry.names[0] if entry.names else ""
         table.add_row(name, entry.id, entry.kind, f"{entry.parameters / 1e6:,.1f}M")
-    return table
+    return Fitted(table)
 
 
 def spaces_table(found: Sequence[tuple[SpaceFile, int]], device: str, global_batch: int) -> RenderableType:
@@ -37,7 +38,7 @@ def spaces_table(found: Sequence[tuple[SpaceFile, int]], device: str, global_bat
         f"points here: legal on {device} for a mixture of experts at a global batch of {global_batch}, with "
         "--effort standard --allow method; other models and options leave fewer"
     )
-    return Group(table, Text(note))
+    return Group(Fitted(table), Text(note))
 
 
 def doctor_table(report: Report) -> RenderableType:
@@ -49,4 +50,4 @@ def doctor_table(report: Report) -> RenderableType:
         mark = "[green]yes[/green]" if finding.available else "[yellow]no[/yellow]"
         table.add_row(finding.name, mark, Text(finding.detail))
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return Group(table, Text(versions))
+    return Group(Fitted(table), Text(versions))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.table import Table
 
+from autotune.output.fitted import Fitted
 from autotune.rates import Rates
 from autotune.units import show_rate
 
@@ -24,7 +25,7 @@ def rates_table(measured: Rates, expected: Rates | None, file: str) -> Renderabl
     beside = _rows(expected) if expected else {}
     for name, value in _rows(measured).items():
         table.add_row(name, value, beside.get(name, "-"))
-    return table
+    return Fitted(table)
 
 
 def _rows(rates: Rates) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from autotune.knobs import SHORT_NAMES
 from autotune.output.bars import change_words, how_known, memory_parts, part_words, ratio_words, together_words
 from autotune.output.scatter import median_error, misses
-from autotune.output.table import show_changes, show_config, told_lines, verdict_line
+from autotune.output.table import show_changes, show_config, show_interval, told_lines, verdict_line
 from autotune.result import Contender, TuningResult
 from autotune.run_report import ReportedTrial, RunReport
 from autotune.trial import Interval, Purpose, TrialStatus
@@ -83,14 +83,14 @@ def _rate(contender: Contender) -> str:
     measured = contender.measurement
     if measured is None:
         return "–"
-    return show_rate(measured.samples_per_second) + shown_interval(measured.samples_per_second_interval)
+    return show_rate(measured.samples_per_second) + shown_interval(measured.shown_interval)
 
 
 def shown_interval(interval: Interval) -> str:
     """Return an interval behind its value: ' (9.5 to 10.2)'; nothing if it has no end."""
     if not math.isfinite(interval.high):
         return ""
-    return f" ({show_rate(interval.low)} to {show_rate(interval.high)})"
+    return show_interval(interval)
 
 
 def _tokens(contender: Contender) -> str:

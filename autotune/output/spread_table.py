@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.estimate_report import SpreadReport, SpreadRow
+from autotune.output.fitted import Fitted
 from autotune.units import GIB, show_rate
 
 
@@ -41,7 +42,7 @@ def spread_parts(report: SpreadReport, about: str) -> list[RenderableType]:
         "parallel",
     ]
     lines += [f"not possible: {', '.join(names)}: {reason}" for reason, names in report.refused.items()]
-    return [Text(title, style="bold"), table, *map(Text, lines)]
+    return [Text(title, style="bold"), Fitted(table), *map(Text, lines)]
 
 
 def _cells(row: SpreadRow, *, with_host: bool, with_speed: bool) -> list[str]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from autotune import own_launch
 from autotune.config import TrainConfig
 from autotune.knobs import SHORT_NAMES
+from autotune.output.fitted import Fitted
 from autotune.result import Change, Contender, TuningResult
 from autotune.spread_plan import shown
 from autotune.trial import Interval, Measurement, Prediction, TrialStatus
@@ -19,6 +20,9 @@ from autotune.units import show_memory, show_rate, show_time
 
 # A share of padding from which on it is told.
 WORTH_A_WORD = 0.05
+
+# Half an interval, as a share: what is smaller would be shown as none.
+_SMALLEST_SHOWN = 0.005
 
 # A part of the search's time from which on it is told.
 WORTH_A_SHARE = 0.005
@@ -92,9 +96,11 @@ def result_table(
         to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
         to_paste += own_launch.lines(result, answer_path)
     if run_directory is not None:
+        if result.verdict == "unconfirmed":
+            to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
         to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
     return Group(
-        table,
+        Fitted(table),
         *(Text(line) for line in lines),
         *(Text(line, no_wrap=True, overflow="ignore") for line in to_paste),
         *(Text(f"note: {n}") for n in _closing_notes(result)),
@@ -149,7 +155,7 @@ def measurement_detail(measurement: Measurement, prediction: Prediction | None =
     text = f"{show_rate(measurement.samples_per_second)} samples/s"
     half = _relative_half(measurement)
     if half is not None:
-        text += f" ± {half:.0%}"
+        text += f" ± {half:.0%}" if half >= _SMALLEST_SHOWN else " ± under 1 %"
     peak = f"peak {show_memory(measurement.memory.peak_bytes)}"
     if prediction is None:
         return f"{text}, {peak}"
@@ -160,7 +166,7 @@ def measurement_detail(measurement: Measurement, prediction: Prediction | None =
 
 
 def _relative_half(measurement: Measurement) -> float | None:
-    interval = measurement.samples_per_second_interval
+    interval = measurement.shown_interval
     if not math.isfinite(interval.high) or interval.low <= 0:
         return None
     return (interval.high - interval.low) / 2 / measurement.samples_per_second
@@ -170,9 +176,10 @@ def _title(result: TuningResult) -> str:
     workload = result.workload
     batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
     length = f", {workload.shown_length}" if workload.shown_length else ""
+    took_s = result.spent.elapsed_s if result.spent is not None else result.search_time_s
     return (
         f"{workload.model.name} ({workload.task}), {batch}{length}, on {result.hardware.name} "
-        f"within {show_memory(result.memory_budget_bytes)}; {show_time(result.search_time_s)}"
+        f"within {show_memory(result.memory_budget_bytes)}; {show_time(took_s)}"
     )
 
 
@@ -181,14 +188,17 @@ def _row(table: Table, label: str, contender: Contender, *, missing: str = "", s
     if measured is None:
         table.add_row(label, missing, "", "", show_config(contender.config), style=style)
         return
-    rate = show_rate(measured.samples_per_second) + _show_interval(measured.samples_per_second_interval)
+    rate = show_rate(measured.samples_per_second) + show_interval(measured.shown_interval)
     tokens = show_rate(measured.tokens_per_second) if measured.tokens_per_second else ""
     memory = show_memory(measured.memory.peak_bytes)
     what = show_changes(contender.changes) if contender.changes else show_config(contender.config)
     table.add_row(label if contender.confirmed else f"{label} *", rate, tokens, memory, what, style=style)
 
 
-def _show_interval(interval: Interval) -> str:
+def show_interval(interval: Interval) -> str:
+    """Return an interval behind its value: ' (9.5 to 10.2)', and never as if it had no width."""
+    if show_rate(interval.low) == show_rate(interval.high):
+        return " (± under 1 %)"
     high = show_rate(interval.high) if math.isfinite(interval.high) else "?"
     return f" ({show_rate(interval.low)} to {high})"
 
@@ -234,6 +244,5 @@ def _closing_notes(result: TuningResult) -> list[str]:
     padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
     if padding is not None and padding >= WORTH_A_WORD:
         notes.append(f"{padding:.0%} of what the baseline runs is padding, which tokens/s leaves out")
-    if result.probed is not None:
-        notes.append(result.probed)
+    notes += [line for line in (result.outshone, result.probed) if line is not None]
     return [*notes, *result.disturbances]

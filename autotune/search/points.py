@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from autotune.adapter_config import ADAPTERS, kinds_with
 from autotune.architecture import EXPERTS_IMPLEMENTATIONS
 from autotune.compilers import BACKENDS
+from autotune.complaints import complaint
 from autotune.config import Parallelism, TrainConfig
 from autotune.errors import suggestion
 from autotune.not_offered import why_not
@@ -121,7 +122,6 @@ def _problem_with(kind: str | None, parameter: str, value: Scalar) -> str | None
     try:
         config = make_config({"per_device_train_batch_size": 1, **adapter, parameter: value})
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        return f"{value!r} is no value for it ({message})"
+        return f"{value!r} is no value for it ({complaint(error.errors()[0])})"
     taken = make_point(config)[parameter]
     return None if type(taken) is type(value) else f"{value!r} is no value for it (did you mean {taken!r}?)"

@@ -28,6 +28,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from autotune.budget import Effort
+from autotune.complaints import complaint
 from autotune.errors import SearchSpaceError, suggestion
 from autotune.search.points import PARAMETERS, Scalar, has_field, problem
 from autotune.values import Value
@@ -208,7 +209,7 @@ def _validation_message(error: ValidationError) -> str:
         key = str(first["loc"][-1])
         known = (*Parameter.model_fields, *ForbidRule.model_fields)
         return f"{where}: {key!r} is unknown{suggestion(key, known)}"
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{where}: {complaint(first)}"
 
 
 def _check_values(path: Path, space: SpaceFile) -> None:

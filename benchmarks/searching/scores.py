@@ -145,4 +145,9 @@ def figures(runs: Sequence[Sequence[Replayed]], table: Table) -> dict[str, Any]:
     found["trials_in_all"] = spread([len(run) for run in runs])
     found["out_of_memory_in_all"] = spread(failed)
     found["out_of_memory_share"] = sum(failed) / max(1, sum(len(run) for run in runs))
+    # The baseline is the user's, and is measured whatever is thought of it.
+    chosen = [t for run in runs for t in run if t.config != table.header.baseline]
+    found["out_of_memory_share_of_chosen"] = sum(t.status is TrialStatus.OUT_OF_MEMORY for t in chosen) / max(
+        1, len(chosen)
+    )
     return found

@@ -11,7 +11,7 @@ from autotune.checks import LossCurve, Soaked
 from autotune.conditions import Conditions
 from autotune.events import Detail, Note, Phase, PhaseBegan
 from autotune.output.progress import Progress, can_be_live
-from autotune.trial import Phases, Prediction, Purpose
+from autotune.trial import Interval, Phases, Prediction, Purpose
 
 
 class Terminal(io.StringIO):
@@ -66,6 +66,15 @@ def test_a_disturbed_trial_is_followed_by_a_warning():
     assert log_of(make_ended(outcome=noisy))[1] == (
         "  warning: other processes took 30% of the cores' time while it was measured"
     )
+
+
+def test_an_interval_is_no_narrower_than_what_others_took_of_the_cores():
+    steady = {"step_times_s": (1.6, 1.6, 1.6), "samples_per_second_interval": Interval(low=10.0, high=10.0)}
+    assert "10 samples/s ± under 1 %, peak" in log_of(make_ended(outcome=make_measurement(**steady)))[0]
+    noisy = make_measurement(**steady, conditions=Conditions(others_share=0.12, stolen_share=0.01))
+    assert "10 samples/s ± 12%, peak" in log_of(make_ended(outcome=noisy))[0]
+    wide = make_measurement(spread=0.4, conditions=Conditions(others_share=0.02))
+    assert log_of(make_ended(outcome=wide)) == log_of(make_ended(outcome=make_measurement(spread=0.4)))
 
 
 def test_a_quiet_console_prints_nothing():

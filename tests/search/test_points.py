@@ -49,7 +49,7 @@ def test_fields_exist_where_the_kind_has_them():
     ("parameter", "value", "said"),
     [
         ("adapter.virtual_tokens", 20, None),
-        ("adapter.virtual_tokens", 0, "0 is no value for it (Input should be greater than 0)"),
+        ("adapter.virtual_tokens", 0, "0 is no value for it (expected a number above 0)"),
         ("adapter", "lorra", "'lorra' is unknown (did you mean 'lora'"),
         ("quantization", "nf5", "'nf5' is no value for it"),
         ("adapter.target_modules", "all-linear+experts", None),

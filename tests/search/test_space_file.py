@@ -27,10 +27,10 @@ MALFORMED = {
     ),
     "a key that is a number": (HEAD + "1: x", "line 2: key 1 is not text"),
     "an unknown key": (HEAD + "paramaters: {}", "'paramaters' is unknown (did you mean 'parameters'?)"),
-    "no description": ("parameters: {tf32: {choices: [true]}}", "description: Field required"),
-    "no parameters": (HEAD, "parameters: Field required"),
+    "no description": ("parameters: {tf32: {choices: [true]}}", "description: is missing"),
+    "no parameters": (HEAD, "parameters: is missing"),
     "parameters without any": (HEAD + "parameters: {}", "parameters: Dictionary should have at least 1 item"),
-    "parameters that are a list": (HEAD + "parameters: [tf32]", "parameters: Input should be a valid dictionary"),
+    "parameters that are a list": (HEAD + "parameters: [tf32]", "parameters: expected names with their values"),
     "an unknown parameter": (
         HEAD + "parameters: {precison: {choices: [fp32]}}",
         "parameter 'precison' is unknown (did you mean 'precision'?)",
@@ -39,10 +39,13 @@ MALFORMED = {
         HEAD + "parameters: {adapter.rnak: {choices: [8]}}",
         "parameter 'adapter.rnak' is unknown (did you mean 'adapter.rank'",
     ),
-    "a parameter that is a list": (HEAD + "parameters: {tf32: [true]}", "parameters.tf32: Input should be"),
+    "a parameter that is a list": (
+        HEAD + "parameters: {tf32: [true]}",
+        "parameters.tf32: expected names with their values",
+    ),
     "a parameter without choices": (
         HEAD + "parameters: {tf32: {from_effort: quick}}",
-        "parameters.tf32.choices: Field required",
+        "parameters.tf32.choices: is missing",
     ),
     "an unknown key of a parameter": (
         HEAD + "parameters: {tf32: {choices: [true], from_efort: quick}}",
@@ -50,7 +53,7 @@ MALFORMED = {
     ),
     "an effort that does not exist": (
         HEAD + "parameters: {tf32: {choices: [true], from_effort: hard}}",
-        "parameters.tf32.from_effort: Input should be 'quick', 'standard' or 'thorough'",
+        "parameters.tf32.from_effort: expected quick, standard or thorough",
     ),
     "no choice": (HEAD + "parameters: {tf32: {choices: []}}", "parameters.tf32.choices: needs at least one choice"),
     "choices that are no list": (
@@ -67,11 +70,11 @@ MALFORMED = {
     ),
     "a choice that no configuration takes": (
         HEAD + "parameters: {precision: {choices: [fp31]}}",
-        "parameters.precision.choices: 'fp31' is no value for it (Input should be 'fp32', 'fp16'",
+        "parameters.precision.choices: 'fp31' is no value for it (expected fp32, fp16",
     ),
     "a micro-batch of zero": (
         HEAD + "parameters: {per_device_train_batch_size: {choices: [0]}}",
-        "parameters.per_device_train_batch_size.choices: 0 is no value for it (Input should be greater than 0)",
+        "parameters.per_device_train_batch_size.choices: 0 is no value for it (expected a number above 0)",
     ),
     "a number in quotes": (
         HEAD + "parameters: {per_device_train_batch_size: {choices: ['8']}}",
@@ -138,10 +141,10 @@ MALFORMED = {
         HEAD + "parameters: {tf32: {choices: [true], when: {precision: [fp32]}}, precision: {choices: [fp32]}}",
         "parameters.tf32.when: 'precision' is not a parameter above it",
     ),
-    "rules that are no list": (HEAD + "parameters: {tf32: {choices: [true]}}\nrules: 5", "rules: Input should be"),
+    "rules that are no list": (HEAD + "parameters: {tf32: {choices: [true]}}\nrules: 5", "rules: expected a list"),
     "a rule without a reason": (
         HEAD + "parameters: {tf32: {choices: [true]}}\nrules: [{forbid: {tf32: [true]}}]",
-        "rules.0.reason: Field required",
+        "rules.0.reason: is missing",
     ),
     "a rule that forbids nothing": (
         HEAD + "parameters: {tf32: {choices: [true]}}\nrules: [{forbid: {}, reason: x}]",

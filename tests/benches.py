@@ -1,0 +1,97 @@
+"""One launcher for all tests of trials: its start takes seconds, a trial of a tiny model one or two."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.architecture import ModelSpec, Task
+from autotune.config import TrainConfig, Workload
+from autotune.execution.runner import LocalRunner, trial_directory
+from autotune.hardware import detect
+from autotune.trial import Limits, Purpose, TrialRequest, TrialResult
+
+# Measuring ends after two steps: the interval is always narrow enough.
+LIMITS = Limits(
+    memory_bytes=1 << 30,
+    timeout_s=120,
+    discarded_steps=1,
+    measure_steps=2,
+    measure_time_s=60,
+    relative_interval=1e9,
+)
+
+
+# The launcher's own code, without the import of torch.
+LIGHT = "from autotune.execution import launch; launch._preload = lambda device: True; launch.main()"
+
+
+def light_command(*arguments: str) -> list[str]:
+    """The command of a launcher that starts at once, for trials that train nothing."""
+    return [sys.executable, "-P", "-c", LIGHT, *arguments]
+
+
+class Bench:
+    """A runner with a launcher of its own, and trials as short as can be."""
+
+    def __init__(self, model: ModelSpec, run_directory: Path, *, device: str = "cpu") -> None:
+        self.runner = LocalRunner(run_directory, detect(device), entry="misbehaving:behave")
+        self._device = device
+        run_directory.mkdir(exist_ok=True)
+        self.run_directory = run_directory
+        self._model = model
+        self._numbers = itertools.count()
+
+    def request(
+        self,
+        *,
+        config: dict[str, Any] | None = None,
+        workload: dict[str, Any] | None = None,
+        limits: dict[str, Any] | None = None,
+        accumulation_steps: int | None = None,
+    ) -> TrialRequest:
+        """Return a request for a trial of the tiny model; the arguments are fields that differ from the usual."""
+        made_config = TrainConfig(
+            **{
+                "per_device_train_batch_size": 2,
+                "attn_implementation": "sdpa",
+                "dataloader_pin_memory": False,
+                **(config or {}),
+            }
+        )
+        made_workload = Workload(
+            **{
+                "model": self._model,
+                "task": Task.CAUSAL_LM,
+                "sequence_length": 16,
+                "global_batch_size": None,
+                **(workload or {}),
+            }
+        )
+        return TrialRequest(
+            number=next(self._numbers),
+            purpose=Purpose.SEARCH,
+            config=made_config,
+            workload=made_workload,
+            device=self._device,
+            accumulation_steps=accumulation_steps or made_workload.accumulation_steps(made_config),
+            limits=LIMITS.model_copy(update=limits or {}),
+        )
+
+    def run(self, **fields: Any) -> TrialResult:
+        """Run a trial; the arguments are those of `request`."""
+        return self.runner.run(self.request(**fields))
+
+    def misbehave(self, name: str, *, timeout_s: float = 60, **limits: Any) -> TrialResult:
+        """Run a trial that does what the function `name` of `misbehaving` does."""
+        return self.run(workload=misbehaviour(name), limits={"timeout_s": timeout_s, **limits})
+
+    def directory(self, result: TrialResult) -> Path:
+        return trial_directory(self.run_directory, result.request.number)
+
+
+def misbehaviour(name: str) -> dict[str, Any]:
+    """Return the fields of a workload that `misbehaving.behave` reads."""
+    return {"fixed_arguments": {"misbehaviour": name}}
