@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import suggestion
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 # By pydantic's name of the error (https://docs.pydantic.dev/latest/errors/validation_errors); what isn't here, such as
 # an error that one of our own checks raises, says itself what is wrong.
@@ -30,15 +31,15 @@ _WORDS = {
 }
 
 
-def complaint(error: ErrorDetails) -> str:
-    """Return what is wrong with a value: what was expected of it, with the choices where there are some."""
+def complaint(error: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value, one of pydantic's errors: what was expected, with the choices if there are."""
     context = error.get("ctx", {})
     if error["type"] in ("enum", "literal_error"):
         choices = str(context["expected"])
         near = suggestion(str(error["input"]), re.findall(r"'(.*?)'", choices))
         return "expected " + choices.replace("'", "") + near
     words = _WORDS.get(error["type"])
-    return words.format(**context) if words is not None else error["msg"].removeprefix("Value error, ")
+    return words.format(**context) if words is not None else str(error["msg"]).removeprefix("Value error, ")
 
 
 def first_complaint(error: ValidationError) -> str:

@@ -13,13 +13,15 @@ from typing import Any
 
 from autotune.architecture import ModelFacts, ModelSpec, Task
 from autotune.budget import Budget, Effort
+from autotune.checkpointing import Checkpointing, arguments
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.files import write_value
-from autotune.hardware import Hardware
+from autotune.hardware import Hardware, installed_versions
 from autotune.search.space import SearchSpace
 from autotune.search.space_file import SpaceFile, load_space
 from autotune.search_plan import SearchPlan
 from autotune.statistics import rate_interval
+from autotune.training_args import transformers_version
 from autotune.trial import (
     Failure,
     Limits,
@@ -177,6 +179,11 @@ def make_measurement(rate: float = 10.0, *, spread: float = 0.01, samples: int =
 
 def make_failure(status: TrialStatus = TrialStatus.CRASHED, cause: str = "it broke", **fields: Any) -> Failure:
     return Failure(status=status, cause=cause, **fields)
+
+
+def installed_arguments(kind: Checkpointing) -> dict[str, object]:
+    """The TrainingArguments of a kind of checkpointing for the transformers that is installed."""
+    return arguments(kind, transformers_version(make_hardware(versions=installed_versions())))
 
 
 OUT_OF_MEMORY = make_failure(TrialStatus.OUT_OF_MEMORY, "no memory left")

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import transformers
+from factories import installed_arguments
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -419,14 +420,12 @@ STEPS = 4
 # Each changes one knob that is exact; where not said, the whole batch at once, sdpa and the fused AdamW.
 EXACT_KNOBS = {
     "split": {"micro_batch": 2},
-    "checkpointing": {"gradient_checkpointing": True},
-    "reentrant checkpointing": {
-        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    },
+    "checkpointing": installed_arguments("full"),
+    "reentrant checkpointing": installed_arguments("reentrant"),
     "attention": {"attention": "eager"},
     "optimizer": {"optim": "adamw_torch"},
     "all at once": {
-        "micro_batch": 2, "gradient_checkpointing": True, "attention": "eager", "optim": "adamw_torch",
+        "micro_batch": 2, **installed_arguments("full"), "attention": "eager", "optim": "adamw_torch",
     },
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from factories import make_config, make_facts, make_workload
+from factories import installed_arguments, make_config, make_facts, make_workload
 
 from autotune.checks import LossCurve, LossTask
 from autotune.config import Parallelism
@@ -228,7 +228,7 @@ def test_without_dropout_two_seeds_train_the_same_and_dropout_is_seen_all_the_sa
     "honest",
     [
         {"micro_batch": 2},
-        {"micro_batch": 8, "gradient_checkpointing": True},
+        {"micro_batch": 8, **installed_arguments("full")},
         {"optim": "adamw_torch"},
     ],
     ids=str,

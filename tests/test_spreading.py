@@ -59,8 +59,7 @@ def spread_over(**fields) -> SpreadReport:
     point = point_of(options.knobs)
     workload = make_workload(global_batch_size=options.global_batch or 64)
     question = Question(options, point, None, workload, make_facts(**PARTS), AnyFamily())
-    target = with_packages(target_of(options), point)
-    return spread(question, target.model_copy(update={"versions": {**target.versions, **VERSIONS}}), ())
+    return spread(question, with_packages(target_of(options), point), ())
 
 
 @pytest.fixture(scope="module")
