@@ -192,6 +192,7 @@ def _begin(
     called = options.model or (own.name if own is not None else code.code.name if code is not None else "")
     directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(called))
     with directory, crew_of(options.fleet, directory.path, device=options.device) as crew:
+        crew.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
         outline = planning.outline(options, crew.allotment, own, code.code if code is not None else None)
         if own is not None and step is not None:
             own_loop.keep(step, own, directory.path)

@@ -41,7 +41,7 @@ def _named(file: str, place: Place) -> str:
 
 
 class Launcher:
-    """A launcher process.
+    """A launcher process, which takes jobs once `wait` has returned; it can be made before there is time to wait.
 
     Args:
         run_directory: The search's directory.
@@ -53,9 +53,9 @@ class Launcher:
         self._mark = secrets.token_hex(8)
         self._stop = stop
         write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / _named(MARK_FILE, place))
-        log_path = run_directory / _named("launcher.log", place)
+        self._log_path = run_directory / _named("launcher.log", place)
         self._replies, write_end = os.pipe()
-        with log_path.open("ab") as log:
+        with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 launch_command("--device", place.device, "--replies", str(write_end), *_bound(place)),
                 stdin=subprocess.PIPE,
@@ -70,22 +70,29 @@ class Launcher:
             )
         os.close(write_end)
         self._unread = b""
+        self._is_ready = False
+        self.forkable: bool | None = None  # None: it isn't known yet
+
+    def wait(self) -> None:
+        """Wait until it takes jobs, if it doesn't yet.
+
+        Raises:
+            InfrastructureError: It did not start.
+        """
+        if self._is_ready:
+            return
         try:
             ready = self._read(LAUNCHER_START_S)
         except TimeoutError:
             ready = None
-        except BaseException:
-            self.end()
-            raise
         if ready is None:
-            self.end()
-            tail = read_tail(log_path, lines=1)
+            tail = read_tail(self._log_path, lines=1)
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
-        self.forkable = bool(ready["forkable"])
+        self._is_ready, self.forkable = True, bool(ready["forkable"])
 
-    def is_alive(self) -> bool:
-        """Return whether the process still runs."""
-        return self._process.poll() is None
+    def has_died(self) -> bool:
+        """Return whether the process took jobs and has ended."""
+        return self._is_ready and self._process.poll() is not None
 
     def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         """Run a job; return how it ended, or None if the launcher died.

@@ -100,6 +100,12 @@ class LocalRunner:
             self._launcher.end()
             self._launcher = None
 
+    def begin(self) -> Launcher:
+        """Begin to start the launcher, whose seconds can be used otherwise until `start`."""
+        if self._launcher is None:
+            self._launcher = Launcher(self._run_directory, self._place, stop=self._stop)
+        return self._launcher
+
     def start(self) -> None:
         """Start the launcher, which takes seconds; otherwise the first job does.
 
@@ -181,11 +187,15 @@ class LocalRunner:
 
     def _ready_launcher(self) -> Launcher:
         """Return the launcher, started if there is none or if it has died since the last job."""
-        if self._launcher is not None and not self._launcher.is_alive():
+        if self._launcher is not None and self._launcher.has_died():
             self.close()
-        if self._launcher is None:
-            self._launcher = Launcher(self._run_directory, self._place, stop=self._stop)
-        return self._launcher
+        launcher = self.begin()
+        try:
+            launcher.wait()
+        except BaseException:
+            self.close()
+            raise
+        return launcher
 
     def _ending(self, directory: Path, entry: str, timeout_s: float, *, ranks: int | None = None) -> Ending:
         """Have the launcher run a child, or so many ranks, in `directory`; return how it ended.
