@@ -7,7 +7,7 @@ import pytest
 from factories import make_config
 
 from autotune.cost.corrections import time_features
-from autotune.cost.process import Process
+from autotune.cost.process import _NOISES, Process
 
 PRIORS = {"all": 0.35, "samples": 0.25, "precision": 0.25}
 
@@ -68,6 +68,13 @@ def test_few_observations_leave_open_how_large_misfits_and_noise_are():
     assert few.noise > 1.5 * many.noise
     assert few.misfit > many.misfit
     assert deviation(few, features(16, optim="sgd")) > deviation(many, features(16, optim="sgd"))
+
+
+def test_so_many_observations_leave_one_choice_of_sizes():
+    generator = np.random.default_rng(0)
+    seen = [(features(s), 0.2 * float(e)) for s, e in zip([1, 2, 4, 8] * 20, generator.normal(size=80), strict=True)]
+    assert process(seen).noise in _NOISES
+    assert process(seen[:20]).noise not in _NOISES
 
 
 def test_a_precision_that_is_emulated_is_believed_at_once_and_only_that():
