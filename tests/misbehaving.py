@@ -223,17 +223,17 @@ def use_memory(directory: Path) -> None:
         relaxed = torch.ones(2 * budget, dtype=torch.uint8)
         seen["peak_relaxed"] = guard.peak().resident_bytes
         del relaxed
-    seen["over"] = {}
-    for way in ("relaxed", "left"):
-        try:
-            with memory_guard("cpu", budget) as guard:
-                little_more = torch.ones(budget + (4 << 20), dtype=torch.uint8)
-                if way == "relaxed":
-                    guard.relax()
-                    seen["over"]["relaxed in spite of it"] = "no error"
-        except MemoryError as error:
-            seen["over"][way] = str(error)
-        del little_more
+    seen["over"] = []
+    for name in ("relax", "check"):
+        with memory_guard("cpu", budget) as guard:
+            little_more = torch.ones(budget + (4 << 20), dtype=torch.uint8)
+            try:
+                getattr(guard, name)()
+            except MemoryError as error:
+                seen["over"].append(str(error))
+            del little_more
+            guard.begin_anew()
+            seen["peak_anew"] = guard.peak().resident_bytes
     seen["allocated_after"] = torch.empty(2 * budget, dtype=torch.uint8).numel()
     (directory / "seen.json").write_text(json.dumps(seen))
 

@@ -155,14 +155,19 @@ def test_a_tightened_table_has_room_for_a_share_of_its_points(table):
     assert {c.per_device_train_batch_size for c in rates_of(tight)} == {1, 2}
 
 
+# The last trials of a recording, during which a library was installed that each of them imported.
+LEFT_OUT = {"mixtral-2m": 45}
+
+
 @pytest.mark.parametrize("path", KEPT, ids=[path.stem for path in KEPT])
 def test_a_kept_table_is_whole(path):
     table = load_table(path)
     plan = plan_of(table)
     assert {p.config for p in table.points} == set(plan.every_config())
     counts = [len(p.trials) for p in table.points]
-    assert max(counts) == table.header.repeats == 2
-    assert sum(counts) > 1.8 * len(counts)  # of mixtral-2m some trials are left out
+    assert set(counts) <= {1, 2}
+    assert table.header.repeats == 2
+    assert counts.count(1) == LEFT_OUT.get(path.stem, 0)
     statuses = {t.status for p in table.points for t in p.trials}
     assert statuses <= {TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY}
     assert noise_of(table) < 0.2

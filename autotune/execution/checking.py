@@ -19,11 +19,10 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 from autotune.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
-from autotune.execution.guard import is_out_of_memory
+from autotune.execution.guard import MemoryGuard, is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
-from autotune.trial import Memory
 from autotune.units import show_memory
 
 # Draws of dropout whose spread is looked at.
@@ -84,16 +83,14 @@ def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | No
         yield found
 
 
-def findings(
-    task: CheckTask | None, trainer: Any, longest: DataOf | None, peak: Callable[[], Memory]
-) -> dict[str, Any]:
+def findings(task: CheckTask | None, trainer: Any, longest: DataOf | None, guard: MemoryGuard) -> dict[str, Any]:
     """Return what a check adds to the measurement of the training that has ended.
 
     Args:
         task: The check.
         trainer: After `train`.
         longest: Gives so many samples, the longest of the data first; None: there is nothing to evaluate on.
-        peak: Tells the highest memory so far.
+        guard: Tells the highest memory so far, and holds it against the budget.
 
     Raises:
         CheckError: Evaluation failed.
@@ -102,10 +99,10 @@ def findings(
         return {"curve": _curve(task, trainer)}
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
-        memory, size = peak(), None if longest is None else _evaluated(task, trainer, longest)
+        memory, size = guard.peak(), None if longest is None else _evaluated(task, trainer, longest, guard)
         soaked = Soaked(eval_batch_size=size, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
         # An attempt that failed has been at the limit; what came after it stayed below, or it would have failed too.
-        return {"soaked": soaked, "memory": peak() if size in (None, task.eval_batch_sizes[0]) else memory}
+        return {"soaked": soaked, "memory": guard.peak() if size in (None, task.eval_batch_sizes[0]) else memory}
     return {}
 
 
@@ -155,7 +152,7 @@ def _values(mapping: Any) -> list[Any]:
     return list(mapping.values()) if isinstance(mapping, dict) else []
 
 
-def _evaluated(task: SoakTask, trainer: Any, longest: DataOf) -> int:
+def _evaluated(task: SoakTask, trainer: Any, longest: DataOf, guard: MemoryGuard) -> int:
     """Return the first batch size with which evaluation fits; two batches, so that one is there while the next comes.
 
     A rank that fails leaves the others amid their evaluation, which nothing but their end gets them out of: of several
@@ -170,6 +167,7 @@ def _evaluated(task: SoakTask, trainer: Any, longest: DataOf) -> int:
         trainer.args.per_device_eval_batch_size = size
         try:
             trainer.evaluate(longest(2 * size * ranks))
+            guard.check()
         except Exception as error:
             if size == task.eval_batch_sizes[-1] or ranks > 1 or not is_out_of_memory(error):
                 raise CheckError(f"while evaluating with a batch of {size}: {_first_line(error)}") from error
@@ -179,6 +177,7 @@ def _evaluated(task: SoakTask, trainer: Any, longest: DataOf) -> int:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        guard.begin_anew()
     raise AssertionError("a ladder has a last rung")
 
 

@@ -88,8 +88,24 @@ class MemoryGuard(Protocol):
         """Return the highest memory use since entering, or until relaxed."""
         ...
 
+    def check(self) -> None:
+        """Fail if the peak is over the budget.
+
+        Raises:
+            MemoryError: It is.
+        """
+        ...
+
+    def begin_anew(self) -> None:
+        """Forget the peak until now: that of an attempt which did not fit, and is given up."""
+        ...
+
     def relax(self) -> None:
-        """Take the peak as known, and no more of the trial's time than the user's own training would."""
+        """Take the peak as known, and no more of the trial's time than the user's own training would.
+
+        Raises:
+            MemoryError: It is over the budget.
+        """
         ...
 
 
@@ -107,17 +123,14 @@ def _status_bytes(key: str) -> int:
 
 
 class CpuGuard:
-    """RLIMIT_DATA above the present size of the data segment; the peak is that of the resident set.
-
-    Raises:
-        MemoryError: On relaxing or leaving, the peak was over the budget.
-    """
+    """RLIMIT_DATA above the present size of the data segment; the peak is that of the resident set."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._resident_before = self._code_before = 0
         self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
         self._known: Memory | None = None
+        self._tells = True  # the present peak
 
     def __enter__(self) -> Self:
         import torch
@@ -125,7 +138,7 @@ class CpuGuard:
         # The OpenMP pool's threads are made now: made under the limit, a failure would end the process unheard.
         torch.ones(300, 300) @ torch.ones(300, 300)
         with contextlib.suppress(OSError):  # a fresh fork's starts there anyway, if a container forbids it
-            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from the present resident set
+            _restart_peak()
         self._resident_before, self._code_before = _status_bytes("VmRSS"), _status_bytes("RssFile")
         soft, hard = self._limits_before
         limit = _status_bytes("VmData") + self._budget_bytes + _CODE_BYTES
@@ -137,12 +150,11 @@ class CpuGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
-        if error is None:
-            self._check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Fail if the peak is over the budget: the limit leaves room beyond it."""
         peak = self.peak().peak_bytes
-        if peak > self._budget_bytes:
+        if self._tells and peak > self._budget_bytes:
             raise MemoryError(f"needed {show_memory(peak)}, more than the budget of {show_memory(self._budget_bytes)}")
 
     def peak(self) -> Memory:
@@ -152,14 +164,26 @@ class CpuGuard:
         code = max(0, _status_bytes("RssFile") - self._code_before)
         return Memory(resident_bytes=max(0, _status_bytes("VmHWM") - self._resident_before - code))
 
+    def begin_anew(self) -> None:
+        """Start again from the present resident set; where a container forbids it, the limit alone is enforced."""
+        try:
+            _restart_peak()
+        except OSError:
+            self._tells = False
+
     def relax(self) -> None:
         """Lift the limit and let malloc keep what is freed, unless the user's environment says otherwise."""
         if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:
             return
         self._known = self.peak()
-        self._check()
+        self.check()
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
         _keep_freed_blocks()
+
+
+def _restart_peak() -> None:
+    """Let VmHWM start again from the present resident set; see proc(5)."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _keep_freed_blocks() -> None:
@@ -215,6 +239,12 @@ class CudaGuard:
             reserved_bytes=reserved,
             device_bytes=reserved + self._beyond_allocator(),
         )
+
+    def check(self) -> None:
+        """Nothing: the cap leaves no room beyond the budget."""
+
+    def begin_anew(self) -> None:
+        """Nothing: an attempt that failed was stopped by the cap."""
 
     def relax(self) -> None:
         """Nothing: the cap costs no time."""

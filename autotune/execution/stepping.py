@@ -53,6 +53,7 @@ def run_steps(
     if loss is not None and not math.isfinite(loss):
         cause = f"the loss became {loss}: not trainable like this"
         return Failure(status=TrialStatus.INVALID, cause=cause, memory=guard.peak())
+    guard.check()
     return measurement_of(request, timer, guard.peak(), loss=loss, effects={}, data_wait_share=None)
 
 

@@ -179,7 +179,8 @@ def _trained(
             cause=f"the loss scaler skipped the first {SCALER_STEPS} steps and more",
             memory=guard.peak(),
         )
-    found.update(checking.findings(request.task, trainer, reading.longest, guard.peak))
+    guard.check()
+    found.update(checking.findings(request.task, trainer, reading.longest, guard))
     found["padding_share"] = reading.padding_share(trainer.state.global_step)
     measurement = measurement_of(
         request, timer, guard.peak(), loss=loss, effects=effects, data_wait_share=timer.data_wait_share()

@@ -55,6 +55,17 @@ def test_an_evaluation_batch_that_does_not_fit_gives_way_to_the_next(bench, wide
     assert result.outcome.memory.peak_bytes < 550 * MIB  # of what fitted, not of the attempt that failed
 
 
+def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wide):
+    """A little more than the budget: the limit alone lets it pass."""
+    fields = {"workload": wide, "config": {"per_device_train_batch_size": 1}}
+    roomy = check(bench, SoakTask(eval_batch_sizes=(16,)), limits={"memory_bytes": 4000 * MIB}, **fields)
+    little_less = roomy.outcome.memory.peak_bytes - 8 * MIB
+    result = check(bench, SoakTask(eval_batch_sizes=(16, 2)), limits={"memory_bytes": little_less}, **fields)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.outcome.soaked.eval_batch_size == 2
+    assert result.outcome.memory.peak_bytes < little_less
+
+
 def test_a_soak_that_runs_out_of_memory_says_where(bench, wide):
     limits = {"memory_bytes": 600 * MIB}
     result = check(bench, SoakTask(eval_batch_sizes=(64,)), workload=wide, limits=limits)
