@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from typing import NamedTuple
 
 from autotune import __version__
 from autotune.config import Allowance, TrainConfig
 from autotune.disturbance import disturbance_notes
 from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
 from autotune.finals import Finals
+from autotune.knobs import shown_changes
 from autotune.objective import break_even_steps, cold_start_s
 from autotune.outshone import outshone
 from autotune.proving import largest_default
@@ -24,8 +26,8 @@ from autotune.search_plan import SearchPlan
 from autotune.shallow import Probes
 from autotune.spending import spent_on
 from autotune.training_args import plan as training_plan
-from autotune.trial import Purpose, TrialResult, TrialStatus
-from autotune.units import show_memory
+from autotune.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.units import show_memory, show_rate
 
 RUNNERS_UP = 4
 
@@ -43,7 +45,7 @@ def assemble(
         return None
     finals = Finals(plan, history, results)
     proof = finals.proof
-    best, verdict, speedup = verdict_of(plan, history, finals)
+    best, verdict, speedup, kept_because = verdict_of(plan, history, finals)
     soaked = proof.soaked(best)
     contenders = _contenders(plan, history, finals)
     mapping = training_plan(best, plan.workload, plan.hardware)
@@ -71,6 +73,7 @@ def assemble(
         objective=plan.objective,
         compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
+        kept_because=kept_because,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
         runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
         trials=(*(_summary(r, finals) for r in results), *(_refusal(c, reason) for c, reason in refused.items())),
@@ -83,8 +86,17 @@ def assemble(
     )
 
 
-def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> tuple[TrainConfig, Verdict, Speedup | None]:
-    """Return the best configuration, how sure that is, and its speed-up over the baseline."""
+class Decision(NamedTuple):
+    """The best configuration, how sure that is, and by how much it is faster than the baseline."""
+
+    best: TrainConfig
+    verdict: Verdict
+    speedup: Speedup | None = None
+    kept_because: str | None = None  # why the baseline is kept though a single trial was faster than its first
+
+
+def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> Decision:
+    """Return the decision as the trials stand now."""
     contenders = finals.contenders()
     measured = [c for c in contenders if finals.is_measured(c)]
     ranking = [r.request.config for r in history.ranking()]
@@ -92,16 +104,39 @@ def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> tuple[Trai
     leader = next((c for c in ranking if c in contenders), fallback)
     if plan.baseline not in contenders:
         best = _simplest_of_the_fastest(plan, finals, measured) if measured else leader
-        return best, "baseline did not complete", None
+        return Decision(best, "baseline did not complete")
     if plan.baseline not in measured or len(measured) < 2:
-        nothing_faster = leader == plan.baseline and len(history) > 1
-        return leader, "no clear winner" if nothing_faster else "unconfirmed", None
+        if leader == plan.baseline:
+            return Decision(leader, "no clear winner" if len(history) > 1 else "unconfirmed")
+        doubts = {c: _doubt(plan, history, finals, c) for c in ranking if c in contenders and c != plan.baseline}
+        best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
+        return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
     best = _simplest_of_the_fastest(plan, finals, measured)
     reference = finals.speedup(best, plan.baseline)
     if best == plan.baseline or reference is None:
-        return best, "no clear winner", None
+        return Decision(best, "no clear winner")
     speedup = Speedup(ratio=reference.ratio, interval=reference.interval, reference="the baseline")
-    return best, "faster", speedup
+    return Decision(best, "faster", speedup)
+
+
+def _doubt(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> str | None:
+    """Return which measurements put `config`, which wasn't compared in turn, below the baseline; None if none do."""
+    theirs = max(_measurements(history, finals, plan.baseline), key=lambda m: plan.objective.rate(m[1]))
+    ours = min(_measurements(history, finals, config), key=lambda m: plan.objective.rate(m[1]))
+    if plan.objective.rate(ours[1]) >= plan.objective.rate(theirs[1]):
+        return None
+    what = shown_changes(changes(config, plan.baseline, plan.facts))
+    return (
+        f"the baseline gave {show_rate(theirs[1].samples_per_second)} samples/s in trial {theirs[0]}, {what} "
+        f"{show_rate(ours[1].samples_per_second)} in trial {ours[0]}"
+    )
+
+
+def _measurements(history: History, finals: Finals, config: TrainConfig) -> list[tuple[int, Measurement]]:
+    """Return what the trial of the search and those of the finals measured of `config`, with the trials' numbers."""
+    known = history.known(config)
+    tried = ([known] if known else []) + finals.trials(config)
+    return [(r.request.number, r.measurement) for r in tried if r.measurement is not None]
 
 
 def _compilation(finals: Finals, best: TrainConfig, baseline: TrainConfig) -> Compilation | None:

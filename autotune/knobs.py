@@ -8,10 +8,10 @@ checks it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -22,6 +22,9 @@ from autotune.config import Parallelism, TrainConfig
 from autotune.errors import InputError, suggestion
 from autotune.not_offered import why_not
 from autotune.values import Value
+
+if TYPE_CHECKING:
+    from autotune.result import Change
 
 Scalar = bool | int | float | str | None
 
@@ -48,6 +51,13 @@ SHORT_NAMES = {
     "parallelism.ddp_bucket_cap_mb": "ddp-bucket-cap-mb",
     "parallelism.ddp_static_graph": "ddp-static-graph",
 }
+
+
+
+def shown_changes(changed: Iterable[Change]) -> str:
+    """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'; '' for nothing."""
+    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed)
+
 
 # In place of the field's description, which is for who makes a configuration.
 _HELP = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autotune.config import TrainConfig
 from autotune.finals import Finals
-from autotune.knobs import SHORT_NAMES
+from autotune.knobs import shown_changes
 from autotune.search.allowance import changes
 from autotune.search.history import History
 from autotune.search_plan import SearchPlan
@@ -33,7 +33,7 @@ def outshone(plan: SearchPlan, history: History, finals: Finals, best: TrainConf
     if fastest is None or fastest.measurement is None or not _is_shown_faster(fastest.measurement, answer):
         return None
     changed = changes(fastest.request.config, plan.baseline, plan.facts)
-    what = ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "the baseline"
+    what = shown_changes(changed) or "the baseline"
     rate, steps = show_rate(fastest.measurement.samples_per_second), len(fastest.measurement.step_times_s)
     return (
         f"trial {fastest.request.number} ({what}) gave {rate} samples/s, more than the answer: one trial of {steps} "

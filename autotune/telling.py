@@ -107,7 +107,7 @@ class Teller:
         finals = Finals(self._plan, self._history, self._results)
         config, proven = fastest.request.config, None
         if any(r.request.purpose.closes for r in self._results):
-            config, _, proven = verdict_of(self._plan, self._history, finals)
+            config, _, proven, _ = verdict_of(self._plan, self._history, finals)
         known = self._history.known(config)
         measured = finals.merged(config) or (known.measurement if known is not None else None)
         if measured is None:

@@ -250,8 +250,7 @@ class Tuner:
             return Check(config, Purpose.FINAL, None, finals.expected_s(config))
         if self._history.best() is None:
             return None
-        winner, _, _ = answer.verdict_of(self._plan, self._history, finals)
-        return finals.proof.next(winner)
+        return finals.proof.next(answer.verdict_of(self._plan, self._history, finals).best)
 
     def _run(
         self, config: TrainConfig, purpose: Purpose, check: Check | None = None, depths: dict[str, int] | None = None

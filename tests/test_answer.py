@@ -21,7 +21,7 @@ from autotune.answer import RUNNERS_UP, assemble, nothing_found
 from autotune.config import Allowance, TrainConfig
 from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.objective import Objective
-from autotune.output.table import result_table
+from autotune.output.table import result_table, verdict_line
 from autotune.result import TuningResult
 from autotune.search.history import History
 from autotune.training_args import plan as training_plan
@@ -160,6 +160,26 @@ def test_a_search_that_ended_before_its_finals_is_unconfirmed():
 def test_finals_that_ended_before_there_was_anything_to_compare_are_unconfirmed(finals):
     result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
     assert (result.verdict, result.best.config) == ("unconfirmed", BIG)
+
+
+@pytest.mark.parametrize(
+    ("searched", "finals"),
+    [
+        ([(BASE, 3.0), (BIG, 4.0)], [(BASE, 10.0)]),  # the baseline's single final says otherwise
+        ([(BASE, 3.0), (BIG, 4.0)], [(BASE, 10.0), (BIG, TIMED_OUT)]),
+        ([(BASE, 3.0), (BIG, 4.0)], [(BASE, TIMED_OUT), (BIG, 2.0)]),  # its own does
+    ],
+)
+def test_an_unconfirmed_leader_that_any_measurement_puts_below_the_baseline_is_not_the_answer(searched, finals):
+    result = answer(searched, finals)
+    assert (result.verdict, result.best.config, result.speedup) == ("unconfirmed", BASE, None)
+    assert "the baseline gave" in result.kept_because
+    assert "the baseline is kept: the baseline gave" in verdict_line(result)
+
+
+def test_an_unconfirmed_leader_that_fell_below_the_baseline_gives_way_to_one_that_did_not():
+    result = answer([(BASE, 5.0), (BF16, 15.0), (BIG, 14.0)], [(BASE, TIMED_OUT), (BF16, 4.0)])
+    assert (result.verdict, result.best.config, result.kept_because) == ("unconfirmed", BIG, None)
 
 
 def test_the_second_finalist_is_not_needed_for_a_verdict():

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune import own_launch
 from autotune.config import TrainConfig
-from autotune.knobs import SHORT_NAMES
+from autotune.knobs import shown_changes
 from autotune.output.fitted import Fitted
 from autotune.result import Change, Contender, TuningResult
 from autotune.spread_plan import shown
@@ -30,7 +30,7 @@ WORTH_A_SHARE = 0.005
 
 def show_changes(changed: Sequence[Change]) -> str:
     """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'."""
-    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "(baseline)"
+    return shown_changes(changed) or "(baseline)"
 
 
 def show_config(config: TrainConfig) -> str:
@@ -142,7 +142,8 @@ def verdict_line(result: TuningResult) -> str:
         return "no clear winner: nothing tried is faster than the baseline beyond the noise; the baseline is kept"
     if result.verdict == "baseline did not complete":
         return f"the baseline did not complete here ({result.baseline_cause}); this is the fastest that does"
-    return "unconfirmed: the search ended before the best could be measured again beside the baseline"
+    unconfirmed = "unconfirmed: the search ended before the best could be measured again beside the baseline"
+    return f"{unconfirmed}; the baseline is kept: {result.kept_because}" if result.kept_because else unconfirmed
 
 
 def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Change], detail: str) -> str:
