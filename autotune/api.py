@@ -216,6 +216,8 @@ def _begin(
         if code is not None:
             outline, workload = own_plan.settled(outline, description)
         plan = planning.complete(outline, description.facts, workload, description.notes)
+        if own is not None:
+            plan = own_loop.examined(plan, crew.asker.examine(own_loop.to_examine(plan)))
         directory.write_plan(plan)
         for text in plan.notes[said:]:
             observer(Note(text=text))

@@ -119,6 +119,10 @@ class ModelFacts(Value):
         default=None,
         description="why the micro-batch split changes the numbers (batch norm, router loss), or None",
     )
+    split_changes: str | None = Field(
+        default=None,
+        description="of the user's own training: how its gradient was seen to change with the split; None: it wasn't",
+    )
     has_dropout: bool
     packs: bool = Field(default=False, description="attention stays within the samples of a packed row")
     max_sequence_length: int | None = Field(default=None, description="positions the model has, None: unlimited")

@@ -42,6 +42,11 @@ def normalize_loss(model: Model) -> Model:
     return model
 
 
+def leaves_out_first_label(model: nn.Module) -> bool:
+    """Return whether a Trainer made of `model` leaves the first label of each row out of its count."""
+    return _trainer_shifts(_base_model(model))
+
+
 @functools.cache
 def _normalized(cls: Any) -> Any:
     """Return `cls` under its own name, with a forward that scales the loss."""

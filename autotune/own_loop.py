@@ -16,6 +16,8 @@
     autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
 
 The function is pickled into the search's directory and called anew in each trial's process (see `execution.stepping`).
+Before the first trial a step is run at two micro-batches: it has to consume the global batch, and whether its gradient
+depends on the split is measured (`execution.step_facts`).
 Nothing is predicted, as nothing is known of its model, unless the model is named too. Called by `autotune.api`.
 """
 
@@ -35,8 +37,10 @@ from autotune.options import Options
 from autotune.own_step import ACCUMULATION, STEP_FILE, Choices, OwnStep
 from autotune.peft_arguments import ATTENTION_MODULES, IA3_MODULES
 from autotune.search.points import problem
+from autotune.search.space import MICRO_BATCH
 from autotune.search.space_file import Parameter, SpaceFile, load_space
-from autotune.trial import Description
+from autotune.search_plan import SearchPlan
+from autotune.trial import Description, ExamineRequest
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | None]
 
@@ -163,13 +167,30 @@ def described(space: SpaceFile) -> Description:
     return Description(facts=facts)
 
 
+def to_examine(plan: SearchPlan) -> ExamineRequest:
+    """Return what is run of the user's loop before the first trial: the baseline's step, and one with another split."""
+    dimension = next((d for d in plan.search_space().dimensions if d.name == MICRO_BATCH), None)
+    own = plan.baseline.per_device_train_batch_size
+    sizes = [s for s in dimension.choices if isinstance(s, int) and s != own] if dimension is not None else []
+    if plan.workload.global_batch_size is None:
+        sizes = []  # every micro-batch is a step of its own
+    other = max(
+        (s for s in sizes if s < own), default=min(sizes, default=None)
+    )  # a smaller one fits where its own does
+    return ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
+
+
+def examined(plan: SearchPlan, found: Description) -> SearchPlan:
+    """Return the plan with what running those steps has told."""
+    return plan.model_copy(update={"facts": found.facts, "notes": (*plan.notes, *found.notes)})
+
+
 def notes_of(space: SpaceFile) -> tuple[str, ...]:
     """Say what is taken on trust."""
     return (
         f"your own loop: {', '.join(space.parameters)} are varied, and that your function honours them is taken on "
         "trust; other fields of a configuration stay as they are and mean nothing to it",
-        "your own loop: it is timed and nothing else; it isn't evaluated or saved, and its trials aren't kept for "
-        "later searches",
+        "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches",
     )
 
 

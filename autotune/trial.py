@@ -238,6 +238,15 @@ class DescribeRequest(Value):
     workload: Workload
 
 
+class ExamineRequest(Value):
+    """A loop of the user's own that has to be looked at before the first trial; answered like a DescribeRequest."""
+
+    workload: Workload
+    facts: ModelFacts
+    config: TrainConfig = Field(description="the baseline")
+    other: PositiveInt | None = Field(description="another micro-batch that is to be tried; None: none will be")
+
+
 class Description(Value):
     """What a child found out about a workload."""
 

@@ -1,7 +1,7 @@
 """Finds out what a user's own training is: run until it trains, its Trainer, model, data and arguments are looked at.
 
-Entered by `describe`, once for a search, in a child process. Nothing is trained; where it matters whether the loss
-counts all labels of a step, a forward pass of two samples tells.
+Entered by `describe`, once for a search, in a child process. Nothing is trained, but gradients of a few samples are
+computed: whether the split into micro-batches changes them is measured (`splitting`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from autotune.execution import own_limits
 from autotune.execution.hook import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.execution.own_data import first_batch, keep_lengths, lengths_of, profile_of, view
 from autotune.execution.own_limits import Seen, overrides, width_of
+from autotune.execution.splitting import split_of_trainer, split_told
 from autotune.own_code import OwnCode, OwnFound
 from autotune.training_args import SEARCHED_ARGUMENTS
 from autotune.trial import Description
 
-# Samples of the forward passes, and of the batch that is looked at.
+# Samples of the batch that is looked at.
 _FEW = 2
 
 # Multiples up to which collators round the length of a batch.
 _ROUNDED_TO = 64
 
 # Knobs that one would expect to be tried; why the others stay as they are is told with what is refused.
-_TOLD = ("optim", "precision", "per_device_train_batch_size")
+_TOLD = ("optim", "precision")
 
 _ONE_DEVICE = "a training of your own is one process on one device; remove it"
 _REFUSED = {"deepspeed": _ONE_DEVICE, "fsdp": _ONE_DEVICE, "parallelism_config": _ONE_DEVICE}
@@ -77,8 +78,15 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     batch, width, pads = _batch(trainer, batches, lengths)
     seen = Seen(trainer, model, base, batches, lengths, batch, own_limits.weights_of(model))
     task, normalizes = _task(base), own_limits.is_normalizable(trainer, base)
-    unscaled = None if normalizes else own_limits.unscaled(trainer, batch)
-    facts = _facts(trainer, base, task, normalizes=normalizes)
+    facts = _facts(trainer, base, task)
+    split = split_of_trainer(  # before anything makes TrainingArguments, which resets the accelerator's state
+        trainer,
+        normalizes=normalizes,
+        lengths=lengths,
+        reorders=batches is None,
+        batch_coupled=facts.batch_coupled is not None,
+    )
+    facts, line = split_told(facts, split, None if normalizes else f"the loss is {_whose_loss(trainer, base)}")
     found = OwnFound(
         spec=_spec(base, code),
         task=task,
@@ -86,7 +94,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         target_length=width_of(batch, "labels") if task.has_targets else None,
         arguments={name: value for name, value in arguments.items() if name in SEARCHED_ARGUMENTS},
         fixed=_fixed(trainer, arguments),
-        held=own_limits.held(seen, unscaled),
+        held=own_limits.held(seen),
         barred=own_limits.barred(seen),
         weights=seen.weights,
         reorders=batches is None,
@@ -98,7 +106,9 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     if lengths is not None:
         targets = lengths_of(trainer.train_dataset, "labels") if task.has_targets else None
         profile = profile_of(lengths, None if targets is None else float(targets.mean()))
-    return Description(facts=facts, lengths=profile, notes=_notes(trainer, found, profile, batches), own=found)
+    return Description(
+        facts=facts, lengths=profile, notes=(*_notes(trainer, found, profile, batches), *line), own=found
+    )
 
 
 def _written(args: Any) -> dict[str, Any]:
@@ -188,23 +198,20 @@ def _spec(base: Any, code: OwnCode) -> ModelSpec:
     return ModelSpec(reference=code.shown, name=name, source="own", model_type=model_type, kind=kind, config=figures)
 
 
-def _facts(trainer: Any, base: Any, task: Task, *, normalizes: bool) -> ModelFacts:
+def _facts(trainer: Any, base: Any, task: Task) -> ModelFacts:
     from transformers import PreTrainedModel
 
     from autotune.model_facts import facts_of
 
-    coupled = None if normalizes else f"the loss is {_whose_loss(trainer, base)}, over the micro-batch perhaps"
     parameters = sum(p.numel() for p in trainer.model.parameters())
     if isinstance(base, PreTrainedModel):
-        facts = facts_of(base, task)
         changes = {"parameters": parameters, "not_probed": "the depth of a model of your own code can't be changed"}
-        return facts.model_copy(update={**changes, "batch_coupled": facts.batch_coupled or coupled})
+        return facts_of(base, task).model_copy(update=changes)
     return ModelFacts(
         task=task,
         parameters=parameters,
         attn_implementations=(),
         supports_checkpointing=False,
-        batch_coupled=coupled,
         has_dropout=any("Drop" in type(m).__name__ and getattr(m, "p", 0) for m in base.modules()),
         not_probed="the depth of a model of your own code can't be changed",
     )

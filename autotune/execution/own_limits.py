@@ -58,39 +58,6 @@ def is_normalizable(trainer: Any, base: Any) -> bool:
     return isinstance(base, PreTrainedModel) and not own and type(base).__module__.startswith("transformers.")
 
 
-def unscaled(trainer: Any, batch: Any) -> str | None:
-    """Return why accumulation would make the loss too large, None if it doesn't.
-
-    The Trainer takes it for granted that a loss is divided by the labels of the whole step where the model, or a loss
-    function, is told how many they are; a loss that ignores the count then grows with the number of micro-batches.
-    """
-    from transformers import Trainer
-
-    count = trainer._get_num_items_in_batch([batch], trainer.args.device)
-    can_say = hasattr(Trainer, "loss_is_scaled_for_ga")  # since transformers 5.19
-    believed = trainer.loss_is_scaled_for_ga if can_say else None
-    if believed is None:
-        believed = (trainer.model_accepts_loss_kwargs and count is not None) or trainer.compute_loss_func is not None
-    if not believed or count is None:
-        return None
-    once, twice = (_loss(trainer, batch, count * factor) for factor in (1, 2))
-    if abs(2 * twice - once) <= 0.01 * abs(once):
-        return None
-    setting = "loss_is_scaled_for_ga" if can_say else "model_accepts_loss_kwargs"
-    return (
-        "the loss ignores num_items_in_batch, and the Trainer, which expects it to be divided by that, would make it "
-        f"too large with another accumulation; set {setting} = False on the Trainer, or divide by it"
-    )
-
-
-def _loss(trainer: Any, batch: Any, count: Any) -> float:
-    inputs = trainer._prepare_inputs(dict(batch))
-    torch.manual_seed(0)
-    trainer.model.train()
-    with torch.no_grad(), trainer.compute_loss_context_manager():
-        return float(trainer.compute_loss(trainer.model, inputs, num_items_in_batch=count))
-
-
 def weights_of(model: nn.Module) -> str:
     """Return the dtype of most weights."""
     sizes: dict[str, int] = {}
@@ -100,8 +67,8 @@ def weights_of(model: nn.Module) -> str:
     return max(sizes, key=lambda name: sizes[name], default="float32")
 
 
-def held(seen: Seen, unscaled: str | None) -> dict[str, str]:
-    """Return the knobs that can't be changed of this code, with the reasons; `unscaled`: of its loss."""
+def held(seen: Seen) -> dict[str, str]:
+    """Return the knobs that can't be changed of this code, with the reasons."""
     trainer, base, name = seen.trainer, seen.base, type(seen.base).__name__
     made = "the model is made by your code already"
     can_switch = getattr(base, "_can_set_attn_implementation", lambda: False)()
@@ -115,7 +82,6 @@ def held(seen: Seen, unscaled: str | None) -> dict[str, str]:
         "precision": f"the weights are {seen.weights}, as your code makes them" if seen.weights != "float32" else None,
         "optim": _own_optimizer(trainer),
         "attn_implementation": None if can_switch else f"{name} can't switch its attention once it is made",
-        "per_device_train_batch_size": unscaled,
         "train_sampling_strategy": seen.batches,
         "dataloader_num_workers": loader,
         "dataloader_prefetch_factor": loader,

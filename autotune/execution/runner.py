@@ -27,7 +27,15 @@ from autotune.execution.places import Place, whole
 from autotune.execution.verdict import LOG_FILE, Ending, host_oom_kills
 from autotune.files import write_value
 from autotune.hardware import Hardware, cuda_used_bytes
-from autotune.trial import DescribeAnswer, DescribeRequest, Description, Refusal, TrialRequest, TrialResult
+from autotune.trial import (
+    DescribeAnswer,
+    DescribeRequest,
+    Description,
+    ExamineRequest,
+    Refusal,
+    TrialRequest,
+    TrialResult,
+)
 from autotune.values import Value
 
 LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own time limit
@@ -150,7 +158,24 @@ class LocalRunner:
             AutotuneError: The workload can't be used; the class is the child's.
             InfrastructureError: The child gave no answer.
         """
-        path = self.ask("describe", describe.ENTRY, request, timeout_s=timeout_s) / describe.ANSWER_FILE
+        return self._description(
+            self.ask("describe", describe.ENTRY, request, timeout_s=timeout_s) / describe.ANSWER_FILE
+        )
+
+    def examine(self, request: ExamineRequest, *, timeout_s: float = 600.0) -> Description:
+        """Return what running steps of the user's own loop tells; a child without an answer is told of in a note.
+
+        Raises:
+            InputError: It consumes another number of samples than it should.
+        """
+        path = self.ask("examine", "autotune.execution.step_facts:run_examine", request, timeout_s=timeout_s)
+        try:
+            return self._description(path / describe.ANSWER_FILE)
+        except InfrastructureError as error:  # it hung or died: the trial of the baseline will say of what
+            note = f"samples of a step, and its gradient with another split, could not be looked at: {error}"
+            return Description(facts=request.facts, notes=(note,))
+
+    def _description(self, path: Path) -> Description:
         try:
             answer = _ANSWERS.validate_json(path.read_bytes())
         except (OSError, ValidationError):

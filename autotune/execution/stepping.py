@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from autotune.config import TrainConfig
 from autotune.errors import InputError
 from autotune.execution.guard import MemoryGuard, is_out_of_memory
 from autotune.execution.measure import StepTimer, measurement_of
@@ -46,7 +47,7 @@ def run_steps(
         InputError: The function can't be loaded, or returns no function.
     """
     stopwatch.enter("model_s")
-    step = _set_up(own, request, directory.parent.parent / "data" / STEP_FILE)
+    step = set_up(own, request.config, request.accumulation_steps, directory.parent.parent / "data" / STEP_FILE)
     stopwatch.enter("trainer_s")
     losses = [float(loss) for loss in _train(step, timer) if loss is not None]
     loss = statistics.fmean(losses) if losses else None
@@ -57,8 +58,12 @@ def run_steps(
     return measurement_of(request, timer, guard.peak(), loss=loss, effects={}, data_wait_share=None)
 
 
-def _set_up(own: OwnStep, request: TrialRequest, file: Path) -> Step:
-    """Return the step that the user's function makes, in the place where it was handed over."""
+def set_up(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Path) -> Step:
+    """Return the step that the user's function makes, in the place where it was handed over.
+
+    Raises:
+        InputError: The function can't be loaded, refuses the configuration, or returns no function.
+    """
     sys.path.extend(entry for entry in own.search_path if entry not in sys.path)
     if Path(own.directory).is_dir():
         os.chdir(own.directory)
@@ -66,9 +71,9 @@ def _set_up(own: OwnStep, request: TrialRequest, file: Path) -> Step:
         make = pickle.loads(file.read_bytes())
     except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
         raise InputError(f"{own.name} can't be loaded in a trial: {type(error).__name__}: {error}") from error
-    more = {ACCUMULATION: request.accumulation_steps} if own.takes_accumulation else {}
+    more = {ACCUMULATION: accumulation_steps} if own.takes_accumulation else {}
     try:
-        step = make(request.config, **more)
+        step = make(config, **more)
     except (ValueError, NotImplementedError) as error:  # its way to say that it can't do this
         if is_out_of_memory(error):
             raise
@@ -89,11 +94,18 @@ def _train(step: Step, timer: StepTimer) -> list[Any]:
     losses = []
     while not control.should_training_stop:
         timer.on_step_begin(None, state, control)
-        losses.append(_loss(step()))
+        losses.append(_loss(told(step())[0]))
         state.global_step += 1
         timer.on_step_end(None, state, control)
     timer.on_train_end(None, state, control)
     return losses
+
+
+def told(returned: Any) -> tuple[Any, int | None]:
+    """Return what a step says of its loss and, if it returned (loss, samples), of the samples that it has consumed."""
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
+        return returned
+    return returned, None
 
 
 def _loss(returned: Any) -> Any:

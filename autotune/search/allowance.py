@@ -73,6 +73,8 @@ def _class_of(knob: str, before: Any, after: Any, facts: ModelFacts, config: Tra
     if knob.startswith("parallelism."):
         return _of_devices(knob.removeprefix("parallelism."), before, after, facts, config)
     if knob == "per_device_train_batch_size":
+        if facts.split_changes is not None:
+            return Allowance.METHOD
         return Allowance.NUMERICS if facts.batch_coupled else Allowance.EXACT
     if knob in ("torch_compile_backend", "torch_compile_mode"):  # compiled dropout draws other random numbers
         return Allowance.NUMERICS if facts.has_dropout else Allowance.EXACT

@@ -182,7 +182,9 @@ class SearchSpace:
     def _beyond_allowance(self, config: TrainConfig) -> str | None:
         needed = allowance_of(config, self.baseline, self._facts)
         if not self._allowance.admits(needed):
-            return f"changes the {needed} of the training, which --allow {self._allowance} does not admit"
+            beyond = f"changes the {needed} of the training, which --allow {self._allowance} does not admit"
+            split = config.per_device_train_batch_size != self.baseline.per_device_train_batch_size
+            return f"{beyond}: {self._facts.split_changes}" if split and self._facts.split_changes else beyond
         return None
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:

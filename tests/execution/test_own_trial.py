@@ -74,7 +74,7 @@ def test_a_module_of_ones_own_is_described_by_what_it_is(net):
         Task.OWN, "Net", "Net is no model of transformers with a head that is known",
     )  # fmt: skip
     assert facts.parameters == 16 * 32 + 32 + 32 * 4 + 4
-    assert facts.batch_coupled == "the loss is NetTrainer.compute_loss's, over the micro-batch perhaps"
+    assert (facts.batch_coupled, facts.split_changes) == (None, None)
     assert {"adapter", "attn_implementation", "quantization"} <= found.held.keys()
     assert found.fixed == {
         "learning_rate": 0.25, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
@@ -185,8 +185,7 @@ def test_batches_that_do_not_follow_the_arguments_are_refused(bench, tmp_path):
         described(bench, script(tmp_path, own, "--output_dir", "out", "--use_cpu", "True"))
 
 
-@pytest.mark.slow
-def test_a_loss_that_accumulation_would_spoil_holds_the_micro_batch(bench, tmp_path):
+def test_a_loss_that_the_split_changes_is_measured_in_the_script(bench, tmp_path):
     """A function of one's own that the Trainer trusts to divide by the labels of the step, and that doesn't."""
     own = LLAMA_SCRIPT.replace(
         "trainer = Trainer(",
@@ -194,7 +193,8 @@ def test_a_loss_that_accumulation_would_spoil_holds_the_micro_batch(bench, tmp_p
         "trainer = Trainer(\n    compute_loss_func=mean,",
     )
     description, _ = described(bench, script(tmp_path, own, "--output_dir", "out", "--use_cpu", "True"))
-    assert "num_items_in_batch" in description.own.held["per_device_train_batch_size"]
+    assert "in 1 micro-batch of 4 and" in description.facts.split_changes
+    assert description.facts.split_changes in " ".join(description.notes)
     assert description.own.normalizes is False
 
 

@@ -1,0 +1,152 @@
+"""Whether another split of a step's samples is another gradient: of real Trainers, measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from factories import make_config, make_facts
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+from autotune.config import Allowance
+from autotune.execution.splitting import Gradient, Split, compared, gradient_of, split_of_trainer, split_told
+from autotune.search.allowance import allowance_of
+
+ROWS = [{"features": torch.randn(16, generator=torch.Generator().manual_seed(i)), "labels": i % 4} for i in range(32)]
+
+
+class Net(nn.Module):
+    def __init__(self, *between: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), *between, nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, features, labels=None, **kwargs):
+        return self.layers(features)
+
+
+def trainer_of(loss, model=None, **attributes):
+    """A Trainer with a loss of its own; `loss` gets logits and labels."""
+
+    class OwnTrainer(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return loss(model(inputs["features"]), inputs["labels"])
+
+    torch.manual_seed(0)
+    args = TrainingArguments("out", use_cpu=True, remove_unused_columns=False, gradient_accumulation_steps=4)
+    trainer = OwnTrainer(model=model or Net(), args=args, train_dataset=ROWS)
+    for name, value in attributes.items():
+        setattr(trainer, name, value)
+    return trainer
+
+
+def split_of(trainer, *, normalizes=False, coupled=False):
+    return split_of_trainer(trainer, normalizes=normalizes, lengths=None, reorders=True, batch_coupled=coupled)
+
+
+def summed(logits, labels):
+    return cross_entropy(logits, labels, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_scaled", "remedy"),
+    [
+        (summed, None, None),  # left alone by the Trainer, which believes it divided: sums add up
+        (summed, False, True),
+        (cross_entropy, None, False),
+        (cross_entropy, False, None),
+    ],
+)
+def test_a_loss_is_judged_by_its_gradients_and_so_is_the_remedy(loss, is_scaled, remedy):
+    found = split_of(trainer_of(loss, loss_is_scaled_for_ga=is_scaled))
+    assert found.unknown is None
+    assert (found.changes is None) == (remedy is None)
+    if remedy is not None:
+        assert "50% apart" in found.changes
+        assert f"with loss_is_scaled_for_ga = {remedy} on your Trainer it does not" in found.changes
+
+
+def test_a_loss_that_compares_the_samples_of_a_micro_batch_changes_with_the_split_and_nothing_helps():
+    def contrastive(logits, labels):
+        return cross_entropy(logits @ logits.T, torch.arange(len(logits)))
+
+    changes = split_of(trainer_of(contrastive)).changes
+    assert "in 1 micro-batch of 4 and" in changes
+    assert "loss_is_scaled_for_ga" not in changes
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(32)])
+def test_dropout_and_batch_norm_do_not_hide_what_the_loss_does(layer):
+    def trainer(scaled):
+        return trainer_of(cross_entropy, Net(layer), loss_is_scaled_for_ga=scaled)
+
+    assert split_of(trainer(False)) == Split()
+    assert split_of(trainer(True)).changes is not None
+
+
+def test_afterwards_the_trainer_is_as_it_was():
+    model = Net(nn.BatchNorm1d(32))
+    trainer = trainer_of(cross_entropy, model)
+    split_of(trainer)
+    assert all(p.grad is None for p in model.parameters())
+    assert trainer.args.gradient_accumulation_steps == 4
+    assert trainer.loss_is_scaled_for_ga is None
+    assert torch.equal(model.layers[1].running_mean, torch.zeros(32))
+    assert model.train().layers[1].training
+
+
+def test_a_models_own_loss_is_normalised_as_in_trials():
+    """BERT's classifier swallows the count of labels: the plain Trainer gets its accumulation wrong."""
+    config = BertConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    rows = [{"input_ids": [i % 32, 1, 2, 3], "labels": i % 2} for i in range(16)]
+
+    def trainer():
+        args = TrainingArguments("out", use_cpu=True)
+        return Trainer(model=BertForSequenceClassification(config), args=args, train_dataset=rows)
+
+    assert split_of(trainer()).changes is not None
+    assert split_of(trainer(), normalizes=True) == Split()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda logits, labels: 1 / 0, "a step of 4 samples failed (ZeroDivisionError"),
+        (lambda logits, labels: (logits * 0).sum(), "all gradients are zero"),
+        (lambda logits, labels: (logits * float("nan")).sum(), "a gradient is not a number"),
+    ],
+)
+def test_what_cant_be_measured_is_said(fault, said):
+    assert said in split_of(trainer_of(fault)).unknown
+
+
+def test_what_another_seed_changes_is_not_put_down_to_the_split():
+    def gradient(*values):
+        return Gradient(1.0, torch.tensor(values))
+
+    whole, split = gradient(1.0, 0.0), gradient(0.9, 0.1)
+    shapes = ("1 micro-batch of 4", "2 of 2")
+    assert compared(whole, lambda: gradient(0.9, -0.1), split, shapes=shapes, rounding=5e-3) == Split()
+    assert compared(whole, lambda: whole, split, shapes=shapes, rounding=5e-3).changes
+
+
+def test_gradients_count_parameters_without_one_as_zero():
+    layer = nn.Linear(2, 2)
+    layer.weight.grad = torch.full((2, 2), 2.0)
+    found = gradient_of(layer.parameters())
+    assert found.norm == pytest.approx(4.0)
+    assert found.elements.tolist() == [2.0] * 4 + [0.0] * 2
+
+
+def test_another_split_needs_the_permission_for_another_method_where_it_changes_the_gradient():
+    facts, lines = split_told(make_facts(), Split(changes="the gradient of a step changes"), None)
+    assert lines == ("the gradient of a step changes: another micro-batch is another training, tried with --allow "
+                     "method alone",)  # fmt: skip
+    assert allowance_of(make_config(16), make_config(8), facts) is Allowance.METHOD
+    facts, lines = split_told(make_facts(), Split(unknown="no rows"), "the loss is T.compute_loss's")
+    assert allowance_of(make_config(16), make_config(8), facts) is Allowance.NUMERICS
+    assert "could not be measured: no rows" in lines[0]
+    assert split_told(make_facts(), Split(), None) == (make_facts(), ())
