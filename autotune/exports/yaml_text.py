@@ -8,8 +8,20 @@ from typing import Any
 import yaml
 
 from autotune.exports.winner import Winner
+from autotune.visible import visible
 
 _WIDTH = 100
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text with characters that can't be printed between double quotes, where each has its escape."""
+
+
+def _scalar(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _scalar)
 
 
 def yaml_text(winner: Winner, tool: str, document: dict[str, Any], lost: list[str], *, about: str = "") -> str:
@@ -25,5 +37,5 @@ def yaml_text(winner: Winner, tool: str, document: dict[str, Any], lost: list[st
     lines = [f"{winner.workload.model.name} as autotune measured it: {winner.promise}.", f"For {tool}."]
     lines += [about] if about else []
     lines += [f"not expressed: {line}" for line in lost]
-    heading = "".join(f"# {part}\n" for line in lines for part in textwrap.wrap(line, _WIDTH))
-    return heading + str(yaml.safe_dump(document, sort_keys=False, width=_WIDTH, allow_unicode=True))
+    heading = "".join(f"# {part}\n" for line in lines for part in textwrap.wrap(visible(line), _WIDTH))
+    return heading + str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True))
