@@ -100,7 +100,7 @@ def _own_names(winner: Winner) -> dict[str, str]:
     own = winner.own_arguments
     known = {name: _OWN_NAMES[name] for name in own if name in _OWN_NAMES}
     refused = {
-        "max_steps": own.get("max_steps", 0) <= 0,  # no limit: the epochs count
+        "max_steps": own.get("max_steps") == -1,  # no limit: the epochs count
         "logging_steps": not isinstance(own.get("logging_steps"), int),
         "save_steps": own.get("save_strategy", "steps") != "steps",
         **dict.fromkeys(("hub_model_id", "hub_strategy", "hub_revision"), not own.get("push_to_hub")),
@@ -122,7 +122,7 @@ def _said_otherwise(winner: Winner) -> list[str]:
 def _reporters(winner: Winner) -> dict[str, bool]:
     """Return where it reports to; nothing if there is one that it doesn't know."""
     given = winner.own_arguments.get("report_to", [])
-    names = [given] if isinstance(given, str) else given
+    names = list(map(str, given if isinstance(given, list) else [given]))
     return {_REPORTERS[name]: True for name in names} if all(name in _REPORTERS for name in names) else {}
 
 

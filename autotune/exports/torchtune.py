@@ -6,6 +6,7 @@ program, so the measured throughput is no promise there, and the file says so.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from autotune.config import Precision, TrainConfig
@@ -101,7 +102,7 @@ def torchtune(winner: Winner) -> Draft:
     lost = _lost(winner)
     document = {
         "output_dir": "out",
-        "checkpoint_dir": winner.reference,
+        "checkpoint_dir": _plain(winner.reference),
         "model": _model(winner, family, builder),
         "tokenizer": {
             "_component_": f"torchtune.models.{family.tokenizer}",
@@ -126,6 +127,11 @@ def torchtune(winner: Winner) -> Draft:
     return Draft(
         {FILE: yaml_text(winner, f"torchtune: {command}", document, lost, about=about)}, (command,), tuple(lost)
     )
+
+
+def _plain(text: str) -> str:
+    """Return a text that OmegaConf, which reads the file, looks up nothing in: `${oc.env:...}` is a variable of its."""
+    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
 
 
 def _builder(winner: Winner) -> tuple[Family, str]:
@@ -179,7 +185,7 @@ def _lost(winner: Winner) -> list[str]:
 def _own(winner: Winner) -> dict[str, int]:
     """Return those of the user's own arguments that it has: whole epochs, and steps between lines of the log."""
     own = {name: winner.own_arguments.get(name) for name in ("num_train_epochs", "logging_steps")}
-    return {name: int(value) for name, value in own.items() if value is not None and value >= 1 and value == int(value)}
+    return {name: int(v) for name, v in own.items() if isinstance(v, int | float) and v >= 1 and v % 1 == 0}
 
 
 def _model(winner: Winner, family: Family, builder: str) -> dict[str, Any]:
@@ -217,8 +223,8 @@ def _data(winner: Winner) -> dict[str, Any]:
         "dataset": {
             "_component_": "torchtune.datasets.text_completion_dataset",
             "source": "json",
-            "data_files": winner.workload.dataset or "YOUR-DATA.jsonl",
-            "column": winner.workload.text_field or "text",
+            "data_files": _plain(winner.workload.dataset or "YOUR-DATA.jsonl"),
+            "column": _plain(winner.workload.text_field or "text"),
             "split": "train",
             "packed": False,
         },

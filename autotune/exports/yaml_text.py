@@ -13,17 +13,6 @@ from autotune.visible import visible
 _WIDTH = 100
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes text with characters that can't be printed between double quotes, where each has its escape."""
-
-
-def _scalar(dumper: _Dumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
-
-
-_Dumper.add_representer(str, _scalar)
-
-
 def yaml_text(winner: Winner, tool: str, document: dict[str, Any], lost: list[str], *, about: str = "") -> str:
     """Return the text of a file.
 
@@ -38,4 +27,13 @@ def yaml_text(winner: Winner, tool: str, document: dict[str, Any], lost: list[st
     lines += [about] if about else []
     lines += [f"not expressed: {line}" for line in lost]
     heading = "".join(f"# {part}\n" for line in lines for part in textwrap.wrap(visible(line), _WIDTH))
-    return heading + str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True))
+    return heading + _settings(document)
+
+
+def _settings(document: dict[str, Any]) -> str:
+    """Return the settings as YAML: in their own letters, or all in ASCII where one of them can't be printed."""
+    for in_own_letters in (True, False):
+        found = str(yaml.safe_dump(document, sort_keys=False, width=_WIDTH, allow_unicode=in_own_letters))
+        if found.replace("\n", "").isprintable():
+            break
+    return found
