@@ -6,9 +6,13 @@ and what it decides is written out, since other tools decide otherwise.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.architecture import Task
@@ -156,13 +160,44 @@ def lost_arguments(winner: Winner, said: Collection[str]) -> list[str]:
     return [f"your own argument {n}={value!r}" for n, value in own.items() if all(u.get(n, u) != value for u in usual)]
 
 
+# What TrainingArguments make of some of their defaults (`__post_init__`; held against it by a test).
+_AS_MADE: dict[str, Any] = {
+    "disable_tqdm": False,
+    "report_to": [],
+    "include_for_metrics": [],
+    "debug": [],
+    "accelerator_config": {
+        "split_batches": False,
+        "dispatch_batches": None,
+        "even_batches": True,
+        "use_seedable_sampler": True,
+        "non_blocking": False,
+        "gradient_accumulation_kwargs": None,
+    },
+}
+
+
 @functools.cache
 def _usual_arguments() -> tuple[dict[str, Any], ...]:
-    """Return what TrainingArguments are by themselves: as declared, and as they stand once made.
+    """Return what TrainingArguments are by themselves: as declared, and as `to_json_string` writes them.
 
-    Reports of all of them (`to_json_string`) make no argument one of the user's own.
+    The declaration is read, not imported, which would take seconds.
     """
-    from transformers import TrainingArguments
+    library = find_spec("transformers")
+    assert library is not None, "transformers is required"
+    assert library.origin is not None
+    tree = ast.parse((Path(library.origin).parent / "training_args.py").read_text(encoding="utf-8"))
+    (declaration,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainingArguments")
+    declared = dict(found for line in declaration.body if (found := _declared(line)) is not None)
+    return declared, {**declared, **_AS_MADE}
 
-    declared = {name: field.default for name, field in TrainingArguments.__dataclass_fields__.items()}
-    return declared, TrainingArguments("out", use_cpu=True).to_dict()
+
+def _declared(line: ast.stmt) -> tuple[str, Any] | None:
+    """Return name and default of a field; None where it has none, or one that is no literal."""
+    match line:
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=keywords)):
+            for keyword in keywords:
+                with contextlib.suppress(ValueError):
+                    if keyword.arg == "default":
+                        return name, ast.literal_eval(keyword.value)
+    return None
