@@ -45,6 +45,8 @@ _REFUSED = {
     "no_cuda": "transformers 5 calls it use_cpu",
     "fp16_opt_level": "apex is gone from transformers 5; use fp16 or bf16",
 }
+# What is of no effect without one of the refused, though `to_json_string` writes it.
+_WITHOUT_EFFECT = frozenset({"fsdp_config"})
 # Names of places, and a secret that must not reach the run directory (and that to_json_string masks).
 _LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token"})
 _POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -72,7 +74,7 @@ def read_arguments(path: Path) -> UserArguments:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"--baseline {path}: {name}: expected a whole number above 0, not {value!r}")
     searched = {k: v for k, v in document.items() if k in SEARCHED_ARGUMENTS}
-    ignored = SEARCHED_ARGUMENTS | _LEFT_OUT | set(_REFUSED)
+    ignored = SEARCHED_ARGUMENTS | _LEFT_OUT | _WITHOUT_EFFECT | set(_REFUSED)
     return UserArguments(searched, {k: v for k, v in document.items() if k not in ignored and v is not None})
 
 

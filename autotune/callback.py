@@ -28,6 +28,7 @@ from autotune.hardware import detect, installed_versions
 from autotune.production import Production, Promise, other_arguments, other_course, other_machine, other_model
 from autotune.result import TuningResult, load
 from autotune.trial import Memory
+from autotune.visible import visible
 
 FILE_NAME = "autotune-production.jsonl"
 
@@ -135,7 +136,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._read()
         self.report = self._production(args, model)
         if state.is_world_process_zero:
-            sys.stderr.write(f"autotune: {self.report}\n")
+            sys.stderr.write(visible(f"autotune: {self.report}") + "\n")
             self._write(Path(args.output_dir))
 
     def _pause(self) -> None:
@@ -185,7 +186,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             with (folder / FILE_NAME).open("a") as file:
                 file.write(self.report.model_dump_json() + "\n")
         except OSError as error:
-            sys.stderr.write(f"autotune: {folder / FILE_NAME} can't be written: {error.strerror}\n")
+            sys.stderr.write(visible(f"autotune: {folder / FILE_NAME} can't be written: {error.strerror}") + "\n")
 
 
 def _data_parallel(args: Any) -> int:

@@ -22,7 +22,18 @@ from autotune import (
     script_command,
 )
 from autotune.completing import Effort, Engine, Gpu, Model, Space, Task
-from autotune.console import Debug, Json, Quiet, Verbose, error_document, guarded, print_json, stderr, stdout
+from autotune.console import (
+    Debug,
+    Json,
+    Quiet,
+    Verbose,
+    error_document,
+    guarded,
+    print_json,
+    print_text,
+    stderr,
+    stdout,
+)
 from autotune.errors import InputError
 from autotune.knob_options import KnobCommand, given_knobs
 from autotune.search_options import (
@@ -263,7 +274,7 @@ def _show_estimate(predict: Callable[[], Report], *, as_json: bool, quiet: bool)
 
         stdout().print(estimate_table(report, with_notes=not quiet), highlight=False)
     if error is not None:
-        print(f"autotune: {error}", file=sys.stderr)
+        print_text(f"autotune: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code)
 
 

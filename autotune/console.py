@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 import typer
 
 from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InputError
+from autotune.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ def error_document(error: AutotuneError) -> dict[str, Any]:
 
 
 def _fail(message: str, kind: str, exit_code: int, *, as_json: bool) -> NoReturn:
-    line = " ".join(message.split())
+    line = visible(" ".join(message.split()))
     if as_json:
         print_json({"error": {"kind": kind, "message": line, "exit_code": exit_code}})
     print(f"autotune: {line}", file=sys.stderr)
@@ -62,14 +63,15 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
-def print_text(text: str, *, file: TextIO | None = None) -> None:
-    """Print a line as it is, on stdout unless another file is named."""
-    print(text, file=file)
+def print_text(*lines: str, file: TextIO | None = None) -> None:
+    """Print lines, on stdout unless another file is named; what can't be seen in them as its escape."""
+    for line in lines:
+        print(visible(line), file=file)
 
 
 def stdout() -> Any:
     """Return rich's console on stdout; what no terminal shows is as wide as a wide one."""
-    from rich.console import Console
+    from autotune.terminal import Console
 
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_NO_TERMINAL)
@@ -81,7 +83,7 @@ def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
     Raises:
         InputError: Both are asked for.
     """
-    from rich.console import Console
+    from autotune.terminal import Console
 
     if quiet and verbose:
         raise InputError("--quiet and --verbose contradict each other; drop one of the two")

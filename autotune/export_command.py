@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.console import Debug, Json, guarded, print_json, print_text, stdout
+from autotune.console import Debug, Json, guarded, print_json, print_text
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,13 +96,12 @@ def _written(files: dict[str, str], directory: Path) -> list[Path]:
 def _print(draft: Draft, *, quiet: bool) -> None:
     """Print the first file on stdout; on stderr what else there is to know, unless nobody wants to."""
     first, *others = draft.files
-    stdout().out(draft.files[first], end="", highlight=False)
+    sys.stdout.write(draft.files[first])
     if quiet:
         return
     if others:
-        typer.echo(f"further files: {', '.join(others)} (--output DIR writes all)", err=True)
-    for line in draft.lost:
-        typer.echo(f"not expressed: {line}", err=True)
+        print_text(f"further files: {', '.join(others)} (--output DIR writes all)", file=sys.stderr)
+    print_text(*(f"not expressed: {line}" for line in draft.lost), file=sys.stderr)
 
 
 def _tell(
@@ -123,7 +123,7 @@ def _tell(
         print_json(document)
         return
     if quiet:
-        print_text("\n".join(document["files"]))
+        print_text(*document["files"])
         return
     several = len(lost) > 1
     lines = [f"written: {path}" for path in document["files"]]
@@ -132,5 +132,4 @@ def _tell(
         f"not expressed: {f'{target}: ' if several else ''}{line}" for target, found in lost.items() for line in found
     ]
     lines += [f"left out: {reason}" for reason in left_out.values()]
-    for line in lines:
-        stdout().print(line, highlight=False, markup=False, soft_wrap=True)
+    print_text(*lines)

@@ -12,9 +12,10 @@ import platform
 import re
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import psutil
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from autotune.errors import InputError, MachineError
 from autotune.optimizers import PACKAGES as OPTIMIZER_PACKAGES
@@ -31,11 +32,19 @@ PACKAGES = (
 )  # fmt: skip
 
 
+# What packages and versions are made of: both become requirements of an exported image. Of these, major and minor tell
+# what arguments there are.
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
+_PARTED = re.compile(r"[0-9]+\.[0-9]+[A-Za-z0-9.+!_-]*")
+_COMPARED = ("python", "transformers")
+
+
 class Hardware(Value):
     """One device and the host around it."""
 
-    kind: str = Field(description="'cpu' or 'cuda'")
-    device: str = Field(description="torch device, e.g. 'cpu' or 'cuda:0'")
+    kind: Literal["cpu", "cuda"]
+    device: str = Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="torch device, e.g. 'cpu' or 'cuda:0'")
     name: str
     memory_bytes: int = Field(description="of the device; on the CPU of the host")
     free_bytes: int = Field(description="not used by anyone when detected")
@@ -52,6 +61,15 @@ class Hardware(Value):
     count: PositiveInt | None = Field(
         default=None, description="like devices that trials may use, this one included; None: as many as asked for"
     )
+
+    @field_validator("versions")
+    @classmethod
+    def _versions_of_packages(cls, versions: dict[str, str]) -> dict[str, str]:
+        for package, version in versions.items():
+            pattern = _PARTED if package in _COMPARED else _VERSION
+            if not (_PACKAGE.fullmatch(package) and pattern.fullmatch(version)):
+                raise ValueError(f"{package!r} can't have version {version!r}")
+        return versions
 
     @property
     def fingerprint(self) -> str:
@@ -265,11 +283,12 @@ def installed_versions() -> dict[str, str]:
 
 @functools.cache
 def _version(package: str) -> str | None:
-    """Return the version of a package, read once: each takes milliseconds."""
+    """Return the version of a package, read once: each takes milliseconds; None: not installed, or with no version."""
     try:
-        return importlib.metadata.version(package)
+        found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+    return found if found and _VERSION.fullmatch(found) else None
 
 
 def _cxx() -> str | None:

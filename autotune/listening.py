@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from autotune.events import Observer, ignore
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from autotune.terminal import Console
 
 LOGGER = logging.getLogger("autotune")
 
@@ -45,7 +45,7 @@ def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Obse
 
 def _console() -> Console | None:
     """Return where to a search is told; None: nobody would read it."""
-    from rich.console import Console
+    from autotune.terminal import Console
 
     if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
         return Console(file=_Log(), width=_COLUMNS, color_system=None, force_jupyter=False)

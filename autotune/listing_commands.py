@@ -30,7 +30,7 @@ def models(
             print_json([e.model_dump(mode="json") for e in entries])
             return
         if quiet:
-            print_text("\n".join(e.names[0] if e.names else e.id for e in entries))
+            print_text(*(e.names[0] if e.names else e.id for e in entries))
             return
         from autotune.output.listings import models_table
 
@@ -55,7 +55,7 @@ def gpus(
             print_json([gpu.model_dump(mode="json") for gpu in found])
             return
         if quiet:
-            print_text("\n".join(gpu.name for gpu in found))
+            print_text(*(gpu.name for gpu in found))
             return
         from autotune.output.gpu_listing import gpus_table
 
@@ -100,7 +100,7 @@ def spaces(quiet: Names = False, as_json: Json = False, debug: Debug = False) ->
         from autotune.workload_plan import DEFAULT_GLOBAL_BATCH
 
         if quiet and not as_json:
-            print_text("\n".join(builtin_spaces()))
+            print_text(*builtin_spaces())
             return
         hardware = detect("auto")
         batch = DEFAULT_GLOBAL_BATCH[hardware.kind]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console
-
 from autotune.output.result_html import result_html
 from autotune.output.table import result_table
 from autotune.result import TrialSummary, TuningResult
 from autotune.run_report import ReportedTrial, RunReport
 from autotune.search.allowance import changes
 from autotune.spending import spent_on
+from autotune.terminal import Console
 
 _WIDTH = 120  # columns of a printed table
 

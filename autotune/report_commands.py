@@ -50,7 +50,7 @@ def report(
         elif quiet:
             print_text(str(path))
         else:
-            stdout().print(f"{answer(found)}\nwritten: {path}", highlight=False, markup=False, soft_wrap=True)
+            print_text(answer(found), f"written: {path}")
 
     guarded(write, as_json=as_json, debug=debug)
 
@@ -126,6 +126,6 @@ def explain(
 
         stdout().print(explanation_table(found), highlight=False)
         if not quiet:
-            stdout().print(f"`autotune report {run_dir}` shows it", highlight=False, markup=False, soft_wrap=True)
+            print_text(f"`autotune report {run_dir}` shows it")
 
     guarded(run, as_json=as_json, debug=debug)

@@ -18,6 +18,7 @@ from autotune.objective import Objective
 from autotune.spending import Spent
 from autotune.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values import Value
+from autotune.visible import visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
@@ -291,17 +292,24 @@ def load(path: str | Path) -> TuningResult:
     """Return the result saved in `path`.
 
     Raises:
-        InputError: The file is missing, not JSON of a result, or of another schema version.
+        InputError: The file is missing, not JSON of a result, of another schema version, or its arguments aren't those
+            that its configuration means.
     """
     try:
         text = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
+    from autotune.loaded import check_arguments
+
     try:
-        return TuningResult.model_validate_json(text)
+        found = TuningResult.model_validate_json(text)
+        check_arguments(found)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"]) or "file"
-        raise InputError(
-            f"{path}: not a result of autotune (schema {SCHEMA_VERSION}): {where}: {complaint(first)}"
-        ) from None
+        reason = f"{where}: {complaint(first)}"
+    except ValueError as error:
+        reason = str(error)
+    else:
+        return found
+    raise InputError(visible(f"{path}: not a result of autotune (schema {SCHEMA_VERSION}): {reason}"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from autotune.console import guarded, print_text, stderr, stdout
+from autotune.console import guarded, print_json, print_text, stderr, stdout
 from autotune.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def watched(
             interrupted, result, path = error, error.result, error.path
         kept, path = str(path.parent), output or _wanted(path)
         if as_json:
-            print_text(result.model_dump_json(indent=2))
+            print_json(result.model_dump(mode="json"))
         else:
             from autotune.output.table import result_table
 

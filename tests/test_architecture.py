@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "autotune"
 
 VALUES = {
     "values",
+    "visible",
     "errors",
     "architecture",
     "checkpointing",
@@ -65,6 +66,7 @@ FOUNDATIONS = {
     "corpus",
     "textfile",
     "training_args",
+    "loaded",
     "peft_arguments",
     "parallel_arguments",
     "parallel_facts",

@@ -12,6 +12,7 @@ from autotune import launch_files
 from autotune.config import Precision, TrainConfig
 from autotune.exports.dialect import (
     lost_knobs,
+    own_settings,
     require_causal_lm,
     require_lora,
     sharding_files,
@@ -29,7 +30,6 @@ FILE = "axolotl.yaml"
 _NAMES = {
     "learning_rate": "learning_rate",
     "lr_scheduler_type": "lr_scheduler",
-    "warmup_steps": "warmup_steps",
     "weight_decay": "weight_decay",
     "adam_beta1": "adam_beta1",
     "adam_beta2": "adam_beta2",
@@ -39,6 +39,24 @@ _NAMES = {
     "dataloader_num_workers": "dataloader_num_workers",
     "dataloader_pin_memory": "dataloader_pin_memory",
     "dataloader_prefetch_factor": "dataloader_prefetch_factor",
+}
+
+# Of the user's own arguments, what it has by a name of its own, and what by the same.
+_OWN_NAMES = {
+    "num_train_epochs": "num_epochs",
+    "per_device_eval_batch_size": "eval_batch_size",
+    **{name: name for name in (
+        "max_steps", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "save_only_model",
+        "neftune_noise_alpha", "torch_empty_cache_steps", "lr_scheduler_kwargs", "optim_args", "optim_target_modules",
+        "remove_unused_columns", "dataloader_drop_last", "accelerator_config", "metric_for_best_model",
+        "ddp_timeout", "ddp_broadcast_buffers", "resume_from_checkpoint", "hub_model_id", "hub_strategy",
+        "hub_revision",
+    )},
+}  # fmt: skip
+
+# Where it reports to, by the words of `report_to`.
+_REPORTERS = {
+    name: f"use_{name.removesuffix('_ml')}" for name in ("wandb", "mlflow", "tensorboard", "comet_ml", "trackio")
 }
 
 
@@ -73,8 +91,39 @@ def _lost(winner: Winner) -> list[str]:
         *([f"packing of a micro-batch: it wants {' or '.join(_PACKING_KERNELS)}"] if packs else []),
         *spread_lost(winner),
         *(["ddp_static_graph"] if config.parallelism.ddp_static_graph else []),
-        *lost_arguments(winner, frozenset({"optim_target_modules", "ddp_find_unused_parameters"})),
+        *lost_arguments(winner, {"seed", *_own_names(winner), *_said_otherwise(winner)}),
     ]
+
+
+def _own_names(winner: Winner) -> dict[str, str]:
+    """Return its names of those of the user's own arguments that it takes with the value that they have."""
+    own = winner.own_arguments
+    known = {name: _OWN_NAMES[name] for name in own if name in _OWN_NAMES}
+    refused = {
+        "max_steps": own.get("max_steps") == -1,  # no limit: the epochs count
+        "logging_steps": not isinstance(own.get("logging_steps"), int),
+        "save_steps": own.get("save_strategy", "steps") != "steps",
+        **dict.fromkeys(("hub_model_id", "hub_strategy", "hub_revision"), not own.get("push_to_hub")),
+    }
+    return {name: its for name, its in known.items() if not refused.get(name)}
+
+
+def _said_otherwise(winner: Winner) -> list[str]:
+    """Return the names of the user's own arguments that it says in another way than by a value."""
+    own = winner.own_arguments
+    said = {
+        "report_to": bool(_reporters(winner)),
+        "push_to_hub": bool(own.get("push_to_hub") and own.get("hub_model_id")),
+        "ddp_find_unused_parameters": "ddp_find_unused_parameters" in _devices(winner),
+    }
+    return [name for name, is_said in said.items() if is_said]
+
+
+def _reporters(winner: Winner) -> dict[str, bool]:
+    """Return where it reports to; nothing if there is one that it doesn't know."""
+    given = winner.own_arguments.get("report_to", [])
+    names = list(map(str, given if isinstance(given, list) else [given]))
+    return {_REPORTERS[name]: True for name in names} if all(name in _REPORTERS for name in names) else {}
 
 
 # Kernels with which axolotl flattens a micro-batch (`ATTN_IMPLS_SUPPORTING_PACKING`), of those that are tried here.
@@ -154,17 +203,20 @@ def _training(winner: Winner) -> dict[str, Any]:
     return {
         "output_dir": "out",
         "num_epochs": 1,
+        **own_settings(winner, _own_names(winner)),
+        **_reporters(winner),
         "micro_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": winner.accumulation,
         "optimizer": config.optim,
         **trainer_arguments(winner, _NAMES),
+        **_warmup(winner),
         **_precision(config),
         "tf32": config.tf32,
         **_checkpointing(config),
         "group_by_length": config.train_sampling_strategy == "group_by_length",
         "curriculum_sampling": config.train_sampling_strategy == "sequential",
         "batch_flattening": config.packing and config.attn_implementation in _PACKING_KERNELS,
-        **({"optim_target_modules": "all_linear"} if "optim_target_modules" in winner.arguments else {}),
+        **_projected(winner),
         **_compile(config),
     }
 
@@ -181,6 +233,18 @@ def _devices(winner: Winner) -> dict[str, Any]:
     if settings.get("cpu_offload"):
         own["offload_params"] = True
     return {"fsdp_version": settings["version"], "fsdp_config": own}
+
+
+def _warmup(winner: Winner) -> dict[str, Any]:
+    """Return the warm-up: so many steps, or their share of all."""
+    warmup = winner.hyperparameter("warmup_steps")
+    return {"warmup_ratio": warmup} if 0 < warmup < 1 else {"warmup_steps": int(warmup)}
+
+
+def _projected(winner: Winner) -> dict[str, Any]:
+    """Return the layers whose gradients the optimizer projects, where the search has chosen them."""
+    chosen = "optim_target_modules" in winner.arguments and "optim_target_modules" not in winner.own_arguments
+    return {"optim_target_modules": "all_linear"} if chosen else {}
 
 
 def _precision(config: TrainConfig) -> dict[str, Any]:

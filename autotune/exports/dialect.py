@@ -5,6 +5,7 @@ Pure. Where such a tool trains otherwise than was measured, and nothing can be s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune import launch_files
@@ -81,6 +82,11 @@ def sharding_files(winner: Winner) -> dict[str, str]:
         return {}
     name = launch_files.DEEPSPEED
     return {launch_files.FILE_NAMES[name]: launch_files.text_of(name, launch_files.measured_of(winner.result))}
+
+
+def own_settings(winner: Winner, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return those of the user's own arguments that a tool has names for, by these."""
+    return {names[name]: value for name, value in winner.own_arguments.items() if name in names}
 
 
 def trainer_arguments(winner: Winner, names: dict[str, str]) -> dict[str, Any]:

@@ -21,8 +21,8 @@ class Draft(NamedTuple):
         Command lines call it by its path, and what it says itself of how it is run by its name.
         """
         ((name, text),) = self.files.items()
-        # A name that would have to be escaped within a script's docstring is left out of it.
-        if not set(path.name) & set('\\"\n'):
+        # A name that would have to be escaped within a script's docstring or a comment is left out of it.
+        if path.name.isprintable() and not set(path.name) & set('\\"'):
             text = _renamed(text, name, shlex.quote(path.name))
         return self._replace(
             files={path.name: text}, launch=tuple(_renamed(line, name, shlex.quote(str(path))) for line in self.launch)

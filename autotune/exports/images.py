@@ -11,9 +11,10 @@ import yaml
 
 from autotune.exports import scripts
 from autotune.exports.draft import Draft
-from autotune.exports.templating import rendered
+from autotune.exports.templating import rendered, word
 from autotune.exports.winner import Winner
 from autotune.optimizers import OPTIMIZERS
+from autotune.visible import visible
 
 DOCKERFILE, COMPOSE, REQUIREMENTS = "Dockerfile", "compose.yaml", "requirements.txt"
 
@@ -79,12 +80,12 @@ def _packages(winner: Winner) -> list[str]:
 
 def _requirements(winner: Winner) -> str:
     versions = winner.result.hardware.versions
-    lines = [f"# What measured {winner.promise}."]
+    lines = [f"# What measured {visible(winner.promise)}."]
     if "+cpu" in versions.get("torch", ""):
         lines.append(f"--extra-index-url {_CPU_WHEELS}")
     for package in _packages(winner):
         pinned = package in versions
-        lines.append(f"{package}=={versions[package]}" if pinned else f"{package}  # its version wasn't recorded")
+        lines.append(f"{package}=={word(versions[package])}" if pinned else f"{package}  # its version wasn't recorded")
     return "".join(f"{line}\n" for line in lines)
 
 

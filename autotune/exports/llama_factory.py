@@ -12,6 +12,7 @@ from autotune import launch_files
 from autotune.config import Precision
 from autotune.exports.dialect import (
     lost_knobs,
+    own_settings,
     require_causal_lm,
     require_lora,
     sharding_files,
@@ -20,7 +21,7 @@ from autotune.exports.dialect import (
     weights_lost,
 )
 from autotune.exports.draft import Draft
-from autotune.exports.winner import Winner, lost_arguments
+from autotune.exports.winner import DEFAULTS, EVALUATING, Winner, lost_arguments
 from autotune.exports.yaml_text import yaml_text
 
 FILE = "llama_factory.yaml"
@@ -54,8 +55,7 @@ def _command(winner: Winner) -> str:
 
 def _lost(winner: Winner) -> list[str]:
     config = winner.config
-    own = lost_arguments(winner, frozenset({"optim_target_modules", "ddp_find_unused_parameters", "ddp_backend"}))
-    lost = [*lost_knobs(config), *spread_lost(winner), *own]
+    lost = [*lost_knobs(config), *spread_lost(winner), *lost_arguments(winner, {"seed", *_own_names(winner)})]
     if config.packing:
         lost.append("packing of a micro-batch: `neat_packing` makes blocks of a fixed length, another training")
     if config.adapter is not None:  # whose base is left as it was loaded; what is trained is made float32 again
@@ -119,6 +119,7 @@ def _training(winner: Winner) -> dict[str, Any]:
     found = {
         "output_dir": "out",
         "num_train_epochs": 1.0,
+        **own_settings(winner, {name: name for name in _own_names(winner)}),
         "per_device_train_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": winner.accumulation,
         "optim": config.optim,
@@ -140,7 +141,19 @@ _SAME = (
     "max_grad_norm", "seed", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
 )  # fmt: skip
 
-# Of TrainingArguments, which LLaMA-Factory's are a class of, where the answer has them.
+# Of the user's own TrainingArguments, which LLaMA-Factory's are a class of, what it sets by itself, and what the
+# transformers that it takes (up to 5.6) haven't.
+_NOT_ITS = frozenset(
+    {"remove_unused_columns", "liger_kernel_config", "dataloader_multiprocessing_context", "dataloader_in_order"}
+)
+
+
+def _own_names(winner: Winner) -> list[str]:
+    """Return the names of the user's own arguments that it takes by the same names."""
+    return [name for name in winner.own_arguments if name not in {"seed", *_NOT_ITS, *EVALUATING, *DEFAULTS}]
+
+
+# Of TrainingArguments what the search has decided, where the answer has it.
 _AS_THEY_ARE = (
     "torch_compile", "torch_compile_backend", "torch_compile_mode", "use_cpu", "optim_target_modules", "fsdp",
     "fsdp_config", "ddp_backend", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_find_unused_parameters",

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from autotune.architecture import Task
+from autotune.exports.templating import Code
 from autotune.exports.winner import Winner
 
 # Distinct samples, which take turns; of images and recordings few, since they are large.
 _TEXTS, _DENSE = 512, 8
 _MASKED_SHARE = 0.15
 
-_TEXT = "config.get_text_config().vocab_size"
+_TEXT = Code("config.get_text_config().vocab_size")
 
 
 class Inputs(NamedTuple):
@@ -25,7 +26,7 @@ class Inputs(NamedTuple):
     shape: tuple[int, ...]
     distinct: int
     floats: bool = False
-    vocabulary: str = _TEXT  # an expression, of the script's config
+    vocabulary: Code | int = _TEXT  # a number, or an expression of the script's config
     ends: bool = False  # with an end of text
 
     @property
@@ -40,7 +41,7 @@ class Labels(NamedTuple):
     kind: str  # inputs, masked, class or ids
     length: int = 0
     share: float = _MASKED_SHARE
-    vocabulary: str = _TEXT
+    vocabulary: Code | int = _TEXT
 
 
 class StandIns(NamedTuple):
@@ -91,13 +92,13 @@ def _dense(winner: Winner) -> StandIns:
     about = "Yours are made by the model's own processor, with `labels`."
     if task is Task.IMAGE_CLASSIFICATION:
         name, shape, clusters = image_input(config)
-        inputs = Inputs(name, shape, _DENSE, floats=clusters is None, vocabulary=f"{clusters}")
+        inputs = Inputs(name, shape, _DENSE, floats=clusters is None, vocabulary=clusters or 0)
         return StandIns(inputs, Labels("class"), about)
     sound = audio_input(config, workload.sequence_length)
     inputs = Inputs(sound.name, sound.shape, _DENSE, floats=True)
     labels: dict[Task, Any] = {
         Task.AUDIO_CLASSIFICATION: Labels("class"),
         Task.SPEECH_SEQ2SEQ: Labels("ids", _target_length(winner)),
-        Task.SPEECH_CTC: Labels("ids", labels_of(workload.sequence_length), vocabulary="config.vocab_size"),
+        Task.SPEECH_CTC: Labels("ids", labels_of(workload.sequence_length), vocabulary=Code("config.vocab_size")),
     }
     return StandIns(inputs, labels[task], about)

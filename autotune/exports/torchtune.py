@@ -6,6 +6,7 @@ program, so the measured throughput is no promise there, and the file says so.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from autotune.config import Precision, TrainConfig
@@ -101,7 +102,7 @@ def torchtune(winner: Winner) -> Draft:
     lost = _lost(winner)
     document = {
         "output_dir": "out",
-        "checkpoint_dir": winner.reference,
+        "checkpoint_dir": _plain(winner.reference),
         "model": _model(winner, family, builder),
         "tokenizer": {
             "_component_": f"torchtune.models.{family.tokenizer}",
@@ -116,7 +117,7 @@ def torchtune(winner: Winner) -> Draft:
             "_component_": "torchtune.training.metric_logging.DiskLogger",
             "log_dir": "${output_dir}/logs",
         },
-        "log_every_n_steps": 1,
+        "log_every_n_steps": _own(winner).get("logging_steps", 1),
     }
     command = _command(winner)
     about = (
@@ -126,6 +127,11 @@ def torchtune(winner: Winner) -> Draft:
     return Draft(
         {FILE: yaml_text(winner, f"torchtune: {command}", document, lost, about=about)}, (command,), tuple(lost)
     )
+
+
+def _plain(text: str) -> str:
+    """Return a text that OmegaConf, which reads the file, looks up nothing in: `${oc.env:...}` is a variable of its."""
+    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
 
 
 def _builder(winner: Winner) -> tuple[Family, str]:
@@ -149,7 +155,7 @@ def _lost(winner: Winner) -> list[str]:
     """Return what differs from what was measured."""
     config, spread = winner.config, winner.config.parallelism
     kernel, workers, backend = config.attn_implementation, config.dataloader_num_workers, config.torch_compile_backend
-    schedule = winner.hyperparameter("lr_scheduler_type")
+    schedule, warmup = winner.hyperparameter("lr_scheduler_type"), winner.hyperparameter("warmup_steps")
     found = (
         (
             config.precision in (Precision.BF16, Precision.FP16),
@@ -170,9 +176,16 @@ def _lost(winner: Winner) -> list[str]:
         (winner.hyperparameter("weight_decay") > 0, "biases and norms without weight decay: they decay too"),
         (loop_optimizer(winner) is None, f"optimizer {config.optim}: {STAND_IN} in its place"),
         (schedule not in _SCHEDULERS, f"schedule {schedule}: linear"),
+        (0 < warmup < 1, f"warm-up over {warmup:.0%} of the steps: it counts steps, of which it has none"),
     )
     knobs = lost_knobs(config, but=frozenset({"offload"}))
-    return [*(line for differs, line in found if differs), *knobs, *lost_arguments(winner, frozenset())]
+    return [*(line for differs, line in found if differs), *knobs, *lost_arguments(winner, {"seed", *_own(winner)})]
+
+
+def _own(winner: Winner) -> dict[str, int]:
+    """Return those of the user's own arguments that it has: whole epochs, and steps between lines of the log."""
+    own = {name: winner.own_arguments.get(name) for name in ("num_train_epochs", "logging_steps")}
+    return {name: int(v) for name, v in own.items() if isinstance(v, int | float) and v >= 1 and v % 1 == 0}
 
 
 def _model(winner: Winner, family: Family, builder: str) -> dict[str, Any]:
@@ -210,15 +223,15 @@ def _data(winner: Winner) -> dict[str, Any]:
         "dataset": {
             "_component_": "torchtune.datasets.text_completion_dataset",
             "source": "json",
-            "data_files": winner.workload.dataset or "YOUR-DATA.jsonl",
-            "column": winner.workload.text_field or "text",
+            "data_files": _plain(winner.workload.dataset or "YOUR-DATA.jsonl"),
+            "column": _plain(winner.workload.text_field or "text"),
             "split": "train",
             "packed": False,
         },
         "seed": winner.arguments["seed"],
         "shuffle": winner.config.train_sampling_strategy != "sequential",
         "batch_size": winner.config.per_device_train_batch_size,
-        "epochs": 1,
+        "epochs": _own(winner).get("num_train_epochs", 1),
         "max_steps_per_epoch": None,
         "gradient_accumulation_steps": winner.accumulation,
     }

@@ -6,11 +6,18 @@ and what it decides is written out, since other tools decide otherwise.
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
+from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.architecture import Task
 from autotune.config import Precision, TrainConfig, Workload
+from autotune.errors import InputError
 from autotune.peft_arguments import BITFIT
 from autotune.units import show_rate
 
@@ -29,12 +36,8 @@ DEFAULTS: dict[str, Any] = {
     "max_grad_norm": 1.0,
 }
 
-# The user's arguments that only say what a run writes, when and where to: of no matter to speed or numbers.
-_OF_THE_RUN = (
-    "output_dir", "logging_", "log_", "save_", "eval_", "do_", "report_to", "run_name", "push_to_hub", "hub_",
-    "disable_tqdm", "num_train_epochs", "max_steps", "load_best", "metric_for", "greater_is", "per_device_eval",
-    "project", "trackio", "prediction_loss", "include_", "use_cpu", "remove_unused", "dataloader_drop",
-)  # fmt: skip
+# The user's arguments that a Trainer refuses without samples to evaluate on, which no export has.
+EVALUATING = frozenset({"eval_strategy", "eval_on_start", "do_eval", "do_predict", "load_best_model_at_end"})
 
 # Prompts put labels that don't count before the real ones; the first of these then has something to predict it.
 _PREPENDING = ("prompt", "p-tuning")
@@ -127,17 +130,74 @@ class Winner:
         return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(self.config.precision, "no")
 
     def hyperparameter(self, name: str) -> Any:
-        """Return what a hyperparameter of TrainingArguments is: the user's, or the default."""
-        return self.arguments.get(name, DEFAULTS[name])
+        """Return what a hyperparameter of TrainingArguments is: the user's, or the default.
 
-    def own_arguments(self, *, but: frozenset[str]) -> dict[str, Any]:
-        """Return the user's own arguments that change a training, but for those of these names."""
-        fixed = self.workload.fixed_arguments
-        neutral = (*_OF_THE_RUN, "seed")
-        return {name: value for name, value in fixed.items() if name not in but and not name.startswith(neutral)}
+        Raises:
+            InputError: The user's is of another kind than the default.
+        """
+        default = DEFAULTS[name]
+        value = self.arguments.get(name, default)
+        expected: tuple[type, ...] = (str,) if isinstance(default, str) else (int, float)
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise InputError(f"{name}: expected {'text' if expected == (str,) else 'a number'}, not {value!r}")
+        return value
+
+    @property
+    def own_arguments(self) -> dict[str, Any]:
+        """The user's own arguments, as the answer has them."""
+        return {name: self.arguments.get(name, value) for name, value in self.workload.fixed_arguments.items()}
 
 
-def lost_arguments(winner: Winner, known: frozenset[str]) -> list[str]:
-    """Return a line for each of the user's own arguments that a target doesn't know."""
-    own = winner.own_arguments(but=known | DEFAULTS.keys())
-    return [f"your own argument {name}={value!r}" for name, value in own.items()]
+def lost_arguments(winner: Winner, said: Collection[str]) -> list[str]:
+    """Return a line for each of the user's own arguments that a target doesn't say.
+
+    Args:
+        winner: The answer.
+        said: Names of those that it says, beside the hyperparameters, which each does.
+    """
+    own = {n: value for n, value in winner.own_arguments.items() if n not in said and n not in DEFAULTS}
+    usual = _usual_arguments() if own else ()
+    return [f"your own argument {n}={value!r}" for n, value in own.items() if all(u.get(n, u) != value for u in usual)]
+
+
+# What TrainingArguments make of some of their defaults (`__post_init__`; held against it by a test).
+_AS_MADE: dict[str, Any] = {
+    "disable_tqdm": False,
+    "report_to": [],
+    "include_for_metrics": [],
+    "debug": [],
+    "accelerator_config": {
+        "split_batches": False,
+        "dispatch_batches": None,
+        "even_batches": True,
+        "use_seedable_sampler": True,
+        "non_blocking": False,
+        "gradient_accumulation_kwargs": None,
+    },
+}
+
+
+@functools.cache
+def _usual_arguments() -> tuple[dict[str, Any], ...]:
+    """Return what TrainingArguments are by themselves: as declared, and as `to_json_string` writes them.
+
+    The declaration is read, not imported, which would take seconds.
+    """
+    library = find_spec("transformers")
+    assert library is not None, "transformers is required"
+    assert library.origin is not None
+    tree = ast.parse((Path(library.origin).parent / "training_args.py").read_text(encoding="utf-8"))
+    (declaration,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainingArguments")
+    declared = dict(found for line in declaration.body if (found := _declared(line)) is not None)
+    return declared, {**declared, **_AS_MADE}
+
+
+def _declared(line: ast.stmt) -> tuple[str, Any] | None:
+    """Return name and default of a field; None where it has none, or one that is no literal."""
+    match line:
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=keywords)):
+            for keyword in keywords:
+                with contextlib.suppress(ValueError):
+                    if keyword.arg == "default":
+                        return name, ast.literal_eval(keyword.value)
+    return None

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from autotune.exports.winner import Winner
+from autotune.visible import visible
 
 _WIDTH = 100
 
@@ -25,5 +26,14 @@ def yaml_text(winner: Winner, tool: str, document: dict[str, Any], lost: list[st
     lines = [f"{winner.workload.model.name} as autotune measured it: {winner.promise}.", f"For {tool}."]
     lines += [about] if about else []
     lines += [f"not expressed: {line}" for line in lost]
-    heading = "".join(f"# {part}\n" for line in lines for part in textwrap.wrap(line, _WIDTH))
-    return heading + str(yaml.safe_dump(document, sort_keys=False, width=_WIDTH, allow_unicode=True))
+    heading = "".join(f"# {part}\n" for line in lines for part in textwrap.wrap(visible(line), _WIDTH))
+    return heading + _settings(document)
+
+
+def _settings(document: dict[str, Any]) -> str:
+    """Return the settings as YAML: in their own letters, or all in ASCII where one of them can't be printed."""
+    for in_own_letters in (True, False):
+        found = str(yaml.safe_dump(document, sort_keys=False, width=_WIDTH, allow_unicode=in_own_letters))
+        if found.replace("\n", "").isprintable():
+            break
+    return found

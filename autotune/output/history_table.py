@@ -13,6 +13,7 @@ from autotune.knobs import SHORT_NAMES
 from autotune.output.fitted import Fitted
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values import Value
+from autotune.visible import visible
 
 
 class SearchGroup(Value):
@@ -64,9 +65,9 @@ def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
         table.add_row(
             group.key,
             _moment(group.when),
-            Text(group.model),
-            group.workload,
-            Text(group.device),
+            visible(group.model),
+            visible(group.workload),
+            visible(group.device),
             "" if best is None else show_rate(best),
             str(group.searches),
             str(group.trials),
@@ -84,9 +85,10 @@ def _trials(search: KeptSearch) -> RenderableType:
     verdict = search.verdict or "no answer"
     gain = f", {search.speedup:.2f} times the baseline" if search.speedup is not None else ""
     within = f"{search.device}, {show_memory(search.memory_bytes)}, --allow {search.allowance} --effort {search.effort}"
-    title = f"{search.model}: {search.shape}\n{within}\n{_moment(search.started)}: {verdict}{gain}\n"
+    first, last = f"{search.model}: {search.shape}", f"{_moment(search.started)}: {verdict}{gain}"
     where = f"{search.host}:{search.run_directory}" if search.host else search.run_directory
-    table = Table(title=Text(title + where), title_justify="left")
+    title = "\n".join(map(visible, (first, within, last, where)))
+    table = Table(title=Text(title), title_justify="left")
     for heading in ("trial", "purpose", "status", "samples/s", "peak memory", "took", "differs from the baseline in"):
         right = heading in ("trial", "samples/s", "peak memory", "took")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")

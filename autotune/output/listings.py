@@ -47,7 +47,7 @@ def doctor_table(report: Report) -> RenderableType:
     for heading in ("", "", "why, and what it would bring"):
         table.add_column(heading)
     for finding in report.findings:
-        mark = "[green]yes[/green]" if finding.available else "[yellow]no[/yellow]"
+        mark = Text("yes", "green") if finding.available else Text("no", "yellow")
         table.add_row(finding.name, mark, Text(finding.detail))
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return Group(Fitted(table), Text(versions))

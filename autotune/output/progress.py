@@ -19,6 +19,7 @@ from autotune.output.table import measurement_detail, trial_line
 from autotune.output.trial_details import closing_lines, opening_line
 from autotune.trial import Failure
 from autotune.units import show_time
+from autotune.visible import visible
 
 # The display must not compete with what is being timed, and seconds tick in no hurry: docs/log.md has what it costs.
 _REFRESHES_PER_SECOND = 0.5
@@ -71,7 +72,7 @@ class Progress:
             self._live.refresh()
 
     def _line(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(visible(text), highlight=False, soft_wrap=True)
 
     def _ended(self, event: TrialEnded) -> None:
         result = event.result

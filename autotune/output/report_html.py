@@ -11,7 +11,7 @@ import re
 from typing import Any, NamedTuple
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from autotune.output import report_facts as facts
 from autotune.output.bars import memory_parts
@@ -20,6 +20,7 @@ from autotune.output.panels import panels
 from autotune.output.svg import rectangle, tag
 from autotune.run_report import ReportedTrial, RunReport
 from autotune.trial import TrialStatus
+from autotune.visible import visible
 
 # Widths for which charts are drawn: a card of a screen of 1,400 pixels, and one of 400.
 WIDE, NARROW = 620.0, 346.0
@@ -41,10 +42,20 @@ class Drawing(NamedTuple):
 
 def html_report(report: RunReport) -> str:
     """Return the page."""
-    loader = jinja2.PackageLoader("autotune.output", "templates")
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["breakable"] = breakable
+    environment = page_environment()
     return environment.get_template("report.html.j2").render(**_context(report)) + "\n"
+
+
+def page_environment() -> jinja2.Environment:
+    """Return what makes pages of templates: texts are escaped, and what can't be seen in them shown."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune.output", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )
+    environment.filters["breakable"] = breakable
+    return environment
 
 
 def _context(report: RunReport) -> dict[str, Any]:
@@ -70,8 +81,8 @@ def _context(report: RunReport) -> dict[str, Any]:
         "versions": facts.versions(report),
         "columns": facts.TRIAL_COLUMNS,
         "trials": [_trial_row(t, at, report) for at, t in enumerate(report.trials)],
-        "launch": "\n".join(result.launch_commands) if result is not None else "",
-        "arguments": json.dumps(result.arguments.training_arguments, indent=2) if result is not None else "",
+        "launch": Markup("\n").join(map(visible, result.launch_commands)) if result is not None else "",
+        "arguments": escape(json.dumps(result.arguments.training_arguments, indent=2)) if result is not None else "",
         **_drawings(report),
     }
 
@@ -82,7 +93,7 @@ def breakable(words: str) -> Markup:
     A style sheet's `anywhere` would break short words as well, as soon as a column is narrow.
     """
     pieces = []
-    for word in _LONG_WORD.split(words):
+    for word in _LONG_WORD.split(visible(words)):
         parts = _BREAKS.findall(word) if len(word) > _LONGEST else [word]
         pieces.append(Markup("<wbr>").join(parts))
     return Markup("").join(pieces)
@@ -91,7 +102,9 @@ def breakable(words: str) -> Markup:
 def with_code(words: str) -> Markup:
     """Return a text whose commands stand between backticks, escaped, with the commands as code."""
     pieces = words.split("`")
-    return Markup("").join(Markup("<code>{}</code>").format(p) if at % 2 else p for at, p in enumerate(pieces))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(visible(p)) if at % 2 else visible(p) for at, p in enumerate(pieces)
+    )
 
 
 def _drawings(report: RunReport) -> dict[str, Drawing]:

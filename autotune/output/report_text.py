@@ -5,18 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from autotune.output import report_facts as facts
 from autotune.run_report import ReportedTrial, RunReport
 from autotune.units import show_time
+from autotune.visible import visible
+
+# What Markdown reads as emphasis, code, a link, a cell or an escape.
+_MARKDOWN = re.compile(r"[\\|*`\[\]]")
 
 
 def markdown_report(report: RunReport) -> str:
     """Return what the page says, without the drawings."""
     result = report.result
-    parts = [f"# {facts.subject(report)}", f"**{facts.answer(report)}**", facts.state(report)]
+    parts = [f"# {_plain(facts.subject(report))}", f"**{_plain(facts.answer(report))}**", _plain(facts.state(report))]
     if result is not None:
         parts += ["## Baseline against winner", _table(("", *facts.sides_of(result)), facts.against(result))]
         if facts.knobs(result):
@@ -24,12 +29,12 @@ def markdown_report(report: RunReport) -> str:
         parts.append("## What each knob brought")
         if report.explanation is not None:
             parts.append(_table(("knob", "factor", "how it is known"), facts.contributions(report)))
-        parts.append(facts.explained(report))
+        parts.append(_with_code(facts.explained(report)))
     if facts.accuracy(report):
         parts += ["## Predicted against measured", _lines(facts.accuracy(report))]
     heading, rows = facts.memory_rows(report)
     parts.append("## Where the memory goes")
-    parts.append(_table(heading, rows) if rows else f"Not known: {report.no_breakdown}.")
+    parts.append(_table(heading, rows) if rows else f"Not known: {_plain(str(report.no_breakdown))}.")
     shares = report.spent.shares() if report.spent.total_s else {}
     if shares:
         spent = [(what, show_time(share * report.spent.total_s), f"{share:.0%}") for what, share in shares.items()]
@@ -40,11 +45,11 @@ def markdown_report(report: RunReport) -> str:
         parts += ["## Checks and notes", _lines(facts.told(report))]
     parts += ["## Machine and versions", _table(("", ""), [*facts.machine(report), *facts.versions(report)])]
     parts.append("## To reproduce it")
-    parts.append(f"```bash\n{report.command}\n```" if report.command else "The command was not recorded.")
+    parts.append(_fenced("bash", report.command) if report.command else "The command was not recorded.")
     if result is not None:
         arguments = json.dumps(result.arguments.training_arguments, indent=2)
-        parts.append("Training with the answer:\n\n```bash\n" + "\n".join(result.launch_commands) + "\n```")
-        parts.append(f"with these TrainingArguments, exactly as measured:\n\n```json\n{arguments}\n```")
+        parts.append("Training with the answer:\n\n" + _fenced("bash", *result.launch_commands))
+        parts.append("with these TrainingArguments, exactly as measured:\n\n" + _fenced("json", *arguments.split("\n")))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -63,13 +68,23 @@ def _lines(found: Sequence[str]) -> str:
 
 def _plain(words: str) -> str:
     """Return `words` on one line, without what Markdown or HTML would take for its own."""
-    escaped = " ".join(words.split()).replace("\\", "\\\\").replace("|", "\\|")
-    return escaped.replace("<", "&lt;").replace("*", "\\*")
+    return _MARKDOWN.sub(r"\\\g<0>", visible(" ".join(words.split()))).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _with_code(words: str) -> str:
+    """Return words of ours, of which those between backticks are commands."""
+    pieces = words.split("`")
+    return "".join(f"`{visible(piece)}`" if at % 2 else _plain(piece) for at, piece in enumerate(pieces))
+
+
+def _fenced(language: str, *lines: str) -> str:
+    """Return lines as a block of code, which none of them ends."""
+    return "\n".join((f"```{language}", *map(visible, lines), "```"))
 
 
 def csv_report(report: RunReport) -> str:
     """Return a line for each trial and each refused configuration, with units in the names and every knob."""
-    rows = [_figures(trial) for trial in report.trials]
+    rows = [{n: visible(v) if isinstance(v, str) else v for n, v in _figures(t).items()} for t in report.trials]
     columns = dict.fromkeys(name for row in rows for name in row)
     written = io.StringIO()
     writer = csv.DictWriter(written, list(columns), restval="", lineterminator="\n")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jinja2
 from markupsafe import Markup
 
 from autotune.output import report_facts as facts
 from autotune.output.palette import variables
 from autotune.output.panels import Panel, panels
-from autotune.output.report_html import breakable
+from autotune.output.report_html import page_environment
 from autotune.output.svg import tag
 from autotune.run_report import RunReport
 
@@ -46,9 +45,7 @@ def result_html(report: RunReport) -> str:
     """Return the fragment; the report has a result."""
     result = report.result
     assert result is not None
-    loader = jinja2.PackageLoader("autotune.output", "templates")
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["breakable"] = breakable
+    environment = page_environment()
     chart_css = environment.get_template("chart.css").render()
     context: dict[str, Any] = {
         "style": Markup(style(chart_css)),

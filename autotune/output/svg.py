@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from autotune.visible import visible
+
 # Width of a character in ems: measured over labels in DejaVu Sans and Liberation Sans the mean is 0.50 to 0.58.
 _EM = 0.6
 FONT = 12.0
@@ -34,13 +36,18 @@ class Chart(NamedTuple):
         )
 
 
+def _escaped(words: str) -> str:
+    """Return words as HTML; new lines are those of tips, of several lines."""
+    return html.escape("\n".join(map(visible, words.split("\n"))))
+
+
 def tag(name: str, inside: str = "", **attributes: object) -> str:
     """Return an element; `inside` is markup already, attributes are escaped, those that are None left out.
 
     Underscores in names become hyphens; `class_` and the like lose the last one.
     """
     written = "".join(
-        f' {_attribute(key)}="{html.escape(_short(value) if isinstance(value, float) else str(value))}"'
+        f' {_attribute(key)}="{_escaped(_short(value) if isinstance(value, float) else str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -50,10 +57,8 @@ def tag(name: str, inside: str = "", **attributes: object) -> str:
 def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "", limit: float | None = None) -> str:
     """Return a text, cut where it would be wider than `limit`."""
     shown = words if limit is None else shortened(words, limit)
-    full = tag("title", html.escape(words)) if shown != words else ""
-    return tag(
-        "text", full + html.escape(shown), x=float(x), y=float(y), text_anchor=anchor, class_=f"t {kind}".strip()
-    )
+    full = tag("title", _escaped(words)) if shown != words else ""
+    return tag("text", full + _escaped(shown), x=float(x), y=float(y), text_anchor=anchor, class_=f"t {kind}".strip())
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:

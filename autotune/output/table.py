@@ -17,6 +17,7 @@ from autotune.result import Change, Contender, TuningResult
 from autotune.spread_plan import shown
 from autotune.trial import Interval, Measurement, Prediction, TrialStatus
 from autotune.units import show_memory, show_rate, show_time
+from autotune.visible import visible
 
 # A share of padding from which on it is told.
 WORTH_A_WORD = 0.05
@@ -74,7 +75,7 @@ def result_table(
 
     Print it with `crop=False`: lines to be pasted are not wrapped.
     """
-    table = Table(title=_title(result), title_justify="left", title_style="bold")
+    table = Table(title=visible(_title(result)), title_justify="left", title_style="bold")
     for heading in ("", "samples/s", "tokens/s", "peak memory", "what changes"):
         on_the_right = heading in ("samples/s", "tokens/s", "peak memory")
         table.add_column(heading, justify="right" if on_the_right else "left", overflow="fold")
@@ -101,9 +102,9 @@ def result_table(
         to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
     return Group(
         Fitted(table),
-        *(Text(line) for line in lines),
-        *(Text(line, no_wrap=True, overflow="ignore") for line in to_paste),
-        *(Text(f"note: {n}") for n in _closing_notes(result)),
+        *(Text(visible(line)) for line in lines),
+        *(Text(visible(line), no_wrap=True, overflow="ignore") for line in to_paste),
+        *(Text(visible(f"note: {n}")) for n in _closing_notes(result)),
     )
 
 
@@ -187,13 +188,13 @@ def _title(result: TuningResult) -> str:
 def _row(table: Table, label: str, contender: Contender, *, missing: str = "", style: str | None = None) -> None:
     measured = contender.measurement
     if measured is None:
-        table.add_row(label, missing, "", "", show_config(contender.config), style=style)
+        table.add_row(label, visible(missing), "", "", visible(show_config(contender.config)), style=style)
         return
     rate = show_rate(measured.samples_per_second) + show_interval(measured.shown_interval)
     tokens = show_rate(measured.tokens_per_second) if measured.tokens_per_second else ""
     memory = show_memory(measured.memory.peak_bytes)
     what = show_changes(contender.changes) if contender.changes else show_config(contender.config)
-    table.add_row(label if contender.confirmed else f"{label} *", rate, tokens, memory, what, style=style)
+    table.add_row(label if contender.confirmed else f"{label} *", rate, tokens, memory, visible(what), style=style)
 
 
 def show_interval(interval: Interval) -> str:
