@@ -33,9 +33,9 @@ SAMPLES, SPLIT_SAMPLES = 4, 2
 # Elements of each parameter's gradient that are compared one by one; its norm counts all of them.
 _COMPARED = 1 << 16
 
-# Relative distance of two gradients that is rounding. Seen on tiny random Llama, T5, BERT and ViT, 4 samples whole and in
-# twos: up to 7e-7 in fp32 and 9e-3 with weights in bf16; a mean of means of texts of 8 to 60 tokens 0.47 to 0.57, a loss
-# that isn't divided by the micro-batches 0.50 to 0.70.
+# Relative distance of two gradients that is rounding. Seen on tiny random Llama, T5, BERT and ViT, 4 samples whole and
+# in twos: up to 7e-7 in fp32 and 9e-3 with weights in bf16; a mean of means of texts of 8 to 60 tokens 0.47 to 0.57, a
+# loss that isn't divided by the micro-batches 0.50 to 0.70.
 ROUNDING, SHORT_ROUNDING = 5e-3, 0.05
 
 # A router's loss looks at all tokens of a micro-batch: what it may move (as the first loss in `loss_guard`).
