@@ -42,7 +42,7 @@ def report(
         from autotune.reporting import gather
 
         found = gather(run_dir)
-        _write(render(found, chosen), path)
+        _write(render(found, chosen), path, is_named=out is not None)
         from autotune.output.report_facts import answer
 
         if as_json:
@@ -90,11 +90,11 @@ def render(found: RunReport, chosen: Format) -> bytes:
     return (csv_report(found) if chosen is Format.CSV else markdown_report(found)).encode()
 
 
-def _write(content: bytes, path: Path) -> None:
-    from autotune.files import write_bytes
+def _write(content: bytes, path: Path, *, is_named: bool) -> None:
+    from autotune.files import save_bytes, write_bytes
 
     try:
-        write_bytes(content, path)
+        (save_bytes if is_named else write_bytes)(content, path)
     except OSError as error:
         raise InputError(f"--out {path}: can't be written: {error.strerror}") from None
 
