@@ -7,6 +7,7 @@ links are followed, and what is no regular file (a pipe, a device, standard outp
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import sys
@@ -71,7 +72,7 @@ def save_bytes(content: bytes, path: Path) -> None:
     if descriptor is None:
         write_bytes(content, Path(os.path.realpath(path)))
         return
-    with open(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(content)
 
 
@@ -125,6 +126,23 @@ def _is_open_as(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
+
+
+def sha256_of(content: bytes) -> str:
+    """Return the digest by which the content of a file is known."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_unchanged(path: Path, sha256: str) -> bytes:
+    """Return the content of a file that is known by its digest.
+
+    Raises:
+        OSError: It can't be read, or is another one by now.
+    """
+    content = path.read_bytes()
+    if sha256_of(content) != sha256:
+        raise OSError(f"{path.name} is not what the search was begun with")
+    return content
 
 
 def read_value(kind: type[V], path: Path) -> V:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from autotune.cli import app
 from autotune.databases import VARIABLE, Database
 from autotune.errors import AutotuneError, RecordError
+from autotune.home import home
 from autotune.shown_urls import masked, shown
 
 GARBLED = (
@@ -167,7 +168,5 @@ def test_what_is_a_url_stays_one(url, monkeypatch, tmp_path):
 def test_a_database_named_in_place_of_a_home_is_refused(monkeypatch):
     monkeypatch.setenv("AUTOTUNE_HOME", "postgresql://ann:secret@host/team")
     with pytest.raises(AutotuneError, match=f"AUTOTUNE_HOME.*{VARIABLE}") as caught:
-        from autotune.home import home
-
         home()
     assert "secret" not in str(caught.value)

@@ -22,6 +22,7 @@ from typing import Any
 from autotune.errors import InputError
 from autotune.execution.guard import MemoryGuard, is_out_of_memory
 from autotune.execution.measure import StepTimer, measurement_of
+from autotune.files import read_unchanged
 from autotune.own_step import ACCUMULATION, STEP_FILE, OwnStep
 from autotune.stopwatch import Stopwatch
 from autotune.trial import Failure, Outcome, TrialRequest, TrialStatus
@@ -63,7 +64,7 @@ def _set_up(own: OwnStep, request: TrialRequest, file: Path) -> Step:
     if Path(own.directory).is_dir():
         os.chdir(own.directory)
     try:
-        make = pickle.loads(file.read_bytes())
+        make = pickle.loads(read_unchanged(file, own.sha256))
     except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
         raise InputError(f"{own.name} can't be loaded in a trial: {type(error).__name__}: {error}") from error
     more = {ACCUMULATION: request.accumulation_steps} if own.takes_accumulation else {}
