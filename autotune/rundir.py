@@ -142,8 +142,8 @@ class RunDirectory:
 
     def _check_new(self) -> None:
         if self._is_new and self._holds_search():
-            again = f"`autotune resume {self.path}` goes on"
-            raise RunDirectoryError(f"--run-dir {self.path}: holds a search already; {again}")
+            path = self.path
+            raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
 
     def _remove(self) -> None:
         """Remove the directory at once, so that nobody begins a search in what is about to be deleted."""
