@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from autotune import own_loop, own_plan, planning, tracking
+from autotune import own_loop, own_plan, planning, tracking, trust
 from autotune.architecture import Task
 from autotune.budget import Effort
 from autotune.complaints import first_complaint
@@ -195,7 +195,9 @@ def _begin(
         crew.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
         outline = planning.outline(options, crew.allotment, own, code.code if code is not None else None)
         if own is not None and step is not None:
-            own_loop.keep(step, own, directory.path)
+            own = own_loop.keep(step, own, directory.path)
+            workload = outline.workload.model_copy(update={"own_step": own})
+            outline = outline.model_copy(update={"workload": workload})
         if code is not None:
             own_plan.keep(code, directory.path)
         here = planning.machine_notes(outline.hardware, directory.path) if options.engine == "local" else []
@@ -219,6 +221,7 @@ def _begin(
         if own is not None:
             plan = own_loop.examined(plan, crew.asker.examine(own_loop.to_examine(plan)))
         directory.write_plan(plan)
+        trust.remember(plan)
         for text in plan.notes[said:]:
             observer(Note(text=text))
         return conduct(plan, directory, crew, observer, stopwatch)
@@ -231,6 +234,7 @@ def resume(
     max_trials: int | None = None,
     effort: Effort | str | None = None,
     output: str | Path | None = None,
+    trust_run_dir: bool = False,
     quiet: bool = False,
     observer: Observer | None = None,
 ) -> TuningResult:
@@ -245,11 +249,13 @@ def resume(
         max_trials: Trials of the whole search.
         effort: 'quick', 'standard' or 'thorough': with all its limits, but for those that are given with it.
         output: As of :func:`find`; by default the file that was named there.
+        trust_run_dir: Run what `run_dir` says, also where it was not begun by this user on this machine: its scripts,
+            pickled functions and models' own code. What that is is said, and refused, otherwise.
         quiet: As of :func:`find`.
         observer: As of :func:`find`.
 
     Raises:
-        RunDirectoryError: There is no search in `run_dir`, or one is running.
+        RunDirectoryError: There is no search in `run_dir`, one is running, or it would run what isn't trusted.
         InputError: An argument can't be used.
         NothingFitsError, InfrastructureError, SearchInterrupted: As `find`.
     """
@@ -260,8 +266,10 @@ def resume(
     directory = RunDirectory.existing(Path(run_dir))
     with directory, heard_by(observer, quiet=quiet) as heard:
         before, results = read_plan(directory.path), directory.results()
+        trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)
         plan = reopened(before, results, **given)
         directory.write_plan(plan)
+        trust.remember(plan)
         if plan.budget != before.budget:
             heard(Note(text=limits_of(plan, results)))
         with crew_of(plan.fleet, directory.path, planned=plan.hardware) as crew:

@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it, so that ``--help`` is quick
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -254,8 +255,9 @@ def _count(text: str | None, option: str, word: str) -> Any:
     """Return a number above 0, `word` or None."""
     if text is None or text == word:
         return text
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"{option} {text}: expected a whole number above 0, or {word}")
+    # More digits are no number that is meant, and Python converts no more than 4300.
+    if not re.fullmatch("[0-9]{1,100}", text) or int(text) < 1:
+        raise InputError(f"{option} {text[:100]}: expected a whole number above 0, or {word}")
     return int(text)
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 # an error that one of our own checks raises, says itself what is wrong.
 _WORDS = {
     "greater_than": "expected a number above {gt:g}",
-    "greater_than_equal": "expected {ge:g} or more",
+    "greater_than_equal": "expected {ge:.10g} or more",
     "less_than": "expected a number below {lt:g}",
-    "less_than_equal": "expected {le:g} or less",
+    "less_than_equal": "expected {le:.10g} or less",
     "finite_number": "expected a finite number",
     "missing": "is missing",
     "extra_forbidden": "is unknown",

@@ -24,6 +24,13 @@ from autotune.values import Value
 
 SYNTHETIC_SAMPLES = 512
 
+# The most samples of an optimizer step: SigLIP trained with as many (arXiv:2303.15343), and nobody has published more.
+LARGEST_BATCH = 1 << 20
+
+# The most tokens of a sample: the context of Llama 4 Scout, the longest that weights were published for
+# (https://ai.meta.com/blog/llama-4-multimodal-intelligence).
+LONGEST_SAMPLE = 10_000_000
+
 
 class Allowance(StrEnum):
     """How much a knob may change of the user's training; each class includes those before it.
@@ -112,7 +119,7 @@ class TrainConfig(Value):
         ('adamw_torch_fused', 'all-linear')
     """
 
-    per_device_train_batch_size: PositiveInt = Field(description="the micro-batch, in samples")
+    per_device_train_batch_size: PositiveInt = Field(le=LARGEST_BATCH, description="the micro-batch, in samples")
     precision: Precision = Precision.FP32
     tf32: bool = Field(default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer")
     optim: str = Field(default="adamw_torch_fused", description="a value of transformers' OptimizerNames")
@@ -154,7 +161,7 @@ class TrainConfig(Value):
     def _usual_kind(cls, adapter: Any) -> Any:
         return {"kind": "lora", **adapter} if isinstance(adapter, dict) else adapter
 
-    @field_validator("precision", "attn_implementation", "quantization", mode="before")
+    @field_validator("precision", "attn_implementation", "experts_implementation", "quantization", mode="before")
     @classmethod
     def _offered(cls, value: Any, info: ValidationInfo) -> Any:
         reason = why_not(str(info.field_name), value)

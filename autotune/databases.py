@@ -7,10 +7,10 @@ long to wait; any other that SQLAlchemy talks to is used as it comes. A password
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from autotune.errors import InputError, MachineError, RecordError, one_line
 from autotune.mounts import network_kind
+from autotune.shown_urls import is_garbled, masked, scheme_of, shown
 
 # The environment's name for the URL.
 VARIABLE = "AUTOTUNE_RECORD"
@@ -115,14 +116,18 @@ class Database:
             self.url = sa.make_url(f"{_DRIVERS.get(scheme, scheme)}{separator}{rest}")
             given = _OPTIONS.get(self.url.get_driver_name(), {})
             options = {name: value for name, value in given.items() if name not in self.url.query}
-            self.engine = sa.create_engine(self.url, poolclass=NullPool, connect_args=options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", sa.exc.SAWarning)  # of options, whose names it shows
+                self.engine = sa.create_engine(self.url, poolclass=NullPool, connect_args=options)
         except ImportError as error:
             raise MachineError(_no_driver(self.url.get_backend_name(), error)) from None
-        except (sa.exc.ArgumentError, TypeError, ValueError):
+        except (sa.exc.ArgumentError, sa.exc.SAWarning, TypeError, ValueError):
             raise InputError(_no_url(url)) from None
+        if is_garbled(url):
+            raise InputError(_no_url(url))
         self._kind = self.url.get_backend_name()
         if self.file is not None:
-            if str(self.file) in ("", ".", ":memory:"):
+            if str(self.file) in ("", ".", ":memory:") or not str(self.file).isprintable():
                 raise InputError(_no_url(url))
             _refuse_network(self.file)
             sa.event.listen(self.engine, "connect", _set_up_sqlite)
@@ -138,7 +143,7 @@ class Database:
         """The database, for people."""
         if self.file is not None:
             return str(self.file)
-        return self.url.set(query={}).render_as_string(hide_password=True)
+        return shown(self.url)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -191,9 +196,10 @@ class Database:
         """
         try:
             yield
-        except (sa.exc.SQLAlchemyError, OSError, ValueError, RuntimeError) as error:
-            said = _said(getattr(error, "orig", None) or error)
-            text = f"{self.where}: {_in_words(self._without_password(said))}"
+        except (sa.exc.SQLAlchemyError, OSError, ValueError, TypeError, RuntimeError) as error:
+            origin = getattr(error, "orig", None) or error
+            said = _said(masked(str(origin), self.url) or type(origin).__name__)
+            text = f"{self.where}: {_in_words(said)}"
             raise RecordError(text, is_temporary=self._passes(error, said)) from None
 
     def _passes(self, error: Exception, said: str) -> bool:
@@ -202,12 +208,6 @@ class Database:
             return "locked" in said
         passing = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.IntegrityError, OSError)
         return isinstance(error, passing) and not any(words in said.lower() for words in _NOT_BY_WAITING)
-
-    def _without_password(self, said: str) -> str:
-        password = str(self.url.password or "")
-        for written in filter(None, {password, quote(password), quote_plus(password)}):
-            said = said.replace(written, "***")
-        return said
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:
@@ -227,9 +227,9 @@ def _refuse_network(file: Path) -> None:
         )
 
 
-def _said(error: BaseException) -> str:
+def _said(text: str) -> str:
     """Return what a driver says, on one line of bearable length."""
-    said = one_line(error, 10 * _LONGEST)
+    said = " ".join(text.split())
     for guess in _GUESSES:
         said = said.partition(guess)[0].rstrip()
     return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}..."
@@ -251,9 +251,9 @@ def _no_driver(kind: str, error: ImportError) -> str:
 
 def _no_url(url: str) -> str:
     """Say what is wrong with a URL, without what may be a password."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    shown = f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+    scheme = scheme_of(url)
+    what = f"what it names ({scheme}...)" if scheme else "what it names"
     return (
-        f"{VARIABLE}: {shown!r} is no URL of a database that lasts, such as sqlite:////data/record.db or "
-        "postgresql://user:password@host/database; 'off' switches the record off"
+        f"{VARIABLE}: {what} is no URL of a database that lasts, such as sqlite:////data/record.db or "
+        "postgresql://user:password@host/database (with %40 for an @ in the password); 'off' switches the record off"
     )

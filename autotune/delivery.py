@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.errors import InputError
+from autotune.files import check_savable
 from autotune.result import TuningResult
 
 
@@ -20,11 +21,8 @@ def wanted_file(output: str | Path | None) -> str | None:
     if output is None:
         return None
     path = Path(output).absolute()
-    existed = path.exists()
     try:
-        path.open("a").close()
-        if not existed:
-            path.unlink()
+        check_savable(path)
     except OSError as error:
         raise _refused(Path(output), error) from None
     return str(path)

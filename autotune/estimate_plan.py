@@ -5,6 +5,7 @@ What can be refused is refused here, before anything is traced. Called by `autot
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -15,7 +16,7 @@ from autotune.architecture import FLASH_PACKAGES, ModelFacts
 from autotune.audio import fixed_frames
 from autotune.budget import Effort
 from autotune.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
-from autotune.config import Allowance, TrainConfig, Workload
+from autotune.config import LARGEST_BATCH, Allowance, TrainConfig, Workload
 from autotune.cost.calibrate import rates_of
 from autotune.errors import InputError
 from autotune.estimate_report import Device
@@ -66,7 +67,7 @@ class EstimateOptions(Value):
     def devices(self) -> int:
         """How many devices are asked for; what isn't a number is refused with the other knobs."""
         written = str(self.knobs.get("devices", 1))
-        return int(written) if written.isdigit() else 1
+        return int(written) if re.fullmatch("[0-9]{1,100}", written) else 1
 
 
 class Target(Value):
@@ -92,6 +93,8 @@ def check(options: EstimateOptions) -> None:
     for name, value in (("nodes", options.nodes), ("network-gb-s", options.network_gb_s)):
         if value is not None and options.devices == 1:
             raise InputError(f"--{name} {value}: is of several devices (--devices)")
+    if options.devices > LARGEST_BATCH:
+        raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
     if options.devices > 1 and options.gpu == "all":
         raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
     if options.prices is not None and options.tokens is None:

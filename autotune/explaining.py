@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from autotune import hardware as machine
+from autotune import trust
 from autotune.attribution import explanation_of, removals
 from autotune.config import TrainConfig
 from autotune.crew import crew_of
@@ -30,16 +31,19 @@ from autotune.trial import Purpose, TrialResult
 from autotune.units import show_time
 
 
-def explain(run_dir: str | Path, *, max_time_s: float | None = None, observer: Observer = ignore) -> Explanation:
+def explain(
+    run_dir: str | Path, *, max_time_s: float | None = None, trust_run_dir: bool = False, observer: Observer = ignore
+) -> Explanation:
     """Measure what each knob of the winner in `run_dir` brought, as far as that isn't known.
 
     Args:
         run_dir: Of a search that has an answer.
         max_time_s: No trial is begun that wouldn't end before; by default the time limit of the search.
+        trust_run_dir: As of :func:`autotune.resume`.
         observer: Called with each :data:`autotune.events.Event`.
 
     Raises:
-        RunDirectoryError: There is no search in `run_dir`, or one is running.
+        RunDirectoryError: There is no search in `run_dir`, one is running, or it would run what isn't trusted.
         InputError: It has no answer yet, or the answer is the baseline.
         MachineError: The search was done on another machine.
         InfrastructureError: Trials can't be run.
@@ -57,6 +61,7 @@ def explain(run_dir: str | Path, *, max_time_s: float | None = None, observer: O
         if not explainer.waiting():
             observer(Note(text="nothing has to be run: what was measured tells all that can be told"))
             return explainer.explanation
+        trust.check(directory.path, plan, trusted=trust_run_dir, delivers=False)
         if plan.fleet.is_single:  # of others, what brings them about looks at the machines
             for line in differences(plan.hardware, machine.detect(plan.hardware.device)):
                 observer(Note(text=line))

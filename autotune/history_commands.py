@@ -85,10 +85,10 @@ def export(
         if file is None:
             print_json(_document(found))
             return
-        from autotune.files import write_text
+        from autotune.files import save_text
 
         try:
-            write_text(json.dumps(_document(found), indent=2) + "\n", file)
+            save_text(json.dumps(_document(found), indent=2) + "\n", file)
         except OSError as error:
             raise InputError(f"{file}: can't be written: {error.strerror}") from None
         trials = sum(len(search.trials) for search in found)

@@ -18,9 +18,11 @@ def home() -> Path:
     """Return the folder of all lasting things; it need not exist.
 
     Raises:
-        InputError: Neither `$AUTOTUNE_HOME` nor a home directory is known.
+        InputError: Neither `$AUTOTUNE_HOME` nor a home directory is known, or the former is a URL.
     """
     named = os.environ.get("AUTOTUNE_HOME")
+    if named and "://" in named:  # not shown: it may hold a password
+        raise InputError("AUTOTUNE_HOME names a folder, and is a URL; a database is named by AUTOTUNE_RECORD")
     try:
         if named:
             return Path(named).expanduser().absolute()

@@ -15,7 +15,7 @@ import yaml
 
 from autotune.config import Precision, TrainConfig, Workload
 from autotune.errors import InputError
-from autotune.files import write_text
+from autotune.files import save_text
 from autotune.own_launch import apply_command
 from autotune.parallel_arguments import ZERO_STAGES
 
@@ -126,7 +126,7 @@ def save(measured: Measured, directory: Path) -> tuple[Path, ...]:
     texts = {FILE_NAMES[name]: text_of(name, measured) for name in formats(measured)}
     texts["launch.txt"] = "".join(f"{command}\n" for command in commands(measured))
     for name, text in texts.items():
-        write_text(text, directory / name)
+        save_text(text, directory / name)
     return tuple(directory / name for name in texts)
 
 

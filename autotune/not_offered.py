@@ -14,6 +14,7 @@ _QAT = (
     "quantization-aware training is not offered (transformers' Trainer has no way to it, torchao's is a recipe of its "
     "own); nf4 or int8 train an adapter on packed weights"
 )
+_HUB_KERNELS = "kernels of a repository on the hub are not offered: its code would run by name alone"
 
 _REASONS = {
     ("attn_implementation", "bettertransformer"): _GONE_ATTENTION,
@@ -28,4 +29,6 @@ def why_not(parameter: str, value: object) -> str | None:
         return None
     if parameter == "quantization" and "qat" in value.lower():
         return _QAT
+    if parameter in ("attn_implementation", "experts_implementation") and "/" in value:
+        return _HUB_KERNELS
     return _REASONS.get((parameter, value.lower()))

@@ -44,6 +44,9 @@ class OwnCode(Value):
     command: tuple[str, ...] = Field(default=(), description="of a script: its path, or its module, and its arguments")
     is_module: bool = Field(default=False, description="the script was named as python -m does")
     directory: str = Field(description="in which it runs")
+    sha256: str = Field(
+        default="", description=f"of pickled code: the digest of {CODE_FILE}, which nothing else is for"
+    )
     held: dict[str, Held] = Field(default_factory=dict, description="knobs that can't be changed, by name")
     barred: tuple[Barred, ...] = ()
     arguments: dict[str, Any] = Field(default_factory=dict, description="its own, of those that a search decides")

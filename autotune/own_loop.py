@@ -32,7 +32,7 @@ from typing import Any
 from autotune.architecture import ModelFacts, ModelSpec, Task
 from autotune.config import TrainConfig
 from autotune.errors import InputError, suggestion
-from autotune.files import write_bytes
+from autotune.files import sha256_of, write_bytes
 from autotune.options import Options
 from autotune.own_step import ACCUMULATION, STEP_FILE, Choices, OwnStep
 from autotune.peft_arguments import ATTENTION_MODULES, IA3_MODULES
@@ -102,8 +102,8 @@ def asked_of(step: Callable[..., Any], knobs: Knobs | None, options: Options) ->
     )
 
 
-def keep(step: Callable[..., Any], own: OwnStep, run_directory: Path) -> None:
-    """Pickle the user's function where the trials of a search find it.
+def keep(step: Callable[..., Any], own: OwnStep, run_directory: Path) -> OwnStep:
+    """Pickle the user's function where the trials of a search find it; return what it is known by then.
 
     Raises:
         InputError: It can't be pickled.
@@ -119,6 +119,7 @@ def keep(step: Callable[..., Any], own: OwnStep, run_directory: Path) -> None:
     folder = run_directory / "data"
     folder.mkdir(exist_ok=True)
     write_bytes(content, folder / STEP_FILE)
+    return own.model_copy(update={"sha256": sha256_of(content)})
 
 
 def spec_of(own: OwnStep) -> ModelSpec:

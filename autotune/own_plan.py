@@ -17,9 +17,10 @@ from autotune.architecture import ModelSpec, Task
 from autotune.baseline import UserArguments, baseline_config
 from autotune.config import Precision, Workload
 from autotune.errors import InputError
-from autotune.files import write_bytes
+from autotune.files import sha256_of, write_bytes
 from autotune.options import Options
 from autotune.own_code import CODE_FILE, Held, OwnCode, OwnFound
+from autotune.workload_plan import check_batch
 
 if TYPE_CHECKING:
     from autotune.search_plan import Outline, SearchPlan
@@ -74,8 +75,9 @@ def asked_of(
     if not callable(make):
         raise InputError(f"make_trainer: expected a function that returns a Trainer, not {type(make).__name__}")
     called = type(trainer).__name__ if trainer is not None else getattr(make, "__qualname__", type(make).__name__)
-    code = OwnCode(kind="pickle", shown=f"{given[0]} {called}", directory=str(Path.cwd()))
-    return Own(code, trainer_parts.pickled(make, given[0]))
+    content = trainer_parts.pickled(make, given[0])
+    shown, here = f"{given[0]} {called}", str(Path.cwd())
+    return Own(OwnCode(kind="pickle", shown=shown, directory=here, sha256=sha256_of(content)), content)
 
 
 def aside(trainer: Any) -> AbstractContextManager[None]:
@@ -164,6 +166,7 @@ def settled(outline: Outline, description: Description) -> tuple[Outline, Worklo
     assert found is not None
     arguments = UserArguments(found.arguments, found.fixed)
     batch = arguments.global_batch_size
+    check_batch(batch, "your TrainingArguments: the global batch")
     try:
         baseline_config(arguments, batch, description.facts, outline.hardware)
     except InputError as error:

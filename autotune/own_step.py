@@ -28,4 +28,5 @@ class OwnStep(Value):
         description="fields of TrainConfig that it honours, with their choices (None: the usual); empty: the space's"
     )
     directory: str = Field(description="the working directory that it expects")
+    sha256: str = Field(default="", description=f"digest of {STEP_FILE}, in place of which nothing else is loaded")
     search_path: tuple[str, ...] = Field(description="where its modules are imported from")

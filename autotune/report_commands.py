@@ -11,6 +11,7 @@ import typer
 
 from autotune.console import Debug, Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout
 from autotune.errors import InputError
+from autotune.search_options import TrustRunDir
 
 if TYPE_CHECKING:
     from autotune.run_report import RunReport
@@ -42,7 +43,7 @@ def report(
         from autotune.reporting import gather
 
         found = gather(run_dir)
-        _write(render(found, chosen), path)
+        _write(render(found, chosen), path, is_named=out is not None)
         from autotune.output.report_facts import answer
 
         if as_json:
@@ -90,11 +91,11 @@ def render(found: RunReport, chosen: Format) -> bytes:
     return (csv_report(found) if chosen is Format.CSV else markdown_report(found)).encode()
 
 
-def _write(content: bytes, path: Path) -> None:
-    from autotune.files import write_bytes
+def _write(content: bytes, path: Path, *, is_named: bool) -> None:
+    from autotune.files import save_bytes, write_bytes
 
     try:
-        write_bytes(content, path)
+        (save_bytes if is_named else write_bytes)(content, path)
     except OSError as error:
         raise InputError(f"--out {path}: can't be written: {error.strerror}") from None
 
@@ -102,6 +103,7 @@ def _write(content: bytes, path: Path) -> None:
 def explain(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that has found something.")],
     max_time: Annotated[str | None, typer.Option(help="Begin no trial beyond this, such as 10m [find's].")] = None,
+    trust_run_dir: TrustRunDir = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -118,7 +120,7 @@ def explain(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
         limit_s = None if max_time is None else parse_time_s(max_time)
         with Progress(console, verbose=verbose) as progress:
-            found = explained(run_dir, max_time_s=limit_s, observer=progress)
+            found = explained(run_dir, max_time_s=limit_s, trust_run_dir=trust_run_dir, observer=progress)
         if as_json:
             print_json({**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled})
             return

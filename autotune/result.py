@@ -12,7 +12,7 @@ from autotune.checks import LossVerdict, SkewedRouting, Soaked
 from autotune.complaints import complaint
 from autotune.config import Allowance, TrainConfig, Workload
 from autotune.errors import InputError
-from autotune.files import write_value
+from autotune.files import save_value
 from autotune.hardware import Hardware
 from autotune.objective import Objective
 from autotune.spending import Spent
@@ -285,7 +285,7 @@ class TuningResult(Value):
         Raises:
             OSError: The file can't be written.
         """
-        write_value(self, Path(path))
+        save_value(self, Path(path))
 
 
 def load(path: str | Path) -> TuningResult:

@@ -9,6 +9,7 @@ import typer
 
 from autotune import completing
 from autotune.console import Debug, Json, Quiet, Verbose
+from autotune.search_options import TrustRunDir
 from autotune.watched import watched
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def resume(
         typer.Option(help="quick, standard, thorough: with its limits [as it was].", autocompletion=completing.EFFORTS),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too [as find].")] = None,
+    trust_run_dir: TrustRunDir = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -39,7 +41,13 @@ def resume(
         from autotune.rundir import ANSWER_FILE
 
         result = api.resume(
-            run_dir, max_time=max_time, max_trials=max_trials, effort=effort, output=output, observer=observer
+            run_dir,
+            max_time=max_time,
+            max_trials=max_trials,
+            effort=effort,
+            output=output,
+            trust_run_dir=trust_run_dir,
+            observer=observer,
         )
         return result, run_dir / ANSWER_FILE
 

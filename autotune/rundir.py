@@ -20,17 +20,18 @@ It is opened, locked and written before anything else is done. The result files 
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shutil
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from pydantic import ValidationError
 
 from autotune.errors import RunDirectoryError
-from autotune.files import read_value, write_text, write_value
+from autotune.files import read_value, write_value
 from autotune.recording import Table, write_table
 from autotune.result import TuningResult
 from autotune.trial import TrialResult
@@ -41,6 +42,9 @@ ANSWER_FILE = "best-config.json"
 TABLE_FILE = "table.jsonl"
 EXPLAIN_FOLDER = "explain"
 
+# So often a directory is made that others remove meanwhile.
+_ATTEMPTS = 10
+
 
 def default_run_directory(model: str) -> Path:
     """Return ``runs/<model>-<time>``, slashes and other awkward characters of the model's name replaced."""
@@ -49,11 +53,16 @@ def default_run_directory(model: str) -> Path:
 
 
 class RunDirectory:
-    """A run directory, locked for one search while entered."""
+    """A run directory, locked for one search while entered.
 
-    def __init__(self, path: Path, *, made_here: bool = False) -> None:
+    The lock is held on the file that has the lock's name: it is never replaced, and a lock on a file that lies
+    elsewhere by now (its directory was removed) counts for nothing.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
-        self._made_here = made_here
+        self._is_new = is_new
+        self._made_here = False
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -62,15 +71,10 @@ class RunDirectory:
         Raises:
             RunDirectoryError: It can't be written, or holds a search already.
         """
-        made_here = not path.exists()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if (path / PLAN_FILE).exists():
-                raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
-            write_text("", path / "lock")
-        except OSError as error:
-            raise RunDirectoryError(f"--run-dir {path}: can't be written: {error.strerror}") from None
-        return cls(path, made_here=made_here)
+        directory = cls(path, is_new=True)
+        directory._open_lock().close()
+        directory._check_new()
+        return directory
 
     @classmethod
     def existing(cls, path: Path) -> RunDirectory:
@@ -84,25 +88,71 @@ class RunDirectory:
         return cls(path)
 
     def __enter__(self) -> Self:
-        lock_path = self.path / "lock"
-        try:
-            lock = lock_path.open("a")
-        except OSError as error:
-            raise RunDirectoryError(f"{self.path}: can't be written: {error.strerror}") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise RunDirectoryError(f"{self.path}: another search is running in it") from None
+        while True:
+            lock = self._open_lock()
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                raise RunDirectoryError(f"{self.path}: another search is running in it") from None
+            if self._is_lock(lock):
+                break
+            lock.close()  # of a directory that was removed between opening and locking
         self._file = lock  # the lock lasts as long as the file is open
+        try:
+            self._check_new()  # another search may have come to its end since this one was made
+        except RunDirectoryError:
+            lock.close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._made_here and not (self.path / PLAN_FILE).exists():
-            shutil.rmtree(self.path, ignore_errors=True)  # refused before there was anything to keep
+        if self._made_here and not self._holds_search() and self._is_lock(self._file):
+            self._remove()  # refused before there was anything to keep
         self._file.close()
+
+    def _open_lock(self) -> IO[str]:
+        """Return the lock's file, opened; the directory of a new search is made.
+
+        Raises:
+            RunDirectoryError: It can't be written.
+        """
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self._made_here |= self._is_new and _made(self.path)
+                return (self.path / "lock").open("a")
+            except OSError as error:
+                # A new one is made again if another search, which was refused, has just removed it.
+                if not (self._is_new and left and isinstance(error, FileNotFoundError)):
+                    option = "--run-dir " if self._is_new else ""
+                    raise RunDirectoryError(f"{option}{self.path}: can't be written: {error.strerror}") from None
+        raise AssertionError("the last attempt returns or raises")
+
+    def _is_lock(self, lock: IO[str]) -> bool:
+        """Whether `lock` is the file that others would open, too."""
+        try:
+            return os.path.samestat(os.fstat(lock.fileno()), (self.path / "lock").stat())
+        except OSError:
+            return False
+
+    def _holds_search(self) -> bool:
+        return (self.path / PLAN_FILE).exists()
+
+    def _check_new(self) -> None:
+        if self._is_new and self._holds_search():
+            path = self.path
+            raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
+
+    def _remove(self) -> None:
+        """Remove the directory at once, so that nobody begins a search in what is about to be deleted."""
+        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            self.path.rename(aside)
+        except OSError:
+            return
+        shutil.rmtree(aside, ignore_errors=True)
 
     def is_running(self) -> bool:
         """Whether a search, or an explanation of one, runs in it now."""
@@ -138,6 +188,7 @@ class RunDirectory:
     def write_plan(self, plan: Value) -> None:
         """Write what the search is about."""
         write_value(plan, self.path / PLAN_FILE)
+        self._is_new = False
 
     def write_answer(self, result: TuningResult) -> Path:
         """Write the best configuration so far; return its path."""
@@ -160,3 +211,19 @@ class RunDirectory:
             except (OSError, ValidationError):
                 continue
         return found
+
+
+def _made(path: Path) -> bool:
+    """Make a directory, unless it is there; return whether it was made here.
+
+    Raises:
+        OSError: It can't be made, or is no directory.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return False
+    return True

@@ -21,4 +21,7 @@ Repeat = Annotated[int, typer.Option(min=1, help="Times each point is measured (
 TrainSteps = Annotated[int | None, typer.Option(min=1, help="Minimise the time of a run of so many steps.")]
 TrainTokens = Annotated[str | None, typer.Option(help="The same in tokens, such as 20B.")]
 CheckLoss = Annotated[int | None, typer.Option(min=0, help="Steps whose losses must agree [20; quick 0].")]
+TrustRunDir = Annotated[
+    bool, typer.Option("--trust-run-dir", help="Run its code, though it was not begun by you on this machine.")
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from autotune.architecture import ModelSpec, Task
 from autotune.audio import fixed_frames, least_frames
 from autotune.baseline import UserArguments
-from autotune.config import Workload
+from autotune.config import LARGEST_BATCH, LONGEST_SAMPLE, Workload
 from autotune.device_plan import check_global_batch, default_global_batch
 from autotune.errors import InputError
 from autotune.hardware import Hardware
@@ -49,6 +49,9 @@ def workload_of(
     Raises:
         InputError: Something in `options` can't be used.
     """
+    for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
+        if asked is not None and asked > LONGEST_SAMPLE:
+            raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")
     length = _length(options, hardware, spec, task, notes)
     if options.data and not Path(options.data).is_file():
         raise InputError(f"--data {options.data}: no such file")
@@ -103,6 +106,8 @@ def _global_batch(
         notes.append("the global batch is free: throughputs of different batches are compared, which learn differently")
         return None
     ranks = hardware.count or 1
+    if asked is not None:
+        check_batch(asked, "--global-batch")
     if arguments is not None:
         own = arguments.global_batch_size * ranks
         if asked is not None and asked != own:
@@ -110,12 +115,23 @@ def _global_batch(
                 f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
                 f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
             )
+        check_batch(own, "--baseline: the global batch")
         return own
     if asked is None:
         asked = default_global_batch(DEFAULT_GLOBAL_BATCH[hardware.kind], ranks)
         notes.append(f"global batch {asked} samples{', all devices together' * (ranks > 1)} (--global-batch)")
     check_global_batch(asked, ranks)
     return asked
+
+
+def check_batch(samples: int, what: str) -> None:
+    """Refuse a global batch beyond what anybody trains with.
+
+    Raises:
+        InputError: It is.
+    """
+    if samples > LARGEST_BATCH:
+        raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
 
 
 def objective_of(options: Options, workload: Workload) -> Objective:

@@ -50,7 +50,7 @@ VALUES = {
     "fleet",
 }
 PURE_FILES = {"files"}
-LASTING = {"home", "mounts", "databases", "record"}
+LASTING = {"home", "mounts", "shown_urls", "databases", "record"}
 FOUNDATIONS = {
     "adapters",
     "depth",

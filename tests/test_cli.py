@@ -58,6 +58,8 @@ BAD_INPUT = {
     "unknown task": (["--model", "gpt2", "--task", "chess"], "causal-lm"),
     "task without a head": (["--model", "gpt2", "--task", "image-classification"], "causal-lm"),
     "global batch of zero": (["--model", "gpt2", "--global-batch", "0"], "above 0"),
+    "a global batch beyond all digits": (["--model", "gpt2", "--global-batch", "9" * 5000], "expected a whole number"),
+    "a global batch in other digits": (["--model", "gpt2", "--global-batch", "²"], "expected a whole number above 0"),
     "devices in words": (["--model", "gpt2", "--devices", "some"], "--devices some: expected a whole number"),
     "a global batch that devices can't share": (
         ["--model", "gpt2", "--device", "cpu", "--devices", "2", "--global-batch", "7"], "6 and 8 do"

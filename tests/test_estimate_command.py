@@ -237,3 +237,9 @@ def test_several_devices_are_shared_in_several_ways(estimate):
     assert max(map(len, found.stdout.splitlines())) <= 80
     for words in ("ddp", "zero_3", "fsdp_full", "2 x a100-80gb", "wait"):
         assert words in found.stdout
+
+
+def test_more_devices_than_a_step_has_samples_are_refused(estimate):
+    done = estimate("--gpu", "t4", "--devices", 9999999999999999999999999)
+    assert done.exit_code == 2
+    assert "--devices 9999999999999999999999999: use at most 1048576" in done.stderr

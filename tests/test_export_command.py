@@ -117,3 +117,10 @@ def test_of_several_files_the_first_is_printed_and_the_others_named(export, tmp_
 )  # fmt: skip
 def test_what_can_not_be_exported_is_bad_input(export, options):
     assert export(*options).exit_code == 2
+
+
+def test_a_link_that_is_named_stays_one_and_its_target_is_written(export, tmp_path):
+    (tmp_path / "train.py").symlink_to(tmp_path / "target.py")
+    assert export("--to", "python", "--output", str(tmp_path / "train.py")).exit_code == 0
+    assert (tmp_path / "train.py").is_symlink()
+    assert "TrainingArguments" in (tmp_path / "target.py").read_text()

@@ -308,7 +308,7 @@ class TestSwitchedOff:
     def test_by_a_setting_that_can_not_be_used(self, directory, heard, monkeypatch):
         monkeypatch.setenv(VARIABLE, "nosuch://host/db")
         (note,) = self.run(PLAN, directory, heard)
-        assert "nosuch://host/db" in note
+        assert f"{VARIABLE}: what it names is no URL" in note
 
     def test_otherwise_it_is_on(self, directory, heard, monkeypatch, tmp_path):
         monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")

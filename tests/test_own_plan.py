@@ -159,3 +159,8 @@ def test_the_command_that_started_a_search_is_told_for_scripts_alone():
     options, code = Options(model="", memory_bytes=1 << 30), code_of(["python", "train.py", "--lr", "1"])
     assert command(options, code) == "autotune script --memory 1GiB -- python train.py --lr 1"
     assert command(options, OwnCode(kind="pickle", shown="trainer Trainer", directory=str(Path.cwd()))) is None
+
+
+def test_a_global_batch_that_nobody_trains_with_is_refused_by_name():
+    with pytest.raises(InputError, match=r"your TrainingArguments: the global batch .*: use at most 1048576"):
+        plan(arguments={"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048})

@@ -48,6 +48,7 @@ def arguments(tmp_path):
         ("max_trials", 0),
         ("repeat", 0),
         ("train_steps", 0),
+        ("train_steps", 10**400),
         ("train_tokens", 0.0),
         ("max_time_s", 0.0),
         ("max_time_s", float("inf")),
@@ -327,3 +328,43 @@ def test_a_world_larger_than_the_search_has_devices_is_refused(eight_cores):
         update={"parallelism": Parallelism(world_size=4), "per_device_train_batch_size": 4}
     )
     assert "4 devices are more than the 2" in plan.search_space().refusal(larger)
+
+
+HUGE = 9999999999999999999999999
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"global_batch": HUGE}, r"--global-batch 9{25}: use at most 1048576 samples a step"),
+        ({"global_batch": 1048577}, "--global-batch 1048577: use at most 1048576"),
+        ({"seq_len": HUGE}, r"--seq-len 9{25}: use at most 10000000"),
+        ({"model": "t5-small", "target_len": HUGE}, r"--target-len 9{25}: use at most 10000000"),
+    ],
+)
+def test_what_nobody_trains_with_is_refused_in_a_moment(options, said):
+    with pytest.raises(InputError, match=said):
+        outlined(**options)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"per_device_train_batch_size": HUGE},
+        {"gradient_accumulation_steps": HUGE},
+        {"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048},
+    ],
+)
+def test_a_baseline_that_nobody_trains_with_is_refused_in_a_moment(arguments, document):
+    with pytest.raises(InputError, match=r"--baseline: the global batch \d+: use at most 1048576"):
+        outlined(baseline=arguments(**document))
+
+
+def test_a_baseline_is_refused_beside_a_free_global_batch_as_well(arguments):
+    found = outlined(baseline=arguments(per_device_train_batch_size=HUGE), global_batch="any")
+    with pytest.raises(InputError, match="--baseline: per_device_train_batch_size: expected 1048576 or less"):
+        complete(found, make_facts(), found.workload, ())
+
+
+def test_the_largest_global_batch_is_planned():
+    assert planned(global_batch=1048576).workload.global_batch_size == 1048576

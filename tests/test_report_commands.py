@@ -1,7 +1,9 @@
 """`autotune report` and `autotune explain` from the command line: files, formats, exit codes."""
 
 import json
+import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from finished_searches import make_search, nothing_helps
@@ -94,3 +96,23 @@ def test_a_time_that_is_none_is_refused(command, run):
     done = command("explain", run, "--max-time", "soon")
     assert done.exit_code == 2
     assert "--max-time soon" in done.stderr
+
+
+def test_a_pipe_and_a_link_that_are_named_stay_what_they_are(command, run, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link.md").symlink_to(tmp_path / "target.md")
+    with ThreadPoolExecutor() as others:
+        read = others.submit((tmp_path / "pipe").read_text)
+        assert command("report", run, "--format", "md", "-o", tmp_path / "pipe").exit_code == 0
+        assert (tmp_path / "pipe").is_fifo()
+        assert read.result().startswith("# tiny")
+    assert command("report", run, "-o", tmp_path / "link.md").exit_code == 0
+    assert (tmp_path / "link.md").is_symlink()
+    assert (tmp_path / "target.md").read_text().startswith("# tiny")
+
+
+def test_the_usual_name_in_a_run_directory_leads_nowhere_else(command, run, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (run / "report.html").symlink_to(tmp_path / "mine")
+    assert command("report", run).exit_code == 0
+    assert (tmp_path / "mine").read_text() == "mine"

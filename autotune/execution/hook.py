@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from autotune.errors import InputError, one_line
+from autotune.files import read_unchanged
 from autotune.own_code import OwnCode
 from autotune.training_args import OWN_HARNESS
 
@@ -189,7 +190,7 @@ def _run_pickle(code: OwnCode, data_directory: Path) -> None:
 
     os.chdir(code.directory)
     try:
-        make = pickle.loads((data_directory / CODE_FILE).read_bytes())
+        make = pickle.loads(read_unchanged(data_directory / CODE_FILE, code.sha256))
     except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
         what = f"{type(error).__name__}: {one_line(error)}"
         raise InputError(f"{code.shown} can't be loaded in a trial: {what}") from error

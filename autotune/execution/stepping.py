@@ -23,6 +23,7 @@ from autotune.config import TrainConfig
 from autotune.errors import InputError
 from autotune.execution.guard import MemoryGuard, is_out_of_memory
 from autotune.execution.measure import StepTimer, measurement_of
+from autotune.files import read_unchanged
 from autotune.own_step import ACCUMULATION, STEP_FILE, OwnStep
 from autotune.stopwatch import Stopwatch
 from autotune.trial import Failure, Outcome, TrialRequest, TrialStatus
@@ -68,7 +69,7 @@ def set_up(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Pat
     if Path(own.directory).is_dir():
         os.chdir(own.directory)
     try:
-        make = pickle.loads(file.read_bytes())
+        make = pickle.loads(read_unchanged(file, own.sha256))
     except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
         raise InputError(f"{own.name} can't be loaded in a trial: {type(error).__name__}: {error}") from error
     more = {ACCUMULATION: accumulation_steps} if own.takes_accumulation else {}

@@ -19,7 +19,7 @@ from autotune.exports.draft import Draft
 from autotune.exports.llama_factory import llama_factory
 from autotune.exports.torchtune import torchtune
 from autotune.exports.winner import Winner
-from autotune.files import write_text
+from autotune.files import save_text
 
 if TYPE_CHECKING:
     from autotune.result import TuningResult
@@ -119,5 +119,5 @@ def written(files: dict[str, str], directory: Path) -> tuple[Path, ...]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        write_text(text, directory / name)
+        save_text(text, directory / name)
     return tuple(directory / name for name in files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 
 from pydantic import Field
@@ -222,6 +223,7 @@ def micro_batches(global_batch: int | None) -> tuple[int, ...]:
     if global_batch is None:
         small = (1, 2, 4, 8, 16, 24, 32, 48, 64)
         return small + tuple(s for s in (128, 192, 256, 384, 512, 768, 1024) if s <= LARGEST_FREE_MICRO_BATCH)
-    divisors = [d for d in range(1, global_batch + 1) if global_batch % d == 0]
+    up_to_root = [d for d in range(1, math.isqrt(global_batch) + 1) if global_batch % d == 0]
+    divisors = sorted({*up_to_root, *(global_batch // d for d in up_to_root)})
     lattice = [d for d in divisors if d % 8 == 0 or d in (1, 2, 4)]
     return tuple(lattice + [d for d in divisors if d > lattice[-1]])

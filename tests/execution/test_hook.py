@@ -8,11 +8,13 @@ import sys
 import pytest
 import torch
 from own_trainings import write
+from planted import planted
 from torch import nn
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
 from autotune.errors import InputError
 from autotune.execution.hook import CodeError, Overlay, harness, overlaid, reach, strayed, theirs
+from autotune.files import sha256_of
 from autotune.own_code import OwnCode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_place")
@@ -190,6 +192,16 @@ def test_pickled_code_that_makes_no_trainer_is_refused(tmp_path):
     import cloudpickle
 
     (tmp_path / "own-code.pkl").write_bytes(cloudpickle.dumps(lambda: 3))
-    code = OwnCode(kind="pickle", shown="make_trainer build", directory=str(tmp_path))
+    known = sha256_of((tmp_path / "own-code.pkl").read_bytes())
+    code = OwnCode(kind="pickle", shown="make_trainer build", directory=str(tmp_path), sha256=known)
     with pytest.raises(InputError, match=r"make_trainer build returned int; expected a transformers.Trainer"):
         reach(code, tmp_path, lambda trainer, train: None)
+
+
+@pytest.mark.parametrize("known", ["", "0" * 64])
+def test_pickled_code_that_was_exchanged_is_not_loaded(tmp_path, known):
+    (tmp_path / "own-code.pkl").write_bytes(planted(tmp_path / "ran"))
+    code = OwnCode(kind="pickle", shown="make_trainer build", directory=str(tmp_path), sha256=known)
+    with pytest.raises(InputError, match=r"own-code\.pkl is not what the search was begun with"):
+        reach(code, tmp_path, lambda trainer, train: None)
+    assert not (tmp_path / "ran").exists()

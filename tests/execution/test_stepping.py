@@ -10,8 +10,10 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from planted import planted
 
 from autotune.architecture import ModelSpec, Task
+from autotune.files import sha256_of
 from autotune.own_step import STEP_FILE, OwnStep
 from autotune.trial import Measurement, TrialResult, TrialStatus
 
@@ -22,17 +24,19 @@ MIB = 1 << 20
 def run_own(bench, tmp_path) -> Callable[..., TrialResult]:
     """Return a function that runs a trial of what a function makes."""
 
-    def run(make: Any, *, takes_accumulation: bool = False, batch: int = 8, **fields: Any) -> TrialResult:
+    def run(make: Any, *, takes_accumulation: bool = False, batch: int = 8, known: str | None = None, **fields: Any):
+        content = make if isinstance(make, bytes) else cloudpickle.dumps(make)
         own = OwnStep(
             name="make",
             takes_accumulation=takes_accumulation,
             knobs={},
             directory=str(tmp_path),
             search_path=(str(tmp_path),),
+            sha256=sha256_of(content) if known is None else known,
         )
         folder = bench.run_directory / "data"
         folder.mkdir(exist_ok=True)
-        (folder / STEP_FILE).write_bytes(make if isinstance(make, bytes) else cloudpickle.dumps(make))
+        (folder / STEP_FILE).write_bytes(content)
         spec = ModelSpec(reference="make", name="make", source="own", model_type="own", kind="own", config={})
         workload = {"model": spec, "task": Task.OWN, "global_batch_size": batch, "own_step": own}
         return bench.run(workload=workload, **fields)
@@ -206,3 +210,10 @@ def test_modules_and_files_beside_the_users_script_are_found(bench, run_own, tmp
     result = run_own(make)
     assert result.status is TrialStatus.COMPLETED, result.outcome
     assert "3 ok" in (bench.directory(result) / "log.txt").read_text()
+
+
+def test_a_function_that_was_exchanged_is_not_loaded(run_own, tmp_path):
+    result = run_own(planted(tmp_path / "ran"), known="0" * 64)
+    assert result.status is TrialStatus.INVALID
+    assert "own-step.pkl is not what the search was begun with" in cause_of(result)
+    assert not (tmp_path / "ran").exists()

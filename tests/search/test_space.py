@@ -6,7 +6,7 @@ import pytest
 from factories import make_budget, make_config, make_facts, make_gpu, make_hardware, make_space, make_workload
 
 from autotune.budget import Effort
-from autotune.config import Allowance, Parallelism, TrainConfig
+from autotune.config import LARGEST_BATCH, Allowance, Parallelism, TrainConfig
 from autotune.search.space import SearchSpace, micro_batches
 from autotune.search.space_file import builtin_spaces, load_space, spaces_directory
 
@@ -264,6 +264,18 @@ def test_a_model_whose_batch_is_coupled_keeps_its_micro_batch_where_all_must_be_
 )
 def test_the_lattice_of_micro_batches(global_batch, lattice):
     assert micro_batches(global_batch) == lattice
+
+
+def test_the_lattice_of_the_largest_global_batch_is_whole():
+    lattice = micro_batches(LARGEST_BATCH)
+    assert lattice == tuple(1 << power for power in range(21))
+    for prime in (1_048_573, 1_000_003):  # in a moment, too, though only its whole divides it
+        assert micro_batches(prime) == (1, prime)
+
+
+@pytest.mark.timeout(30)
+def test_the_divisors_of_a_number_are_found_from_those_below_its_root():
+    assert micro_batches(10**13 + 37) == (1, 10**13 + 37)
 
 
 def test_every_micro_batch_divides_the_global_batch_and_the_ends_are_there():

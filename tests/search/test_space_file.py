@@ -72,6 +72,11 @@ MALFORMED = {
         HEAD + "parameters: {precision: {choices: [fp31]}}",
         "parameters.precision.choices: 'fp31' is no value for it (expected fp32, fp16",
     ),
+    "a micro-batch beyond all batches": (
+        HEAD + "parameters: {per_device_train_batch_size: {choices: [8, 9999999999999999999999999]}}",
+        "parameters.per_device_train_batch_size.choices: 9999999999999999999999999 is no value for it "
+        "(expected 1048576 or less)",
+    ),
     "a micro-batch of zero": (
         HEAD + "parameters: {per_device_train_batch_size: {choices: [0]}}",
         "parameters.per_device_train_batch_size.choices: 0 is no value for it (expected a number above 0)",
