@@ -41,11 +41,22 @@ def main(site: Path, work: Path, libcuda: Path) -> None:
     """Build all libraries beside `libcuda`."""
     users = [*site.glob("torch/lib/*.so"), *site.glob("bitsandbytes/libbitsandbytes_cuda*.so")]
     taken = symbols(users)
+    versions = library_versions(site)
     check_runtime(taken, libcuda.parent)
     for soname, name in sorted(sonames(site.glob("torch/lib/*.so")).items()):
-        versions = {symbol: v for symbol, v in taken if belongs(symbol, v, soname, name)}
-        build(soname, name, versions, work, libcuda)
-        print(f"{soname}: {len(versions)} symbols")
+        wanted = {symbol: v for symbol, v in taken if belongs(symbol, v, soname, name)}
+        build(soname, name, wanted, [f"-D{n}_VERSION={v}" for n, v in versions.items()], work, libcuda)
+        print(f"{soname}: {len(wanted)} symbols")
+
+
+def library_versions(site: Path) -> dict[str, int]:
+    """Return the versions, as they give them as numbers, of the libraries that torch was built with."""
+    (metadata,) = site.glob("torch-*.dist-info/METADATA")
+    found = {}
+    for name, *parts in re.findall(r"nvidia-(cudnn|nccl)-cu\d+==(\d+)\.(\d+)\.(\d+)", metadata.read_text()):
+        major, minor, patch = map(int, parts)
+        found[name.upper()] = (1000 if name == "cudnn" and major < 9 else 10000) * major + 100 * minor + patch
+    return found
 
 
 def check_runtime(taken: set[tuple[str, str]], folder: Path) -> None:
@@ -79,13 +90,13 @@ def belongs(symbol: str, version: str, soname: str, name: str) -> bool:
     return re.match(PREFIXES[name] + "(?!Lt)[A-Z_]", symbol) is not None
 
 
-def build(soname: str, name: str, versions: dict[str, str], work: Path, libcuda: Path) -> None:
+def build(soname: str, name: str, versions: dict[str, str], defines: list[str], work: Path, libcuda: Path) -> None:
     """Compile what is written for the library and stubs for the rest, under the version that is asked for."""
     sources, defined = [], set[str]()
     written = HERE / "libraries" / f"{name}.cpp"
     if written.exists():
         compiled = work / f"{name}.o"
-        run("g++", "-std=c++17", "-O2", "-Wall", "-fPIC", "-c", written, "-o", compiled)
+        run("g++", "-std=c++17", "-O2", "-Wall", "-fPIC", *defines, "-c", written, "-o", compiled)
         sources.append(compiled)
         defined = set(DEFINED.findall(output("nm", compiled)))
     stubs = work / f"{name}.c"
