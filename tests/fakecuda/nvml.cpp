@@ -236,9 +236,16 @@ API nvmlDeviceGetNvLinkRemotePciInfo_v2(Device device, unsigned, Pci*) {
   DEVICE;
   return UNSUPPORTED;
 }
-API nvmlDeviceGetGpuFabricInfoV(Device device, void*) {
+struct Fabric {
+  unsigned version;
+  unsigned char cluster[16];
+  unsigned status, clique;
+  unsigned char state;
+};
+API nvmlDeviceGetGpuFabricInfoV(Device device, Fabric* fabric) {
   DEVICE;
-  return UNSUPPORTED;
+  fabric->state = 0;  // there is none
+  return SUCCESS;
 }
 API nvmlDeviceGetComputeRunningProcesses(Device device, unsigned* n, Running* out) {
   return nvmlDeviceGetComputeRunningProcesses_v3(device, n, out);

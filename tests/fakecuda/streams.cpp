@@ -28,6 +28,7 @@ API cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int priority) {
   return cudaSuccess;
 }
 API cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithPriority(s, 0, 0); }
+API cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreateWithPriority(s, 0, 0); }
 API cudaStreamDestroy(cudaStream_t s) {
   delete real(s);
   return cudaSuccess;
@@ -102,6 +103,10 @@ API cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
   real(s)->id = ids++;
   return cudaSuccess;
 }
+API cudaStreamBeginCaptureToGraph(cudaStream_t s, cudaGraph_t, const cudaGraphNode_t*, const cudaGraphEdgeData*, size_t,
+                                  cudaStreamCaptureMode mode) {
+  return cudaStreamBeginCapture(s, mode);
+}
 API cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* g) {
   if (real(s)) real(s)->capturing = 0;
   *g = (cudaGraph_t)graph_token;
@@ -120,6 +125,18 @@ API cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* status, un
   if (deps) *deps = nullptr;
   if (edges) *edges = nullptr;
   if (n) *n = 0;
+  return cudaSuccess;
+}
+API cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*, const cudaGraphEdgeData*, size_t, unsigned) {
+  return cudaSuccess;
+}
+API cudaGraphAddNode(cudaGraphNode_t* node, cudaGraph_t, const cudaGraphNode_t*, const cudaGraphEdgeData*, size_t,
+                     cudaGraphNodeParams*) {
+  *node = (cudaGraphNode_t)graph_token;
+  return cudaSuccess;
+}
+API cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle* handle, cudaGraph_t, unsigned, unsigned) {
+  *handle = 1;
   return cudaSuccess;
 }
 API cudaGraphInstantiateWithFlags(cudaGraphExec_t* e, cudaGraph_t, unsigned long long) {
