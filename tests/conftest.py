@@ -1,5 +1,6 @@
 """Fixtures that several test modules share: tiny models in local directories, and the command line in a process."""
 
+import fcntl
 import gc
 import json
 import os
@@ -141,6 +142,17 @@ def autotune(tmp_path):
         )
 
     return run
+
+
+@pytest.fixture
+def whole_device(tmp_path_factory):
+    """Let no other process test meanwhile what a CUDA device's memory comes to."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with (shared / "cuda.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="module")

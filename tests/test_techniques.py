@@ -1,7 +1,7 @@
 """A row for each technique on one device: here, on a CPU, it works in a real trial, or is refused with its reason.
 
 Numbers are those of the list that the product is held to. What needs a GPU is refused here; that it works there is for
-`pytest -m gpu` and `benchmarks/gpu_pack.py`.
+`pytest -m "cuda or gpu"` and `benchmarks/gpu_pack.py`.
 """
 
 import json

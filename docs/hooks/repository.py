@@ -22,6 +22,7 @@ PAGES = {
     "examples/README.md": "examples/index.md",
     "examples/ray-cluster.md": "examples/ray-cluster.md",
     "benchmarks/README.md": "benchmarks/index.md",
+    "tests/fakecuda/README.md": "fakecuda.md",
 }
 
 # Files that pages link to and that are shown as they are.

@@ -20,7 +20,7 @@ def misbehaviour() -> Callable[[str], dict[str, Any]]:
     return benches.misbehaviour
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_bench() -> type[Bench]:
     return Bench
 

@@ -1,0 +1,37 @@
+"""A trial of each kind of model on a CUDA device, or the stand-in for one: its kernels are there, and it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import write_model
+from test_slow_models import FAMILIES
+
+from autotune.models import default_task
+from autotune.resolving import resolve
+from autotune.trial import TrialStatus
+
+pytestmark = pytest.mark.usefixtures("whole_device")
+
+# The loss of DeBERTa's classifier looks for the labels that count, which takes arithmetic.
+EACH = [pytest.param(name, marks=pytest.mark.gpu if name == "DeBERTa" else pytest.mark.cuda) for name in FAMILIES]
+
+
+@pytest.fixture(scope="module")
+def cuda(model, make_bench, tmp_path_factory) -> Iterator[Any]:
+    bench = make_bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
+    with bench.runner:
+        yield bench
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", EACH)
+def test_a_model_of_each_family_trains(cuda, tmp_path, name, precision):
+    spec = resolve(str(write_model(tmp_path / "model", FAMILIES[name])))
+    result = cuda.run(
+        workload={"model": spec, "task": default_task(spec), "target_length": 8 if name == "Whisper" else None},
+        config={"precision": precision, "attn_implementation": None},
+    )
+    assert result.status is TrialStatus.COMPLETED, result.outcome

@@ -1,0 +1,271 @@
+"""What torch does on a CUDA device without arithmetic: operators, attention kernels, memory. On the stand-in, too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("whole_device")]
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.zeros(shape, device="cuda", dtype=dtype)
+
+
+def half(*shape):
+    return zeros(*shape, dtype=torch.bfloat16)
+
+
+def grouped_product():
+    ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device="cuda")
+    return torch._grouped_mm(half(64, 64), half(4, 64, 64), offs=ends)
+
+
+OPERATORS = {
+    "matmul": (lambda: half(256, 128) @ half(128, 64), (256, 64)),
+    "linear": (lambda: F.linear(zeros(4, 256), zeros(512, 256), zeros(512)), (4, 512)),
+    "addmm and gelu": (lambda: torch._addmm_activation(zeros(512), zeros(4, 256), zeros(256, 512)), (4, 512)),
+    "bmm": (lambda: torch.bmm(zeros(4, 8, 16), zeros(4, 16, 8)), (4, 8, 8)),
+    "grouped product": (grouped_product, (64, 64)),
+    "sort": (lambda: zeros(100).sort()[0], (100,)),
+    "topk": (lambda: zeros(100).topk(3)[0], (3,)),
+    "cumsum": (lambda: zeros(100).cumsum(0), (100,)),
+    "nonzero": (lambda: zeros(100).nonzero(), (0, 1)),
+    "index": (lambda: zeros(100, 3)[torch.zeros(4, dtype=torch.long, device="cuda")], (4, 3)),
+    "gather": (lambda: zeros(100, 3).gather(0, torch.zeros(4, 3, dtype=torch.long, device="cuda")), (4, 3)),
+    "multinomial": (lambda: torch.multinomial(torch.ones(10, device="cuda"), 2), (2,)),
+    "fft": (lambda: torch.fft.fft(zeros(16)), (16,)),
+}
+
+
+CONVOLUTIONS = {
+    "conv1d": (F.conv1d, (2, 16, 100), (8, 16, 3), (2, 8, 98)),
+    "conv2d": (F.conv2d, (2, 16, 32, 32), (8, 16, 3, 3), (2, 8, 30, 30)),
+    "conv3d": (F.conv3d, (2, 16, 8, 8, 8), (8, 16, 3, 3, 3), (2, 8, 6, 6, 6)),
+    "conv_transpose2d": (F.conv_transpose2d, (2, 16, 32, 32), (16, 8, 3, 3), (2, 8, 34, 34)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_runs(name):
+    operator, shape = OPERATORS[name]
+    assert operator().shape == shape
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_runs_forward_and_backward(name, dtype, benchmark):
+    convolve, inputs, weights, outputs = CONVOLUTIONS[name]
+    leaves = [zeros(*shape, dtype=dtype).requires_grad_() for shape in (inputs, weights)]
+    with torch.backends.cudnn.flags(benchmark=benchmark):
+        out = convolve(*leaves)
+        out.sum().backward()
+    assert out.shape == outputs
+    assert [leaf.grad.shape for leaf in leaves] == [inputs, weights]
+
+
+def test_channels_last_and_batch_norm_run():
+    block = nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU()).cuda()
+    block = block.to(memory_format=torch.channels_last)
+    images = zeros(2, 16, 32, 32).to(memory_format=torch.channels_last)
+    with torch.autocast("cuda", torch.bfloat16):
+        out = block(images)
+    out.sum().backward()
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_was_copied_in_is_read_back():
+    assert torch.arange(5).cuda().cpu().tolist() == [0, 1, 2, 3, 4]
+    assert torch.ones(5).pin_memory().to("cuda", non_blocking=True).cpu().tolist() == [1] * 5
+
+
+def test_a_mask_that_masks_nothing_is_seen_as_such():
+    assert torch.ones(2, 8, dtype=torch.long, device="cuda").all().item()
+
+
+class Block(nn.Module):
+    """Embedding, attention, dropout and an output head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(1000, 256), nn.LayerNorm(256)
+        self.attention, self.head, self.dropout = nn.Linear(256, 768), nn.Linear(256, 1000), nn.Dropout(0.1)
+
+    def forward(self, tokens, mask):
+        hidden = self.norm(self.embedding(tokens))
+        query, key, value = self.attention(hidden).view(*tokens.shape, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        return self.head(self.dropout(mixed.transpose(1, 2).reshape(*tokens.shape, 256)))
+
+
+def train(dtype, kernel, *, masked=False, **optimizer):
+    """Train two steps and return the bytes that are still allocated."""
+    before = torch.cuda.memory_allocated()
+    model = Block().to("cuda", dtype)
+    steps = torch.optim.AdamW(model.parameters(), **optimizer)
+    mask = torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool) if masked else None
+    with sdpa_kernel(kernel):
+        for _ in range(2):
+            tokens = torch.randint(0, 1000, (2, 128)).cuda()
+            F.cross_entropy(model(tokens, mask).float().view(-1, 1000), tokens.view(-1)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            steps.step()
+            steps.zero_grad()
+    return torch.cuda.memory_allocated() - before
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "options"),
+    [
+        (torch.bfloat16, SDPBackend.FLASH_ATTENTION, {"foreach": True}),
+        (torch.bfloat16, SDPBackend.FLASH_ATTENTION, {"fused": True}),
+        (torch.bfloat16, SDPBackend.EFFICIENT_ATTENTION, {"masked": True}),
+        (torch.float32, SDPBackend.EFFICIENT_ATTENTION, {}),
+        (torch.float32, SDPBackend.MATH, {"foreach": False}),
+    ],
+    ids=str,
+)
+def test_what_training_leaves_is_weights_and_two_states(dtype, kernel, options):
+    parameters = sum(p.numel() for p in Block().parameters())
+    left = train(dtype, kernel, **options)
+    assert left == pytest.approx(3 * parameters * dtype.itemsize, rel=0.01, abs=20 * MIB)  # cuBLAS's workspace
+    assert left >= 3 * parameters * dtype.itemsize
+
+
+def test_autocast_and_a_loss_scaler_run():
+    scaler, layer = torch.amp.GradScaler("cuda"), nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(layer.parameters())
+    with torch.autocast("cuda", torch.float16):
+        loss = layer(torch.ones(4, 8, device="cuda")).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert loss.dtype is torch.float16 or loss.dtype is torch.float32
+
+
+def test_a_graph_is_captured_and_replayed():
+    graph, values = torch.cuda.CUDAGraph(), zeros(10)
+    with torch.cuda.graph(graph):
+        doubled = values * 2
+    graph.replay()
+    assert doubled.shape == (10,)
+
+
+def test_eight_bit_optimizers_and_weights_run():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    layer = nn.Linear(4096, 4096).cuda()
+    layer(torch.ones(2, 4096, device="cuda")).sum().backward()
+    for kind in (bitsandbytes.optim.AdamW8bit, bitsandbytes.optim.PagedAdamW8bit):
+        optimizer = kind(layer.parameters())
+        optimizer.step()
+        assert optimizer.state[layer.weight]["state1"].dtype is torch.uint8
+    packed = bitsandbytes.nn.Linear4bit(64, 64, quant_type="nf4").cuda()
+    assert packed(torch.ones(2, 64, device="cuda")).shape == (2, 64)
+    assert packed.weight.numel() == 64 * 64 // 2
+
+
+def test_more_than_the_device_has_is_out_of_memory_and_says_so():
+    total = torch.cuda.mem_get_info()[1]
+    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate") as caught:
+        torch.empty(2 * total, device="cuda", dtype=torch.uint8)
+    assert f"total capacity of {total / GIB:.2f} GiB" in str(caught.value)
+    assert zeros(10).shape == (10,)
+
+
+def test_the_allocators_cap_is_kept():
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(GIB / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match=r"1024\.00 MiB allowed"):
+            torch.empty(2 * GIB, device="cuda", dtype=torch.uint8)
+        torch.empty(GIB // 2, device="cuda", dtype=torch.uint8)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+def test_memory_is_given_back():
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    kept = torch.empty(GIB, device="cuda", dtype=torch.uint8)
+    assert free - torch.cuda.mem_get_info()[0] == GIB
+    del kept
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+HOLD = """
+import time, torch
+kept = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
+print("held", flush=True)
+time.sleep(300)
+"""
+
+
+def test_processes_share_the_device_and_one_that_is_killed_holds_nothing():
+    zeros(1)
+    free = torch.cuda.mem_get_info()[0]
+    other = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "held\n"
+        assert free - torch.cuda.mem_get_info()[0] >= GIB + 50 * MIB  # and its context
+    finally:
+        other.kill()
+        other.communicate()
+    assert other.returncode == -signal.SIGKILL
+    for _ in range(100):  # a GPU's driver may take a moment
+        if torch.cuda.mem_get_info()[0] == free:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            other.wait(0.1)
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def _touch(pipe):
+    try:
+        zeros(1)
+    except RuntimeError as error:
+        pipe.send(str(error))
+
+
+def test_a_child_that_was_forked_after_cuda_was_started_is_refused():
+    zeros(1)
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_touch, args=(there,))
+    child.start()
+    assert "Cannot re-initialize CUDA in forked subprocess" in here.recv()
+    child.join()
+
+
+def test_expandable_segments_reserve_what_is_allocated():
+    code = (
+        "import json, torch\n"
+        "kept = [torch.empty(n * 3 << 20, device='cuda', dtype=torch.uint8) for n in (1, 5, 9)]\n"
+        "print(json.dumps([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+    )
+    assert done.returncode == 0, done.stderr
+    allocated, reserved = json.loads(done.stdout)
+    assert allocated == 45 * MIB
+    assert allocated <= reserved <= allocated + 20 * MIB
