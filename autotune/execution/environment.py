@@ -33,9 +33,9 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # what a trial printed before it was killed is in its log
 }
 
-# Where the host's memory is the one that is measured: glibc would come to keep freed blocks of up to 32 MiB, and the peak
-# would be that of the heap's history. Nothing undoes it for processes that collate batches beside a GPU, and each batch
-# of images would be mapped and cleared anew.
+# Where the host's memory is what is measured: glibc would come to keep freed blocks of up to 32 MiB, and the peak would
+# be that of the heap's history. Nothing undoes it for processes that collate batches beside a GPU, and each batch of
+# images would be mapped and cleared anew.
 CPU_ENVIRONMENT = {MMAP_THRESHOLD: OWN_MMAP_THRESHOLD}
 
 # What a trial has no business with: the URL of the lasting record may hold a password, the token opens a cluster.

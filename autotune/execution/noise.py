@@ -184,7 +184,7 @@ def watch(device: str, *, ranks: bool = False) -> Watch:
         return HostWatch(ranks=ranks)
     import pynvml
 
-    from autotune.hardware import nvml_handle
+    from autotune.nvml import nvml_handle
 
     try:
         return NvmlWatch(nvml_handle(int(device.partition(":")[2] or 0)), pynvml, ranks=ranks)
