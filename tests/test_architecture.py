@@ -26,6 +26,7 @@ VALUES = {
     "config",
     "budget",
     "hardware",
+    "nvml",
     "trial",
     "checks",
     "result",
