@@ -30,6 +30,7 @@ from autotune.execution.setting_up import (
     trainer_of,
 )
 from autotune.files import read_value, write_value
+from autotune.hardware import detect
 from autotune.stopwatch import Stopwatch
 from autotune.trial import Failure, Outcome, Phases, TrialRequest, TrialStatus
 
@@ -122,7 +123,9 @@ def _with_trainer(
     from autotune.execution.effects import EffectsProbe
 
     code = request.workload.own_code
-    probe = EffectsProbe(request.config, theirs=frozenset(code.held) if code is not None else frozenset())
+    probe = EffectsProbe(
+        request.config, detect(device_of(request)), theirs=frozenset(code.held) if code is not None else frozenset()
+    )
     watching = _Watching(timer, probe, guard)
     if code is not None:
         from autotune.execution.own_trial import run_own
