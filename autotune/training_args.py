@@ -145,15 +145,15 @@ def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
     return decided
 
 
-# Nothing is saved, pushed, evaluated, reported or drawn during a trial, and NaN losses are shown as they are: the
-# Trainer's default is to log them as 0.0. The data of a trial hold the columns of the model and nothing else.
+# Nothing is saved, pushed, evaluated, reported or drawn during a trial. The Trainer's filter of NaN, which waits for the
+# device in each micro-step, stays as it is in the training that is exported. The data of a trial hold the columns of the
+# model and nothing else.
 _HARNESS: dict[str, Any] = {
     "save_strategy": "no",
     "push_to_hub": False,
     "eval_strategy": "no",
     "eval_on_start": False,
     "logging_strategy": "no",
-    "logging_nan_inf_filter": False,
     "report_to": "none",
     "disable_tqdm": True,
     "remove_unused_columns": False,

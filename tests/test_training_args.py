@@ -14,7 +14,7 @@ from autotune.budget import Effort
 from autotune.config import Parallelism
 from autotune.hardware import installed_versions
 from autotune.peft_arguments import ATTENTION_MODULES
-from autotune.training_args import SEARCHED_ARGUMENTS, TrainingPlan, effective_tf32, laid_over, plan
+from autotune.training_args import OWN_HARNESS, SEARCHED_ARGUMENTS, TrainingPlan, effective_tf32, laid_over, plan
 
 OLD_GPU = make_gpu(versions={"transformers": "5.17.2"})
 NEW_GPU = make_gpu(versions={"transformers": "5.23.0"})
@@ -122,6 +122,13 @@ def test_inductors_autotuning_in_mixed_precision_has_tf32_switched_off_which_it_
     for fine in ({"precision": "fp32"}, {"precision": "pure_bf16"}, {"precision": "fp16"}):
         assert "tf32" not in mapped(**AUTOTUNED, **fine).tuned
     assert "tf32" not in mapped(make_hardware(), **AUTOTUNED, precision="bf16").tuned
+
+
+@pytest.mark.parametrize("fixed", [{}, {"logging_nan_inf_filter": False}])
+def test_the_filter_of_nan_which_waits_for_the_device_is_that_of_the_exported_training(fixed):
+    mapping = mapped(fixed=fixed)
+    assert "logging_nan_inf_filter" not in {*mapping.harness, *OWN_HARNESS}
+    assert mapping.tuned.get("logging_nan_inf_filter") == fixed.get("logging_nan_inf_filter")
 
 
 def test_the_cpu_is_asked_for_on_a_cpu_alone():

@@ -164,16 +164,18 @@ def _trained(
 ) -> Outcome:
     """Train, check what is to be checked, and return what was measured."""
     from autotune.execution import checking
+    from autotune.execution.divergence import watch_losses
     from autotune.execution.measure import measurement_of
 
     timer, probe, guard = watching
+    losses = watch_losses(trainer)
     with checking.around_training(request.task, trainer, not_saved=reading.not_saved) as found:
         loss = float(train().training_loss)
     effects = probe.verify(trainer, trainer.model)
-    if not math.isfinite(loss):
+    if not math.isfinite(total := losses()):
         return Failure(
             status=TrialStatus.INVALID,
-            cause=f"the loss became {loss}: not trainable like this",
+            cause=f"the loss became {total}: not trainable like this",
             memory=guard.peak(),
         )
     if not timer.step_times_s():

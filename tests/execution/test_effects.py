@@ -226,7 +226,6 @@ COMPILED = {"torch_compile_backend": "inductor"}
         (make_gpu(capability=(7, 5)), COMPILED, "high", "none"),  # accelerate sets it whatever the device
         (make_hardware(), COMPILED, "high", "none"),
     ],
-    ids=str,
 )
 def test_tf32_is_expected_where_a_trainer_has_it_on(products, hardware, config, set_to, seen):
     products(set_to)
