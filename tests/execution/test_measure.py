@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
 from autotune.conditions import Conditions
@@ -147,6 +148,7 @@ def test_if_every_step_is_skipped_nothing_is_measured(clock):
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_step_that_a_fused_optimizer_skips_by_itself_is_not_taken_for_a_real_one(clock, fused):
     """Under accelerate a fused optimizer is stepped in any case, and finds out on the device that it must not."""
+    Accelerator(cpu=True)  # makes the state that the optimizer asks
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = AcceleratedOptimizer(
         torch.optim.AdamW([weight], fused=fused), scaler=torch.amp.GradScaler("cpu"), device_placement=False
