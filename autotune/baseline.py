@@ -145,7 +145,7 @@ def baseline_config(
                 default_micro_batch(global_batch and global_batch // devices),
             ),
             precision=Precision.BF16 if given.get("bf16") else Precision.FP16 if given.get("fp16") else Precision.FP32,
-            tf32=bool(given.get("tf32")),
+            tf32=bool(given.get("tf32")) or (hardware.has_tf32 and hardware.starts_with_tf32),
             optim=given.get("optim", "adamw_torch_fused"),
             checkpointing=_checkpointing(given),
             attn_implementation=facts.attn_implementations[0] if facts.attn_implementations else None,

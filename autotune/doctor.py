@@ -81,7 +81,7 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
         _library("LoRA", "peft", libraries, "adapters beside frozen weights (--allow method)"),
         _library("real data", "datasets", libraries, "--data FILE"),
         _flash_attention(hardware, libraries),
-        _library("Liger kernels", "liger_kernel", libraries, "fused losses and norms"),
+        _of_triton("Liger kernels", "liger_kernel", hardware, libraries, "fused losses and norms"),
         _compiler(hardware, libraries),
         _rates(hardware, rates, busy),
     )
@@ -201,4 +201,10 @@ def _compiler(hardware: Hardware, libraries: dict[str, Any]) -> Finding:
     if hardware.is_cpu:
         detail = f"inductor with {hardware.cxx}" if hardware.cxx else "inductor needs a C++ compiler (g++)"
         return Finding(name="torch.compile", available=hardware.cxx is not None, detail=detail)
-    return _library("torch.compile", "triton", libraries, "inductor generates Triton kernels")
+    return _of_triton("torch.compile", "triton", hardware, libraries, "inductor generates Triton kernels")
+
+
+def _of_triton(name: str, module: str, hardware: Hardware, libraries: dict[str, Any], brings: str) -> Finding:
+    if not hardware.is_cpu and not hardware.has_cc:
+        return Finding(name=name, available=False, detail="Triton finds no C compiler: install gcc, or name it in CC")
+    return _library(name, module, libraries, brings)

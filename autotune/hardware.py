@@ -26,6 +26,9 @@ from autotune.values import Value
 # training run of hours fragments more than that of a trial of seconds.
 DEFAULT_MARGIN = 0.08
 
+# Has torch begin with TF32 on, which images of vendors set; arguments of the Trainer don't switch it off again.
+TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+
 PACKAGES = (
     "torch", "transformers", "accelerate", "peft", "bitsandbytes", "optuna", "datasets", "triton", "flash-attn",
     "flash-attn-3", "liger-kernel", "kernels", "torchao", "transformer-engine", "deepspeed",
@@ -58,6 +61,10 @@ class Hardware(Value):
     driver: str | None = None
     features: tuple[str, ...] = Field(default=(), description="CPU: vector extensions that matter to training")
     cxx: str | None = Field(default=None, description="C++ compiler that inductor would use")
+    has_cc: bool = Field(default=True, description="CUDA: Triton finds a C compiler, with which it builds launchers")
+    starts_with_tf32: bool = Field(
+        default=False, description="torch's own variable in the environment has every process begin with TF32 on"
+    )
     versions: dict[str, str] = Field(default_factory=dict)
     count: PositiveInt | None = Field(
         default=None, description="like devices that trials may use, this one included; None: as many as asked for"
@@ -78,7 +85,8 @@ class Hardware(Value):
 
         Over how many devices a trial is spread is a matter of its configuration.
         """
-        return self.model_copy(update={"free_bytes": 0}).digest(leave_out=frozenset({"count"}))
+        usual = set() if self.starts_with_tf32 else {"starts_with_tf32"}
+        return self.model_copy(update={"free_bytes": 0}).digest(leave_out=frozenset({"count", "has_cc", *usual}))
 
     @property
     def is_cpu(self) -> bool:
@@ -267,6 +275,8 @@ def _cuda(index: int) -> Hardware:
         capability=capability,
         driver=driver,
         cxx=_cxx(),
+        has_cc=_has_cc(),
+        starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
         versions=installed_versions(),
         count=len(like_devices(device)),
     )
@@ -294,6 +304,12 @@ def _cxx() -> str | None:
         if name and shutil.which(name):
             return name
     return None
+
+
+def _has_cc() -> bool:
+    """Return whether Triton finds a C compiler, as it looks (`runtime/build.py`): $CC, otherwise gcc, then clang."""
+    named = os.environ.get("CC")
+    return any(shutil.which(name) for name in ((named,) if named is not None else ("gcc", "clang")) if name)
 
 
 def _cpuinfo(key: str) -> str:

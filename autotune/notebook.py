@@ -53,7 +53,7 @@ def _reported(result: TuningResult, summary: TrialSummary) -> ReportedTrial:
         purpose=summary.purpose,
         status=summary.status,
         config=summary.config,
-        changes=changes(summary.config, result.baseline.config, result.facts),
+        changes=changes(summary.config, result.baseline.config, result.facts, result.hardware),
         depths=summary.depths,
         samples_per_second=summary.samples_per_second,
         peak_bytes=summary.peak_bytes,

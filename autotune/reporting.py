@@ -159,7 +159,7 @@ def _row(plan: SearchPlan, trial: TrialResult, judged: TrialSummary | None, ende
         purpose=request.purpose,
         status=judged.status if judged is not None else trial.status,
         config=request.config,
-        changes=changes(request.config, plan.baseline, plan.facts),
+        changes=changes(request.config, plan.baseline, plan.facts, plan.hardware),
         depths=request.depths,
         samples_per_second=measured.samples_per_second if measured and whole else None,
         interval=measured.shown_interval if measured and whole else None,
@@ -180,7 +180,7 @@ def _refused(plan: SearchPlan, result: TuningResult | None) -> list[ReportedTria
             label="",
             status=TrialStatus.REJECTED,
             config=summary.config,
-            changes=changes(summary.config, plan.baseline, plan.facts),
+            changes=changes(summary.config, plan.baseline, plan.facts, plan.hardware),
             cause=summary.cause,
         )
         for summary in result.trials

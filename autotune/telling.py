@@ -81,7 +81,7 @@ class Teller:
         )
 
     def _changes(self, config: TrainConfig) -> tuple[Change, ...]:
-        return changes(config, self._plan.baseline, self._plan.facts)
+        return changes(config, self._plan.baseline, self._plan.facts, self._plan.hardware)
 
     def _tell_refusals(self) -> None:
         """Say, to who wants to know, how many configurations were refused since the last trial, and why."""

@@ -44,7 +44,7 @@ def entry_of(plan: SearchPlan, result: TrialResult) -> Entry:
     tags = {
         "purpose": str(request.purpose),
         "status": str(result.status),
-        "changes": _words(changes(request.config, plan.baseline, plan.facts)),
+        "changes": _words(changes(request.config, plan.baseline, plan.facts, plan.hardware)),
         "config_id": request.config.config_id,
     }
     if isinstance(outcome, Failure):

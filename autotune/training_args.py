@@ -66,6 +66,8 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments["optim_target_modules"] = "all-linear"
     if config.tf32:  # said only where it is wanted: False would take from convolutions what torch gives by default
         arguments["tf32"] = True
+    elif hardware.has_tf32 and config.precision is Precision.BF16 and asks_for_tf32_the_old_way(config):
+        arguments["tf32"] = False  # or TrainingArguments would switch it on
     if config.dataloader_num_workers and config.dataloader_prefetch_factor:
         arguments["dataloader_prefetch_factor"] = config.dataloader_prefetch_factor
     if hardware.is_cpu:
@@ -78,6 +80,32 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
             arguments["torch_compile_mode"] = config.torch_compile_mode
     spread = parallel_arguments(config, is_cpu=hardware.is_cpu, transformers=transformers_version(hardware))
     return arguments | spread
+
+
+def effective_tf32(config: TrainConfig, hardware: Hardware) -> bool:
+    """Return whether the Trainer's products in fp32 run as TF32: as asked for, from the start, or beside a compiler.
+
+    With `torch_compile`, TrainingArguments switch it on unless fp16 is set (`training_args.py`, "9. TF32"), and
+    accelerate does where there is no autocast, whatever `tf32` says (`state.py`).
+    """
+    if not hardware.has_tf32:
+        return False
+    if config.tf32 or hardware.starts_with_tf32:
+        return True
+    if config.torch_compile_backend is None or config.precision is Precision.FP16:
+        return False
+    return not asks_for_tf32_the_old_way(config)
+
+
+def asks_for_tf32_the_old_way(config: TrainConfig) -> bool:
+    """Return whether TF32 that TrainingArguments switch on makes the compiler raise.
+
+    transformers sets `torch.backends.fp32_precision`, and inductor's max-autotune asks
+    `torch.get_float32_matmul_precision`, which raises unless the older interface was used as well: accelerate does so
+    where there is no autocast.
+    """
+    mode = config.torch_compile_mode or ""
+    return mode.startswith("max-autotune") and config.precision in (Precision.BF16, Precision.FP16)
 
 
 def transformers_version(hardware: Hardware) -> tuple[int, int]:
@@ -117,15 +145,15 @@ def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
     return decided
 
 
-# Nothing is saved, pushed, evaluated, reported or drawn during a trial, and NaN losses are shown as they are: the
-# Trainer's default is to log them as 0.0. The data of a trial hold the columns of the model and nothing else.
+# Nothing is saved, pushed, evaluated, reported or drawn during a trial. The Trainer's filter of NaN, which waits for the
+# device in each micro-step, stays as it is in the training that is exported. The data of a trial hold the columns of the
+# model and nothing else.
 _HARNESS: dict[str, Any] = {
     "save_strategy": "no",
     "push_to_hub": False,
     "eval_strategy": "no",
     "eval_on_start": False,
     "logging_strategy": "no",
-    "logging_nan_inf_filter": False,
     "report_to": "none",
     "disable_tqdm": True,
     "remove_unused_columns": False,

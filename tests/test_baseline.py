@@ -27,6 +27,12 @@ def baseline_of(read, global_batch: int | None = 64, **document: object) -> Trai
     return baseline_config(read(document), global_batch, make_facts(), make_gpu())
 
 
+@pytest.mark.parametrize(("capability", "is_on"), [((8, 0), True), ((7, 5), False)])
+def test_tf32_that_torch_begins_with_is_the_baselines(read, capability, is_on):
+    hardware = make_gpu(starts_with_tf32=True, capability=capability)
+    assert baseline_config(read({"tf32": False}), 64, make_facts(), hardware).tf32 is is_on
+
+
 def test_arguments_are_parted_into_what_is_searched_and_what_stays(read):
     arguments = read({"optim": "adafactor", "learning_rate": 1e-4, "output_dir": "out", "run_name": "mine"})
     assert arguments.searched == {"optim": "adafactor"}

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from factories import make_gpu
 from typer.testing import CliRunner
 
 from autotune import doctor
@@ -33,6 +34,15 @@ def test_without_measured_rates_it_says_how_to_get_them(home):
     assert report["rates"] is None
     assert report["table_rates"]["source"] == "table"
     assert not list(home.iterdir())
+
+
+@pytest.mark.parametrize("has_cc", [True, False])
+def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, home, has_cc):
+    monkeypatch.setattr(doctor, "detect", lambda device: make_gpu(has_cc=has_cc))
+    found = {f.name: f for f in doctor.examine("cuda:0").findings}
+    for name in ("torch.compile", "Liger kernels"):
+        assert found[name].available is has_cc
+        assert ("C compiler" in found[name].detail) is not has_cc
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from factories import make_gpu, make_hardware
 
 from autotune.errors import InputError, MachineError
 from autotune.hardware import (
+    TF32_VARIABLE,
     cuda_count,
     default_budget_bytes,
     detect,
@@ -123,6 +124,42 @@ def test_the_fingerprint_is_the_machines_and_not_the_moments():
     assert make_gpu(free_bytes=1, count=1).fingerprint == make_gpu(free_bytes=2, count=8).fingerprint
     for changed in ({"driver": "590"}, {"name": "other"}, {"versions": {}}, {"cores": 3}):
         assert make_gpu(**changed).fingerprint != make_gpu().fingerprint
+
+
+def test_what_was_measured_before_holds_with_or_without_a_compiler_but_not_where_torch_begins_with_tf32():
+    assert make_gpu(has_cc=False).fingerprint == make_gpu().fingerprint
+    assert make_gpu(starts_with_tf32=True).fingerprint != make_gpu().fingerprint
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(("value", "is_on"), [(None, False), ("0", False), ("1", True)])
+def test_an_environment_that_has_torch_begin_with_tf32_is_seen(monkeypatch, value, is_on):
+    monkeypatch.delenv(TF32_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(TF32_VARIABLE, value)
+    assert detect("cuda:0").starts_with_tf32 is is_on
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("there", "named", "is_found"),
+    [
+        ((), None, False),
+        (("g++",), None, False),
+        (("gcc",), None, True),
+        (("clang",), None, True),
+        (("icx",), "icx", True),
+        (("gcc",), "icx", False),
+    ],
+)
+def test_a_c_compiler_is_looked_for_as_triton_does(monkeypatch, tmp_path, there, named, is_found):
+    for name in there:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CC", named)
+    assert detect("cuda:0").has_cc is is_found
 
 
 @pytest.mark.parametrize(

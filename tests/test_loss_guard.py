@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from factories import installed_arguments, make_config, make_facts, make_workload
+from factories import installed_arguments, make_config, make_facts, make_hardware, make_workload
 
 from autotune.checks import LossCurve, LossTask
 from autotune.config import Parallelism
@@ -16,7 +16,7 @@ from autotune.search.allowance import changes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BASE = make_config(8)
+BASE, CPU = make_config(8), make_hardware()
 RESPLIT = make_config(4)
 ROUNDED = make_config(precision="bf16")
 OTHER_OPTIMIZER = make_config(optim="adafactor")
@@ -32,7 +32,7 @@ def falling(by: float = 0.5, *, start: float = 6.0, steps: int = 20, off: float 
 def judged(curve, config=RESPLIT, *, reference=None, again=None, facts=None):
     reference = reference or falling()
     facts = facts or make_facts()
-    return compare(reference, again or reference, curve, changes(config, BASE, facts), facts, 4)
+    return compare(reference, again or reference, curve, changes(config, BASE, facts, CPU), facts, 4)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def judged(curve, config=RESPLIT, *, reference=None, again=None, facts=None):
 )
 def test_the_yardstick_follows_from_the_deepest_change(config, facts, expected):
     facts = make_facts(**facts)
-    assert yardstick(changes(config, BASE, facts), facts) is expected
+    assert yardstick(changes(config, BASE, facts, CPU), facts) is expected
 
 
 def test_the_same_losses_pass_whatever_changed():
@@ -210,7 +210,7 @@ def verdict(baselines, tmp_path):
 
     def hold(config=RESPLIT, **how):
         facts = make_facts(has_dropout=True)
-        changed = changes(config, BASE, facts)
+        changed = changes(config, BASE, facts, CPU)
         return compare(*baselines, trained(tmp_path, **how), changed, facts, TASK.pass_steps)
 
     return functools.partial(hold)

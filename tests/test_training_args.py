@@ -14,10 +14,11 @@ from autotune.budget import Effort
 from autotune.config import Parallelism
 from autotune.hardware import installed_versions
 from autotune.peft_arguments import ATTENTION_MODULES
-from autotune.training_args import SEARCHED_ARGUMENTS, TrainingPlan, laid_over, plan
+from autotune.training_args import OWN_HARNESS, SEARCHED_ARGUMENTS, TrainingPlan, effective_tf32, laid_over, plan
 
 OLD_GPU = make_gpu(versions={"transformers": "5.17.2"})
 NEW_GPU = make_gpu(versions={"transformers": "5.23.0"})
+AUTOTUNED = {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}
 
 
 def mapped(hardware=NEW_GPU, *, fixed: dict[str, Any] | None = None, **knobs: Any) -> TrainingPlan:
@@ -91,6 +92,43 @@ def test_checkpointing_goes_by_the_name_that_the_installed_version_has(hardware,
 
 def test_tf32_is_left_to_torch_where_it_is_not_wanted():
     assert "tf32" not in mapped(make_gpu(), tf32=False).tuned
+
+
+EFFECTIVE_TF32 = [
+    (NEW_GPU, {}, False),
+    (NEW_GPU, {"tf32": True}, True),
+    (NEW_GPU, {"torch_compile_backend": "inductor"}, True),
+    (NEW_GPU, {"torch_compile_backend": "inductor", "precision": "bf16"}, True),
+    (NEW_GPU, {"torch_compile_backend": "inductor", "precision": "pure_bf16"}, True),
+    (NEW_GPU, {"torch_compile_backend": "inductor", "precision": "fp16"}, False),
+    (NEW_GPU, {"torch_compile_backend": "inductor", "precision": "fp16", "tf32": True}, True),
+    (NEW_GPU, {**AUTOTUNED, "precision": "fp32"}, True),
+    (NEW_GPU, {**AUTOTUNED, "precision": "bf16"}, False),
+    (make_gpu(capability=(7, 5)), {"torch_compile_backend": "inductor"}, False),
+    (make_gpu(starts_with_tf32=True), {}, True),
+    (make_gpu(starts_with_tf32=True, capability=(7, 5)), {}, False),
+    (make_hardware(starts_with_tf32=True), {"torch_compile_backend": "inductor"}, False),
+]
+
+
+@pytest.mark.parametrize(("hardware", "knobs", "is_on"), EFFECTIVE_TF32)
+def test_tf32_is_on_as_asked_for_from_the_start_or_beside_a_compiler(hardware, knobs, is_on):
+    assert effective_tf32(make_config(**knobs), hardware) is is_on
+
+
+def test_inductors_autotuning_in_mixed_precision_has_tf32_switched_off_which_it_could_not_ask_for():
+    """transformers switches it on by torch's newer interface, inductor asks by the older one, which then raises."""
+    assert mapped(**AUTOTUNED, precision="bf16").tuned["tf32"] is False
+    for fine in ({"precision": "fp32"}, {"precision": "pure_bf16"}, {"precision": "fp16"}):
+        assert "tf32" not in mapped(**AUTOTUNED, **fine).tuned
+    assert "tf32" not in mapped(make_hardware(), **AUTOTUNED, precision="bf16").tuned
+
+
+@pytest.mark.parametrize("fixed", [{}, {"logging_nan_inf_filter": False}])
+def test_the_filter_of_nan_which_waits_for_the_device_is_that_of_the_exported_training(fixed):
+    mapping = mapped(fixed=fixed)
+    assert "logging_nan_inf_filter" not in {*mapping.harness, *OWN_HARNESS}
+    assert mapping.tuned.get("logging_nan_inf_filter") == fixed.get("logging_nan_inf_filter")
 
 
 def test_the_cpu_is_asked_for_on_a_cpu_alone():

@@ -31,6 +31,7 @@ from autotune.cost.time import dense_peak
 from autotune.cost_estimate import CostEstimate, MemoryBreakdown
 from autotune.hardware import Hardware
 from autotune.rates import Rates
+from autotune.training_args import effective_tf32
 from autotune.trial import Failure, Interval, TrialResult, TrialStatus
 
 # A trial that ran out of memory is taken to have needed this much of its budget: how much more isn't known.
@@ -146,7 +147,7 @@ class CostModel:
             config.optim,
             Spread.of(config),
             self.network_for(config),
-            tf32=config.tf32,
+            tf32=effective_tf32(config, self.hardware),
             compiled=config.torch_compile_backend == "inductor",
         )
 
@@ -169,7 +170,7 @@ class CostModel:
         size = config.per_device_train_batch_size
         share = float(padded_share(self.workload.lengths, config, np.array([float(size)]))[0])
         flops = accumulation * profile.needed_flops.at(size * share)  # of one device
-        peak = dense_peak(self.rates, config.precision, tf32=config.tf32)
+        peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))
         tokens = self.workload.tokens_per_sample
         return CostEstimate(
             memory=self.breakdown(config, profile),

@@ -82,8 +82,3 @@ def quantization(config: TrainConfig, model: nn.Module) -> str:
     if loose:
         raise NoEffectError(f"{wanted} weights were asked for, but those of {loose[0]} are not packed")
     return f"{wanted} in {layers[wanted]} layers"
-
-
-def is_packed(module: nn.Module) -> bool:
-    """Return whether a layer's weights are packed, which put out what they are given and not what they compute in."""
-    return type(getattr(module, "weight", None)).__name__ in ("Params4bit", "Int8Params")

@@ -17,13 +17,17 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from transformers import TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
 
+from autotune.adapter_config import is_new_weight
 from autotune.batches import PackCollator
 from autotune.checkpointing import KINDS, CheckpointingKind
 from autotune.config import Precision, TrainConfig
 from autotune.execution import adapter_effects, parallel_effects
 from autotune.execution.no_effect import NoEffectError
+from autotune.hardware import Hardware
 from autotune.optimizers import OPTIMIZERS
+from autotune.training_args import effective_tf32
 
 _OUTPUT_DTYPE = {
     Precision.FP32: torch.float32,
@@ -33,14 +37,20 @@ _OUTPUT_DTYPE = {
 }
 
 
+# Layers whose output is what they computed in. Others of these names have a forward of their own: packed ones put out
+# what they were given, and Falcon's add an fp32 bias to a product in 16 bits.
+_PLAIN = (nn.Linear.forward, nn.Conv2d.forward, nn.Conv1d.forward, Conv1D.forward)
+
+
 class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     """Looks at the first training step from inside; leaves nothing behind that later steps would pay for.
 
     Knobs that the user's own code decides (`theirs`) are not looked at.
     """
 
-    def __init__(self, config: TrainConfig, *, theirs: frozenset[str] = frozenset()) -> None:
+    def __init__(self, config: TrainConfig, hardware: Hardware, *, theirs: frozenset[str] = frozenset()) -> None:
         self._config = config
+        self._hardware = hardware
         self._theirs = theirs
         self._dtypes: set[torch.dtype] = set()
         self._checkpointed = 0
@@ -62,10 +72,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             self._undo.pop()()
 
     def _watch_dtype(self, model: nn.Module) -> None:
-        for module in model.modules():
-            if adapter_effects.is_packed(module):
-                continue
-            if isinstance(module, nn.Linear | nn.Conv2d | nn.Conv1d) or type(module).__name__ == "Conv1D":
+        for name, module in model.named_modules():
+            if type(module).forward in _PLAIN and not is_new_weight(f"{name}."):  # peft keeps an adapter's in fp32
                 handle = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
                 self._undo.append(handle.remove)
                 return
@@ -107,7 +115,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         loader = self._seen["train_dataloader"]
         looks: dict[str, Callable[[], str]] = {
             "precision": lambda: self._precision(trainer, model),
-            "tf32": lambda: _tf32(self._config),
+            "tf32": lambda: _tf32(self._config, self._hardware),
             "optim": lambda: _optimizer(self._config, trainer.optimizer, model),
             "checkpointing": lambda: self._checkpointing(model),
             "attn_implementation": lambda: _attention(self._config, model) + self._sdpa(),
@@ -173,13 +181,13 @@ def _names(dtypes: Any) -> str:
     return "/".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
 
 
-def _tf32(config: TrainConfig) -> str:
-    if not torch.cuda.is_available():
+def _tf32(config: TrainConfig, hardware: Hardware) -> str:
+    if not hardware.has_tf32:  # what is set for others has no effect
         return "none"
-    actual = torch.backends.cuda.matmul.fp32_precision
-    if (actual == "tf32") != config.tf32:
-        raise NoEffectError(f"tf32 {config.tf32} was asked for, but matrix products in fp32 are {actual}")
-    return str(actual)
+    actual, expected = str(torch.backends.cuda.matmul.fp32_precision), effective_tf32(config, hardware)
+    if (actual == "tf32") != expected:
+        raise NoEffectError(f"tf32 should be {expected}, but matrix products in fp32 are {actual}")
+    return actual
 
 
 def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
@@ -230,10 +238,19 @@ def _sdpa_backend(
     enable_gqa: bool = False,
 ) -> str:
     """Return the name of the kernel that torch chooses for a call of `scaled_dot_product_attention`."""
-    choice = torch._fused_sdp_choice(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    query, key, value = (_as_cast(tensor) for tensor in (query, key, value))
+    mask = None if attn_mask is None else _as_cast(attn_mask)
+    choice = torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return str(SDPBackend(choice).name).removesuffix("_ATTENTION").lower()
+
+
+def _as_cast(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that looks as autocast will hand it on; rotary positions leave queries and keys in fp32."""
+    device = tensor.device.type
+    if tensor.dtype is not torch.float32 or not torch.is_autocast_enabled(device):
+        return tensor
+    like = torch.empty_like(tensor, dtype=torch.get_autocast_dtype(device))
+    return like.requires_grad_(tensor.requires_grad)
 
 
 def _experts(config: TrainConfig, model: Any) -> str:

@@ -149,6 +149,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._measured_from = 0.0
         self._next_look = 1
         self._really_stepped = False
+        self._scale = 0.0
         self._records: list[list[Any]] = []
         self.startup_s = 0.0
         self.first_step_s = 0.0
@@ -156,8 +157,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._retries_before: int | None = None
         self.alloc_retries: int | None = None
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Mark the end of data loading."""
+        if not self._really_stepped:
+            self._scale = _loss_scale(optimizer)
         if self._previous_end is None:
             self.startup_s = time.perf_counter() - self._started_at
             self._stopwatch.enter("first_step_s")
@@ -177,7 +180,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self.first_step_s = time.perf_counter() - self._started_at - self.startup_s
             self._stopwatch.enter("discarded_s")
         # An fp16 scaler skips the first steps: until one is real, optimizer states and their peak would be missing.
-        self._really_stepped |= not getattr(optimizer, "step_was_skipped", False)
+        # Fused optimizers skip by themselves, which nothing but the scale tells. Looking waits for the device.
+        if not self._really_stepped:
+            was_skipped = getattr(optimizer, "step_was_skipped", False) or _loss_scale(optimizer) < self._scale
+            self._really_stepped = not was_skipped
         if not self._measured_from:
             self._step_ended()
             if not self._agree(self._is_warm(state.global_step)):
@@ -265,6 +271,12 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         micro_steps = [self._clock.seconds(a, b) for a, b in itertools.pairwise(marks[1:-1])]
         data = self._clock.seconds(marks[0], marks[1]) / self._run
         return whole + self._missing * (statistics.fmean(micro_steps) + data)
+
+
+def _loss_scale(optimizer: Any) -> float:
+    """Return what an fp16 scaler multiplies the loss by, halved where it skips a step; 1 where there is none."""
+    scaler = getattr(optimizer, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
 
 
 def measurement_of(

@@ -37,6 +37,9 @@ _TOLD = ("optim", "precision")
 _ONE_DEVICE = "a training of your own is one process on one device; remove it"
 _REFUSED = {"deepspeed": _ONE_DEVICE, "fsdp": _ONE_DEVICE, "parallelism_config": _ONE_DEVICE}
 
+# So that TF32 which is on where the code trains is there for a reason other than its TrainingArguments.
+_NO_TF32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
+
 # Names of places, secrets, and what a trial sets: nothing that an answer should repeat.
 _LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "hub_token", "push_to_hub_token"})
 
@@ -48,7 +51,7 @@ def describe_own(code: OwnCode, directory: Path, data_directory: Path) -> Descri
         InputError: It fails before, doesn't train, or trains what can't be tuned.
     """
     overlay = Overlay(
-        arguments=lambda own: {**harness(own), "output_dir": str(directory / "trainer")},
+        arguments=lambda own: {**harness(own), **_NO_TF32, "output_dir": str(directory / "trainer")},
         fit=lambda model: model,
         made=lambda trainer: None,
     )
@@ -78,6 +81,10 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     batch, width, pads = _batch(trainer, batches, lengths)
     seen = Seen(trainer, model, base, batches, lengths, batch, own_limits.weights_of(model))
     task, normalizes = _task(base), own_limits.is_normalizable(trainer, base)
+    searched = {name: value for name, value in arguments.items() if name in SEARCHED_ARGUMENTS}
+    held = own_limits.held(seen)
+    if _tf32_is_on():
+        searched["tf32"], held["tf32"] = True, "your code switches TF32 on, which the Trainer's arguments don't undo"
     facts = _facts(trainer, base, task)
     split = split_of_trainer(  # before anything makes TrainingArguments, which resets the accelerator's state
         trainer,
@@ -92,9 +99,9 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         task=task,
         sequence_length=max(1, width),
         target_length=width_of(batch, "labels") if task.has_targets else None,
-        arguments={name: value for name, value in arguments.items() if name in SEARCHED_ARGUMENTS},
+        arguments=searched,
         fixed=_fixed(trainer, arguments),
-        held=own_limits.held(seen),
+        held=held,
         barred=own_limits.barred(seen),
         weights=seen.weights,
         reorders=batches is None,
@@ -109,6 +116,14 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     return Description(
         facts=facts, lengths=profile, notes=(*_notes(trainer, found, profile, batches), *line), own=found
     )
+
+
+def _tf32_is_on() -> bool:
+    """Return whether products in fp32 are TF32 now, on a device that has it."""
+    import torch
+    from transformers.utils import is_torch_tf32_available
+
+    return is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _written(args: Any) -> dict[str, Any]:

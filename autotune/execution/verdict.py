@@ -5,6 +5,7 @@ Of several ranks, each has left its own; `merging` makes one of them.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ OUTCOME_FILE, LOG_FILE = outcome_file(), log_file()
 
 _OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # where a library's last words are looked for, tracebacks coming after them
+
+# csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.
+_BITSANDBYTES_OUT_OF_MEMORY = re.compile(r"^Error out of memory at line \d+ in file ", re.MULTILINE)
 
 
 class Ending(NamedTuple):
@@ -75,7 +79,7 @@ def _death(ending: Ending, request: TrialRequest, tail: str, *, out_of_memory: b
         cause = "the process that runs trials died with it"
     elif ending.returncode == -signal.SIGKILL and ending.host_oom:
         status, cause = TrialStatus.OUT_OF_MEMORY, "killed by the host's out-of-memory killer"
-    elif out_of_memory:
+    elif out_of_memory or (ending.returncode == 1 and _BITSANDBYTES_OUT_OF_MEMORY.search(tail)):
         status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({_exit(ending.returncode)})"
     elif ending.returncode is not None and ending.returncode < 0:
         cause = _exit(ending.returncode)

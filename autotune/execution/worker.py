@@ -31,6 +31,7 @@ from autotune.execution.setting_up import (
 )
 from autotune.execution.shortage import first_line, shortage
 from autotune.files import read_value, write_value
+from autotune.hardware import detect
 from autotune.stopwatch import Stopwatch
 from autotune.trial import Failure, Memory, Outcome, Phases, TrialRequest, TrialStatus
 
@@ -129,7 +130,9 @@ def _with_trainer(
     from autotune.execution.effects import EffectsProbe
 
     code = request.workload.own_code
-    probe = EffectsProbe(request.config, theirs=frozenset(code.held) if code is not None else frozenset())
+    probe = EffectsProbe(
+        request.config, detect(device_of(request)), theirs=frozenset(code.held) if code is not None else frozenset()
+    )
     watching = _Watching(timer, probe, guard)
     if code is not None:
         from autotune.execution.own_trial import run_own
@@ -168,16 +171,18 @@ def _trained(
 ) -> Outcome:
     """Train, check what is to be checked, and return what was measured."""
     from autotune.execution import checking
+    from autotune.execution.divergence import watch_losses
     from autotune.execution.measure import measurement_of
 
     timer, probe, guard = watching
+    losses = watch_losses(trainer)
     with checking.around_training(request.task, trainer, not_saved=reading.not_saved) as found:
         loss = float(train().training_loss)
     effects = probe.verify(trainer, trainer.model)
-    if not math.isfinite(loss):
+    if not math.isfinite(total := losses()):
         return Failure(
             status=TrialStatus.INVALID,
-            cause=f"the loss became {loss}: not trainable like this",
+            cause=f"the loss became {total}: not trainable like this",
             memory=guard.peak(),
         )
     if not timer.step_times_s():

@@ -23,7 +23,7 @@ from autotune.exports.dialect import (
 from autotune.exports.draft import Draft
 from autotune.exports.winner import Winner, lost_arguments
 from autotune.exports.yaml_text import yaml_text
-from autotune.training_args import routing
+from autotune.training_args import effective_tf32, routing
 
 FILE = "axolotl.yaml"
 
@@ -211,7 +211,7 @@ def _training(winner: Winner) -> dict[str, Any]:
         **trainer_arguments(winner, _NAMES),
         **_warmup(winner),
         **_precision(config),
-        "tf32": config.tf32,
+        "tf32": effective_tf32(config, winner.result.hardware),
         **_checkpointing(config),
         "group_by_length": config.train_sampling_strategy == "group_by_length",
         "curriculum_sampling": config.train_sampling_strategy == "sequential",

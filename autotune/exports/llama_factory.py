@@ -128,8 +128,8 @@ def _training(winner: Winner) -> dict[str, Any]:
         "fp16": config.precision is Precision.FP16,
         "train_sampling_strategy": config.train_sampling_strategy,
     }
-    if config.tf32:
-        found["tf32"] = True
+    if "tf32" in winner.arguments:
+        found["tf32"] = winner.arguments["tf32"]
     found |= {name: winner.arguments[name] for name in _AS_THEY_ARE if name in winner.arguments}
     if "deepspeed" in winner.arguments:
         found["deepspeed"] = launch_files.FILE_NAMES[launch_files.DEEPSPEED]

@@ -17,7 +17,7 @@ from autotune.exports.stand_ins import stand_ins
 from autotune.exports.templating import Code, literal, rendered
 from autotune.exports.winner import EVALUATING, Winner, lost_arguments
 from autotune.peft_arguments import CLASSIFICATION_HEADS
-from autotune.training_args import transformers_version
+from autotune.training_args import effective_tf32, transformers_version
 
 TRAIN, LOOP, TRL = "train.py", "accelerate_loop.py", "train_trl.py"
 
@@ -204,7 +204,7 @@ def _loop(winner: Winner) -> dict[str, Any]:
         "accelerate_utilities": Code(", ".join(utilities)),
         "is_cpu": winner.result.hardware.is_cpu,
         "seed": arguments["seed"],
-        "tf32": _uses_tf32(winner),
+        "tf32": effective_tf32(config, winner.result.hardware),
         "mixed_precision": winner.mixed_precision,
         "compile": compiled,
         "ddp": ddp,
@@ -225,12 +225,6 @@ def _loop(winner: Winner) -> dict[str, Any]:
         "workers": config.dataloader_num_workers,
         "prefetch": config.dataloader_prefetch_factor,
     }
-
-
-def _uses_tf32(winner: Winner) -> bool:
-    """Return whether TrainingArguments switches it on: as asked for, or beside a compiler (`_setup_devices`)."""
-    compiled = winner.config.torch_compile_backend is not None and winner.result.hardware.has_tf32
-    return winner.config.tf32 or (compiled and winner.mixed_precision != "fp16")
 
 
 def _compile(winner: Winner) -> Code:

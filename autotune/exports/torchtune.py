@@ -17,6 +17,7 @@ from autotune.exports.loop_optimizers import STAND_IN, loop_optimizer, made
 from autotune.exports.winner import Winner, lost_arguments
 from autotune.exports.yaml_text import yaml_text
 from autotune.parallel_arguments import FSDP_KINDS
+from autotune.training_args import effective_tf32
 
 FILE = "torchtune.yaml"
 _CHECKPOINT = "${checkpoint_dir}"
@@ -161,7 +162,7 @@ def _lost(winner: Winner) -> list[str]:
             config.precision in (Precision.BF16, Precision.FP16),
             f"float32 weights beside {config.precision}: all is bf16",
         ),
-        (config.tf32, "tf32"),
+        (effective_tf32(config, winner.result.hardware), "tf32"),
         (kernel not in ("sdpa", None), f"attention by {kernel}: torchtune's own by SDPA runs"),
         (config.use_liger_kernel, "liger kernels"),
         (backend is not None, f"the model compiled as a whole by {backend}: layers are, one by one"),

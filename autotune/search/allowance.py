@@ -11,7 +11,9 @@ from typing import Any
 from autotune.adapter_config import Adapter
 from autotune.architecture import ModelFacts
 from autotune.config import Allowance, Parallelism, Precision, TrainConfig
+from autotune.hardware import Hardware
 from autotune.result import Change
+from autotune.training_args import effective_tf32
 
 # The same update rule, differently scheduled on the device.
 _SAME_OPTIMIZER = frozenset({"adamw_torch", "adamw_torch_fused"})
@@ -26,23 +28,33 @@ _SPLITTING = ("world_size", "tensor_parallel", "pipeline_parallel")  # deal samp
 _METHOD_KNOBS = frozenset({"adapter", "quantization", "experts_per_token", "expert_capacity"})
 
 
-def changes(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts) -> tuple[Change, ...]:
+def changes(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts, hardware: Hardware) -> tuple[Change, ...]:
     """Return what `config` changes against `baseline`, in the order of the fields."""
+    rounds = _rounds_otherwise(config, baseline, hardware)
     return tuple(
         Change(
             knob=knob,
             before=_shown(before),
             after=_shown(after),
-            allowance=_class_of(knob, before, after, facts, config),
+            allowance=_class_of(knob, before, after, facts, config, rounds=rounds),
         )
         for knob, before, after in _differences(config, baseline)
     )
 
 
-def allowance_of(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts) -> Allowance:
+def allowance_of(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts, hardware: Hardware) -> Allowance:
     """Return the class of the deepest change of `config` against `baseline`."""
-    classes = (_class_of(knob, before, after, facts, config) for knob, before, after in _differences(config, baseline))
+    rounds = _rounds_otherwise(config, baseline, hardware)
+    classes = (
+        _class_of(knob, before, after, facts, config, rounds=rounds)
+        for knob, before, after in _differences(config, baseline)
+    )
     return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
+
+
+def _rounds_otherwise(config: TrainConfig, baseline: TrainConfig, hardware: Hardware) -> bool:
+    """Return whether products in fp32 are TF32 in one of the two alone: a compiler switches it on."""
+    return effective_tf32(config, hardware) != effective_tf32(baseline, hardware)
 
 
 def _differences(config: TrainConfig, baseline: TrainConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -67,7 +79,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _class_of(knob: str, before: Any, after: Any, facts: ModelFacts, config: TrainConfig) -> Allowance:
+def _class_of(knob: str, before: Any, after: Any, facts: ModelFacts, config: TrainConfig, *, rounds: bool) -> Allowance:
     if knob in _EXACT_KNOBS:
         return Allowance.EXACT
     if knob.startswith("parallelism."):
@@ -77,14 +89,16 @@ def _class_of(knob: str, before: Any, after: Any, facts: ModelFacts, config: Tra
             return Allowance.METHOD
         return Allowance.NUMERICS if facts.batch_coupled else Allowance.EXACT
     if knob in ("torch_compile_backend", "torch_compile_mode"):  # compiled dropout draws other random numbers
-        return Allowance.NUMERICS if facts.has_dropout else Allowance.EXACT
+        return Allowance.NUMERICS if facts.has_dropout or rounds else Allowance.EXACT
+    if knob == "tf32":
+        return Allowance.NUMERICS if rounds else Allowance.EXACT
     if knob == "packing":  # the same samples in the same step; a batch that is coupled is so by its padding too
         return Allowance.NUMERICS if facts.has_dropout or facts.batch_coupled else Allowance.EXACT
     if knob == "optim":
         return Allowance.EXACT if {before, after} <= _SAME_OPTIMIZER else Allowance.OPTIMIZER
     if knob in _METHOD_KNOBS or Precision.PURE_BF16 in (before, after):
         return Allowance.METHOD
-    return Allowance.NUMERICS  # precision, tf32, fused loss kernels, the order of the samples
+    return Allowance.NUMERICS  # precision, fused loss kernels, the order of the samples
 
 
 def _of_devices(knob: str, before: Any, after: Any, facts: ModelFacts, config: TrainConfig) -> Allowance:

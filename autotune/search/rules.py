@@ -12,10 +12,10 @@ from autotune import checkpointing
 from autotune.architecture import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts
 from autotune.compilers import BACKENDS
 from autotune.config import Precision, TrainConfig, Workload
-from autotune.hardware import Hardware
+from autotune.hardware import TF32_VARIABLE, Hardware
 from autotune.optimizers import OPTIMIZERS
 from autotune.search import adapter_rules, data_rules, own_rules, parallel_rules
-from autotune.training_args import transformers_version
+from autotune.training_args import asks_for_tf32_the_old_way, transformers_version
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 
@@ -24,6 +24,9 @@ _OVERFLOWS_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transform
 
 # Heads that hand images to a convolution as they come, in fp32, which bf16 weights refuse; those of sound all do so.
 _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
+
+# https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py: what loads a kernel is C.
+_NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
 
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
@@ -61,6 +64,12 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
 def _tf32(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     if config.tf32 and not hardware.has_tf32:
         return f"{hardware.name} has no tf32 (Ampere or newer)"
+    if hardware.starts_with_tf32 and hardware.has_tf32:
+        variable = f"{TF32_VARIABLE} has torch begin with TF32"
+        return None if config.tf32 else f"{variable}, which the Trainer's arguments don't switch off"
+    is_theirs = workload.own_code is not None and "tf32" in workload.own_code.held
+    if config.tf32 and asks_for_tf32_the_old_way(config) and not is_theirs:
+        return f"{config.torch_compile_mode} raises in mixed precision where tf32 is asked for: torch mixes interfaces"
     return None
 
 
@@ -82,6 +91,8 @@ def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             return "flash attention computes in fp16 or bf16 only"
     if kernel == "flex_attention" and hardware.is_cpu:
         return "flex attention has no backward on the CPU"
+    if kernel == "flex_attention" and not hardware.has_cc:
+        return f"flex attention {_NEEDS_CC}"
     return None
 
 
@@ -96,6 +107,8 @@ def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         return f"{config.optim} needs the package {row.package}"
     if row.compiles and hardware.is_cpu and hardware.cxx is None:
         return f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"
+    if row.compiles and not hardware.is_cpu and not hardware.has_cc:
+        return f"{config.optim} compiles its step, which {_NEEDS_CC}"
     if row.updates_in_backward and _accumulates(config, workload):
         return f"{config.optim} updates weights during the backward pass, which gradient accumulation forbids"
     if row.targets and not facts.linear_modules:
@@ -139,6 +152,8 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             return "inductor needs a C++ compiler on the CPU (g++)"
         if not hardware.is_cpu and "triton" not in hardware.versions:
             return "inductor needs the package triton on CUDA"
+        if not hardware.is_cpu and not hardware.has_cc:
+            return f"inductor {_NEEDS_CC}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         return "cudagraphs does nothing on a CPU"
     return None
@@ -175,6 +190,8 @@ def _liger(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware:
         return "Liger's kernels are written in Triton and need a CUDA device"
     if "liger-kernel" not in hardware.versions:
         return "use_liger_kernel needs the package liger-kernel"
+    if not hardware.has_cc:
+        return f"use_liger_kernel {_NEEDS_CC}"
     if not facts.liger:
         return f"liger-kernel has no kernels for {workload.model.model_type}; the Trainer would silently go without"
     return None

@@ -181,7 +181,7 @@ class SearchSpace:
         return None
 
     def _beyond_allowance(self, config: TrainConfig) -> str | None:
-        needed = allowance_of(config, self.baseline, self._facts)
+        needed = allowance_of(config, self.baseline, self._facts, self._hardware)
         if not self._allowance.admits(needed):
             beyond = f"changes the {needed} of the training, which --allow {self._allowance} does not admit"
             split = config.per_device_train_batch_size != self.baseline.per_device_train_batch_size

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Trainer, TrainingArguments
+import torch
+from factories import make_gpu, make_hardware
+from torch.nn.attention import SDPBackend
+from transformers import AutoModelForCausalLM, FalconConfig, Trainer, TrainingArguments
 
+from autotune.adapters import prepare_model
 from autotune.config import TrainConfig
 from autotune.data import training_data
-from autotune.execution.effects import EffectsProbe
+from autotune.execution.effects import EffectsProbe, _sdpa_backend, _tf32
 from autotune.execution.no_effect import NoEffectError
+from autotune.hardware import detect
 from autotune.models import build_model
+from autotune.training_args import plan
 
 # The libraries' own, to each other: the argument's old name, which peft still uses.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
@@ -35,7 +42,7 @@ def train(bench, tmp_path: Path):
         if model is None:
             model = plain_model(bench)
         dataset, collator = training_data(workload, model.config, samples=16, directory=None)
-        probe = EffectsProbe(config)
+        probe = EffectsProbe(config, detect("cpu"))
         trainer = Trainer(
             model=model,
             args=TrainingArguments(
@@ -158,6 +165,78 @@ def checkpointing() -> dict[str, Any]:
 
 def test_real_checkpointing_is_counted_by_layer(train):
     assert train(asked(checkpointing="full"), **checkpointing())["checkpointing"].startswith("2 checkpointed calls")
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@pytest.mark.filterwarnings("ignore:MatMul8bitLt:UserWarning")
+def test_beside_packed_weights_it_is_the_models_own_layers_that_tell_the_precision(train, bench, quantization):
+    """peft keeps an adapter's weights in fp32, and packed layers put out what they are given."""
+    request = bench.request(config={"adapter": {}, "quantization": quantization, "precision": "pure_bf16"})
+    mapping = plan(request.config, request.workload, detect("cpu"))
+    spec, task = request.workload.model, request.workload.task
+    model = build_model(spec, task, device="cpu", quantization=mapping.quantization, **mapping.model)
+    seen = train(request.config, model=prepare_model(model, mapping.adapter))
+    assert seen["precision"].endswith("layer outputs bfloat16")
+
+
+def test_layers_with_a_forward_of_their_own_do_not_tell_the_precision(train):
+    """Falcon's add an fp32 bias to a product in 16 bits, which makes it fp32 again."""
+    figures = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "bias": True}
+    model = AutoModelForCausalLM.from_config(FalconConfig(**figures), attn_implementation="eager")
+    assert train(asked(precision="bf16"), model=model, bf16=True)["precision"].endswith("layer outputs bfloat16")
+
+
+def test_an_attention_kernel_is_told_as_autocast_hands_it_queries(monkeypatch):
+    """Rotary positions leave queries and keys in fp32, which autocast casts before a kernel is chosen."""
+    query, value = torch.ones(1, 2, 8, 16, requires_grad=True), torch.ones(1, 2, 8, 16, dtype=torch.bfloat16)
+    asked_with: list[Any] = []
+
+    def choice(*tensors: Any, **options: Any) -> int:
+        asked_with.append([None if t is None else (t.dtype, t.requires_grad) for t in tensors[:4]])
+        return int(SDPBackend.FLASH_ATTENTION.value)
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choice)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert _sdpa_backend(query, query, value, torch.zeros(8, 8)) == "flash"
+    _sdpa_backend(query, query, query)
+    half, whole = torch.bfloat16, torch.float32
+    assert asked_with[0] == [(half, True), (half, True), (half, False), (half, False)]
+    assert asked_with[1] == [(whole, True)] * 3 + [None]
+
+
+@pytest.fixture
+def products() -> Iterator[Callable[[str], None]]:
+    """Return what sets how products in fp32 are computed, by torch's older interface: 'high' is TF32."""
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision("highest")
+
+
+COMPILED = {"torch_compile_backend": "inductor"}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "config", "set_to", "seen"),
+    [
+        (make_gpu(), {}, "highest", "ieee"),
+        (make_gpu(), {"tf32": True}, "high", "tf32"),
+        (make_gpu(), COMPILED, "high", "tf32"),
+        (make_gpu(), {**COMPILED, "precision": "bf16"}, "high", "tf32"),
+        (make_gpu(), {**COMPILED, "precision": "fp16"}, "highest", "ieee"),
+        (make_gpu(starts_with_tf32=True), {"tf32": True}, "high", "tf32"),
+        (make_gpu(capability=(7, 5)), COMPILED, "high", "none"),  # accelerate sets it whatever the device
+        (make_hardware(), COMPILED, "high", "none"),
+    ],
+)
+def test_tf32_is_expected_where_a_trainer_has_it_on(products, hardware, config, set_to, seen):
+    products(set_to)
+    assert _tf32(asked(**config), hardware) == seen
+
+
+@pytest.mark.parametrize(("config", "set_to"), [({}, "high"), ({"tf32": True}, "highest"), (COMPILED, "highest")])
+def test_tf32_that_is_not_as_it_should_be_is_found(products, config, set_to):
+    products(set_to)
+    with pytest.raises(NoEffectError, match="but matrix products in fp32 are"):
+        _tf32(asked(**config), make_gpu())
 
 
 def test_weights_of_another_precision_are_found(train, bench):

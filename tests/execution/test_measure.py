@@ -8,6 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from factories import make_request
 
 from autotune.conditions import Conditions
@@ -141,6 +144,28 @@ def test_if_every_step_is_skipped_nothing_is_measured(clock):
     train(timer, clock, slowness=[1] * 20, skipped=[True] * 20)
     assert timer.step_times_s() == []
     assert timer.data_wait_share() == 0.0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_that_a_fused_optimizer_skips_by_itself_is_not_taken_for_a_real_one(clock, fused):
+    """Under accelerate a fused optimizer is stepped in any case, and finds out on the device that it must not."""
+    Accelerator(cpu=True)  # makes the state that the optimizer asks
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = AcceleratedOptimizer(
+        torch.optim.AdamW([weight], fused=fused), scaler=torch.amp.GradScaler("cpu"), device_placement=False
+    )
+    timer, control = timer_of(clock, measure_steps=2), SimpleNamespace(should_training_stop=False)
+    gradients = [torch.inf] * 4 + [1.0] * 9
+    for step, gradient in enumerate(gradients):
+        timer.on_step_begin(None, SimpleNamespace(global_step=step), control, optimizer=optimizer)
+        optimizer.scaler.scale(torch.zeros(()))  # as a loss is, which makes the scale
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+        clock.now += 1
+        timer.on_step_end(None, SimpleNamespace(global_step=step + 1), control, optimizer=optimizer)
+        if control.should_training_stop:
+            break
+    assert step + 1 == 4 + 1 + 2  # the first real one makes the states, and isn't measured
 
 
 def test_it_ends_after_the_steps_that_were_asked_for(clock):

@@ -12,6 +12,7 @@ from autotune.files import write_value
 from autotune.trial import Failure, Interval, Measurement, Memory, TrialStatus
 
 LIBGOMP = "libgomp: Thread creation failed: Resource temporarily unavailable\n"
+BITSANDBYTES = "Error out of memory at line 380 in file /src/csrc/pythonInterface.cpp\n"
 MEASURED = Measurement(
     step_times_s=(1.0, 1.0),
     accumulation_steps=1,
@@ -57,6 +58,22 @@ def verdict(directory: Path, request_of, ending: Ending, *, log: str = "", budge
             "out of memory",
             "died of a failed allocation (killed by SIGABRT)",
         ),
+        (Ending(returncode=1), BITSANDBYTES, "out of memory", "died of a failed allocation (exit code 1)"),
+        (
+            Ending(returncode=1),
+            BITSANDBYTES + "goodbye\n",
+            "out of memory",
+            "died of a failed allocation (exit code 1)",
+        ),
+        (Ending(returncode=1), BITSANDBYTES + "step\n" * 200, "crashed", "ended without a result (exit code 1)"),
+        (Ending(returncode=3), BITSANDBYTES, "crashed", "ended without a result (exit code 3)"),
+        (
+            Ending(returncode=1),
+            BITSANDBYTES.replace("out of memory", "invalid argument"),
+            "crashed",
+            "ended without a result (exit code 1)",
+        ),
+        (Ending(returncode=1), "Said: " + BITSANDBYTES, "crashed", "ended without a result (exit code 1)"),
         (Ending(returncode=127), "cannot allocate memory for thread-local data: ABORT\n", "out of memory", "127"),
     ],
 )

@@ -9,6 +9,9 @@ from autotune.search.rules import refusals
 
 CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
 
+TF32_GPU, NO_CC = make_gpu(starts_with_tf32=True), make_gpu(has_cc=False)
+AUTOTUNED = {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}
+
 
 def why(hardware=GPU, *, model_type: str = "llama", workload: Workload | None = None, facts=None, **knobs):
     workload = workload or make_workload(model=make_spec(model_type=model_type))
@@ -65,6 +68,19 @@ ILLEGAL = [
     (why(model_type="resnet", precision="pure_bf16"), "resnet in transformers does not cast images"),
     (why(OLD_GPU, tf32=True), "a GPU has no tf32"),
     (why(CPU, tf32=True), "a CPU has no tf32"),
+    (why(TF32_GPU, tf32=False), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE has torch begin with TF32"),
+    (why(tf32=True, precision="bf16", **AUTOTUNED), "max-autotune raises in mixed precision where tf32 is asked for"),
+    (why(tf32=True, precision="fp16", **AUTOTUNED), "max-autotune raises in mixed precision where tf32 is asked for"),
+    (why(NO_CC, torch_compile_backend="inductor"), "inductor needs a C compiler on CUDA"),
+    (
+        why(with_packages(NO_CC, "liger-kernel"), facts=make_facts(liger=True), use_liger_kernel=True),
+        "use_liger_kernel needs a C compiler",
+    ),
+    (
+        why(NO_CC, attn_implementation="flex_attention", facts=make_facts(attn_implementations=("flex_attention",))),
+        "flex attention needs a C compiler",
+    ),
+    (why(with_packages(NO_CC, "torchao"), optim="adamw_torch_8bit"), "compiles its step, which needs a C compiler"),
     (why(attn_implementation="flex_attention"), "llama offers no flex_attention attention"),
     (why(CPU, attn_implementation="flash_attention_2", precision="bf16"), "flash attention needs a CUDA device"),
     (why(attn_implementation="flash_attention_2", precision="fp32"), "flash attention computes in fp16 or bf16"),
@@ -148,6 +164,11 @@ LEGAL = {
     "checkpointing": why(checkpointing="full"),
     "compilation on a CPU": why(CPU, torch_compile_backend="inductor"),
     "compilation on a GPU": why(torch_compile_backend="inductor"),
+    "compilation by what needs no Triton": why(NO_CC, torch_compile_backend="cudagraphs"),
+    "tf32 where torch begins with it": why(TF32_GPU, tf32=True, precision="bf16", **AUTOTUNED),
+    "an old GPU where torch begins with tf32": why(make_gpu(starts_with_tf32=True, capability=(7, 5))),
+    "autotuned kernels in mixed precision": why(precision="bf16", **AUTOTUNED),
+    "autotuned kernels with tf32": why(tf32=True, **AUTOTUNED),
     "tf32 beside 16 bits": why(tf32=True, precision="bf16"),
     "LoRA": why(adapter={}),
 }

@@ -205,7 +205,7 @@ SIZES = [
     pytest.param(
         "speech", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER), marks=pytest.mark.slow
     ),
-    ("inference_backends", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.EXACT)),
+    ("inference_backends", (Effort.QUICK, Allowance.NUMERICS), (Effort.STANDARD, Allowance.NUMERICS)),
     ("adapters", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
     ("lora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
     pytest.param(
@@ -299,3 +299,16 @@ def test_a_free_global_batch_has_a_lattice_of_its_own():
 def test_the_space_of_a_foreign_configuration_is_told_by_its_point():
     config = TrainConfig(per_device_train_batch_size=4, optim="sgd")
     assert make_space({"optim": ["adafactor"]}).point(config)["optim"] == "sgd"
+
+
+def test_compiling_is_exact_and_tried_where_tf32_is_on_already():
+    def exact(**baseline):
+        space = make_space(
+            {"torch_compile_backend": ["inductor"]},
+            hardware=make_gpu(),
+            baseline=make_config(**baseline),
+            allowance=Allowance.EXACT,
+        )
+        return space.size()
+
+    assert (exact(), exact(tf32=True), exact(precision="fp16")) == (1, 2, 2)
