@@ -4,6 +4,7 @@ import fcntl
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 
 # Two processes test at a time on as few as two cores: threads that wait for each other would slow both down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Started by nohup or in the background, Python ignores Ctrl-C, and so do the processes that it starts; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,6 +3,7 @@
 With the argument `ends` the trial ends, and so does the search.
 """
 
+import os
 import sys
 import time
 
@@ -21,6 +22,7 @@ if __name__ == "__main__":
             if "ends" in sys.argv:
                 progress(make_ended(7))
             else:
+                os.write(1, b"\x1b]2;waiting\a")  # as the window's title: this thread draws no more
                 time.sleep(60)
     except KeyboardInterrupt:
         print("interrupted")

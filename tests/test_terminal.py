@@ -49,6 +49,11 @@ class Terminal:
             assert time.monotonic() < ends, f"{text!r} never came: {self.lines}"
             self._feed(self._child.read_nonblocking(size=4096, timeout=120))
 
+    def read_until_titled(self, title: str) -> None:
+        """Take in what is written until the window has a title."""
+        while self._screen.title != title:
+            self._feed(self._child.read_nonblocking(size=4096, timeout=120))
+
     def read_to_the_end(self) -> int:
         """Take in all that is written, and return the exit code."""
         self._feed(self._child.read())
@@ -104,7 +109,8 @@ def test_the_display_stands_below_what_has_happened(shown):
 
 def test_ctrl_c_leaves_the_lines_and_a_cursor(shown):
     screen = shown()
-    screen.read_until("GiB predicted")
+    screen.read_until_titled("waiting")
+    assert "GiB predicted" in "\n".join(screen.lines)
     screen.interrupt()
     assert screen.read_to_the_end() == 0
     assert [line for line in screen.lines if line not in ("^C", "interrupted", "the answer")] == [

@@ -31,7 +31,7 @@ def result():
     """An answer about a model, a device and a file of that name, of which much is told."""
     workload = make_workload(model=make_spec(name=NAME, reference=NAME), dataset=NAME, text_field=NAME)
     hardware = GPU.model_copy(update={"name": NAME, "driver": NAME})
-    found = answer_of(make_config(4, attn_implementation=NAME), workload=workload, hardware=hardware)
+    found = answer_of(make_config(4, attn_implementation=NAME.replace("/", "|")), workload=workload, hardware=hardware)
     trials = tuple(trial.model_copy(update={"cause": NAME}) for trial in found.trials)
     return found.model_copy(update={"notes": (NAME,), "proof_notes": (NAME,), "outshone": NAME, "trials": trials})
 

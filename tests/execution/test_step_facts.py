@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 from autotune.execution.describe import ANSWER_FILE
 from autotune.execution.step_facts import run_examine
-from autotune.files import write_value
+from autotune.files import sha256_of, write_value
 from autotune.own_step import STEP_FILE, OwnStep
 from autotune.trial import Description, ExamineRequest, Refusal
 
@@ -27,13 +27,19 @@ def examine(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(make, *, takes_accumulation=True, other=4, batch=32):
+        content = cloudpickle.dumps(make)
         own = OwnStep(
-            name="make", takes_accumulation=takes_accumulation, knobs={}, directory=str(tmp_path), search_path=()
+            name="make",
+            takes_accumulation=takes_accumulation,
+            knobs={},
+            directory=str(tmp_path),
+            search_path=(),
+            sha256=sha256_of(content),
         )
         workload = make_workload(global_batch_size=batch).model_copy(update={"own_step": own})
         for name in ("data", "examine"):
             (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / "data" / STEP_FILE).write_bytes(cloudpickle.dumps(make))
+        (tmp_path / "data" / STEP_FILE).write_bytes(content)
         request = ExamineRequest(workload=workload, facts=make_facts(), config=make_config(8), other=other)
         write_value(request, tmp_path / "examine" / "request.json")
         run_examine(tmp_path / "examine")
