@@ -21,14 +21,14 @@ case $major in
 *) packages=("nvidia-cuda-runtime==$cuda.*" "nvidia-cuda-crt==$cuda.*") headers=cu$major ;;
 esac
 "$python" -m pip install --quiet --no-deps --target "$work/headers" "${packages[@]}"
-flags=(-std=c++17 -O2 -Wall -Wno-deprecated-declarations -shared -fPIC "-Wl,-rpath,\$ORIGIN")
+flags=("-DCUDA_MAJOR=$major" -std=c++17 -O2 -Wall -Wno-deprecated-declarations -shared -fPIC "-Wl,-rpath,\$ORIGIN")
 for folder in "$headers" cuda_nvcc; do flags+=(-I"$work/headers/nvidia/$folder/include"); done
 
 rm -f "$lib"/lib{cuda.so.1,cudart.so."$major",nvidia-ml.so.1} # an old one may be loaded somewhere: leave it alone
 cd "$here"
 g++ "${flags[@]}" device.cpp driver.cpp -o "$lib/libcuda.so.1" -Wl,-soname,libcuda.so.1 -lpthread -ldl
 echo "libcudart.so.$major { global: *; };" > "$work/cudart.map"
-g++ "${flags[@]}" -fvisibility=hidden runtime.cpp streams.cpp launches.cpp "$lib/libcuda.so.1" \
+g++ "${flags[@]}" -fvisibility=hidden runtime.cpp streams.cpp graphs.cpp launches.cpp "$lib/libcuda.so.1" \
     -o "$lib/libcudart.so.$major" -Wl,-soname,"libcudart.so.$major" -Wl,--version-script,"$work/cudart.map"
 g++ "${flags[@]}" -fvisibility=hidden nvml.cpp -o "$lib/libnvidia-ml.so.1" -Wl,-soname,libnvidia-ml.so.1
 "$python" stubs.py "$site" "$work" "$lib/libcuda.so.1"

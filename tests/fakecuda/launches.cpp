@@ -59,18 +59,6 @@ API __cudaGetKernel(cudaKernel_t* k, const void* f) {
   *k = (cudaKernel_t)f;
   return cudaSuccess;
 }
-static char library[64];
-API cudaLibraryLoadData(cudaLibrary_t* out, const void*, cudaJitOption*, void**, unsigned, cudaLibraryOption*, void**,
-                        unsigned) {
-  *out = (cudaLibrary_t)library;
-  return cudaSuccess;
-}
-API cudaLibraryUnload(cudaLibrary_t) { return cudaSuccess; }
-API cudaLibraryGetKernel(cudaKernel_t* k, cudaLibrary_t, const char*) {
-  *k = (cudaKernel_t)library;
-  return cudaSuccess;
-}
-API cudaKernelSetAttributeForDevice(cudaKernel_t, cudaFuncAttribute, int, int) { return cudaSuccess; }
 API cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
   CONTEXT;
   memset(a, 0, sizeof *a);

@@ -1,4 +1,5 @@
-// libcudart: errors, devices and memory. streams.cpp and launches.cpp are the rest of what torch and bitsandbytes link.
+// libcudart: errors, devices and memory. streams.cpp, graphs.cpp and launches.cpp are the rest of what torch and
+// bitsandbytes link.
 #include "runtime.h"
 
 #include <cuda.h>
@@ -144,7 +145,6 @@ API cudaMallocManaged(void** p, size_t n, unsigned) {
   CONTEXT;
   return said(host_alloc(p, n, MANAGED));
 }
-API cudaMemPrefetchAsync(const void*, size_t, cudaMemLocation, unsigned, cudaStream_t) { return cudaSuccess; }
 API cudaFree(void* p) {
   if (p && region_at(p).on_host()) return said(host_free(p));
   return said(device_free(p));
@@ -154,6 +154,10 @@ API cudaFreeAsync(void* p, cudaStream_t) { return said(device_free(p)); }
 API cudaHostAlloc(void** p, size_t n, unsigned) {
   CONTEXT;
   return said(host_alloc(p, n));
+}
+API cudaHostGetDevicePointer(void** p, void* host, unsigned) {
+  *p = host;
+  return cudaSuccess;
 }
 API cudaFreeHost(void* p) { return said(host_free(p)); }
 API cudaHostRegister(void* p, size_t n, unsigned) {

@@ -53,7 +53,7 @@ def library_versions(site: Path) -> dict[str, int]:
     """Return the versions, as they give them as numbers, of the libraries that torch was built with."""
     (metadata,) = site.glob("torch-*.dist-info/METADATA")
     found = {}
-    for name, *parts in re.findall(r"nvidia-(cudnn|nccl)-cu\d+==(\d+)\.(\d+)\.(\d+)", metadata.read_text()):
+    for name, *parts in re.findall(r"nvidia-(cudnn|nccl)-cu\d+ ?\(?==(\d+)\.(\d+)\.(\d+)", metadata.read_text()):
         major, minor, patch = map(int, parts)
         found[name.upper()] = (1000 if name == "cudnn" and major < 9 else 10000) * major + 100 * minor + patch
     return found

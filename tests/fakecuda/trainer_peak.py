@@ -55,7 +55,8 @@ def make_model(options: argparse.Namespace) -> torch.nn.Module:
         from peft import LoraConfig, get_peft_model
 
         wanted = options.targets.split(",") if options.targets else "all-linear"
-        model = get_peft_model(model, LoraConfig(r=options.lora, target_modules=wanted))
+        model = get_peft_model(model, LoraConfig(r=options.lora, lora_dropout=options.dropout, target_modules=wanted))
+        model.enable_input_require_grads()
     return model
 
 
@@ -121,6 +122,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--reentrant", action="store_true", help="checkpointing as before torch 2.1")
     parser.add_argument("--mask", action="store_true", help="samples have an attention mask")
     parser.add_argument("--lora", type=int, default=0, help="rank")
+    parser.add_argument("--dropout", type=float, default=0.0, help="of LoRA's")
     parser.add_argument(
         "--targets", default="", help="modules that LoRA adapts, with commas between; all that are linear"
     )
