@@ -23,7 +23,8 @@ BLOCK_BYTES = 512
 
 # cuBLAS takes its workspaces from torch's allocator, one for the forward and one for the backward thread: 8,519,680
 # bytes each before Hopper (`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp).
-WORKSPACES_BYTES = 2 * 8_519_680
+WORKSPACE_BYTES = 8_519_680
+WORKSPACES_BYTES = 2 * WORKSPACE_BYTES
 
 
 @dataclass(frozen=True)
