@@ -53,7 +53,6 @@ SHORT_NAMES = {
 }
 
 
-
 def shown_changes(changed: Iterable[Change]) -> str:
     """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'; '' for nothing."""
     return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed)

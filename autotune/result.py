@@ -116,7 +116,9 @@ class TuningResult(Value):
     loss_check: LossVerdict | None = Field(default=None, description="the best's losses against the baseline's")
     proof_notes: tuple[str, ...] = Field(default=(), description="who failed a check, what of the best was not checked")
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
-    kept_because: str | None = Field(default=None, description="measurements for which an unconfirmed leader isn't best")
+    kept_because: str | None = Field(
+        default=None, description="measurements for which an unconfirmed leader isn't best"
+    )
     best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialSummary, ...]

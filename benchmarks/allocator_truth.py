@@ -75,6 +75,9 @@ DEVICES = {
 # More than any of these cards has: what is looked for is the peak of all configurations, and not which of them fit.
 MEMORY = "200GiB"
 
+# What the stand-in takes for a context: an arbitrary size.
+STAND_IN_CONTEXT = 450 << 20
+
 OPTIMIZERS = (
     "adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_32bit",
     "rmsprop",
@@ -220,6 +223,7 @@ def measure(parts: Iterable[str], out: Path) -> None:
             "FAKECUDA_NAME": name,
             "FAKECUDA_MEMORY": MEMORY,
             "FAKECUDA_DEVICES": "2",
+            "FAKECUDA_CONTEXT": f"{STAND_IN_CONTEXT >> 20}MiB",
             "AUTOTUNE_TRUTH_EXIT": "1",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
@@ -276,9 +280,9 @@ def _run(case: Case, workload: Workload, runner: Any, scratch: Path) -> dict[str
     )
     result = runner.run(request)
     row: dict[str, Any] = {"status": str(result.status), "seconds": round(time.monotonic() - started, 1)}
+    kernels = _kernels(scratch)  # of a trial that failed as well, lest they be taken for the next one's
     if result.measurement is None:
         return {**row, "cause": result.outcome.cause}
-    kernels = _kernels(scratch)
     return {
         **row,
         "memory": result.measurement.memory.model_dump(mode="json", exclude_none=True),
@@ -370,6 +374,13 @@ def _predicted(case: Case, hardware: Any) -> dict[str, Any]:
 QUANTITIES = {"allocated": "allocated_peak_bytes", "reserved": "reserved_peak_bytes", "device": "device_peak_bytes"}
 
 
+def _context_bytes() -> float:
+    """Return what is predicted for the context, in whose place the stand-in has a size of its own."""
+    from autotune.cost.framework import _CUDA
+
+    return _CUDA[0]
+
+
 def compared(parts: Iterable[str], measured: Path, predicted: Path) -> list[dict[str, Any]]:
     """Return the cases that were both measured and predicted, with predicted over measured less one."""
     predictions = {row["key"]: row for row in read(predicted)}
@@ -378,9 +389,9 @@ def compared(parts: Iterable[str], measured: Path, predicted: Path) -> list[dict
         if "memory" not in row or row["key"] not in predictions or row["case"]["part"] not in parts:
             continue
         guess = predictions[row["key"]]
-        errors = {
-            name: guess["memory"][field] / row["memory"][f"{name}_bytes"] - 1 for name, field in QUANTITIES.items()
-        }
+        expected = {name: guess["memory"][field] for name, field in QUANTITIES.items()}
+        expected["device"] += STAND_IN_CONTEXT - _context_bytes()
+        errors = {name: expected[name] / row["memory"][f"{name}_bytes"] - 1 for name in QUANTITIES}
         interval = guess["memory"]["reserved_interval"]
         covered = interval["low"] <= row["memory"]["reserved_bytes"] <= interval["high"]
         rows.append({**row, "predicted": guess, "errors": errors, "reserved_covered": covered})

@@ -3,10 +3,13 @@
 The tape of a deeper model has the stretches of operators of one layer once more for each further layer, one in the
 forward and one in the backward pass. A storage of the repeated layer is there once for each of them; those of layers
 before and after it, and of what surrounds the layers, once. The layer that comes first in the forward pass comes last
-in the backward pass.
+in the backward pass. Whether a storage ends with its layer or with something that comes once, as the cast weights that
+autocast keeps until the end of the forward pass, is told by its like in the layer before.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,24 +69,36 @@ def _repeated(rows: Rows, repeat: Repeat, end: float) -> Rows:
     )
     once[:, _MADE] = _outside(once[:, _MADE], repeat, end)
     found = [once]
-    later = _outside(freed, repeat, end)
+    ends = _outside(freed, repeat, end)
+    stays = _ends_with_layer(rows, lf)[in_forward]
     for j in range(n + 1):
         copy = rows[in_forward].copy()
-        gone = copy[:, _FREED]
+        by_layer = np.where(copy[:, _FREED] < end, copy[:, _FREED] + j * lf, copy[:, _FREED] + n * lf + (n - j) * lb)
         copy[:, _MADE] += j * lf
-        here = gone < min(f0 + 2 * lf, end)
-        behind = (gone >= b0 - lb) & (gone < b0 + 2 * lb) & (gone >= end)
-        copy[:, _FREED] = np.where(
-            here, gone + j * lf, np.where(behind, gone + n * lf + (n - j) * lb, later[in_forward])
-        )
+        copy[:, _FREED] = np.where(stays, by_layer, ends[in_forward])
         found.append(copy)
+    stays = _ends_with_layer(rows, lb)[in_backward]
     for k in range(n + 1):
         copy = rows[in_backward].copy()
-        gone = copy[:, _FREED]
         copy[:, _MADE] += n * lf + k * lb
-        copy[:, _FREED] = np.where(gone < b0 + 2 * lb, gone + n * lf + k * lb, later[in_backward])
+        copy[:, _FREED] = np.where(stays, copy[:, _FREED] + n * lf + k * lb, ends[in_backward])
         found.append(copy)
-    return np.concatenate(found)
+    repeated = np.concatenate(found)
+    repeated[:, _FREED] = np.maximum(repeated[:, _FREED], repeated[:, _MADE] + 1)
+    return repeated
+
+
+def _ends_with_layer(rows: Rows, length: int) -> NDArray[np.bool_]:
+    """Return of each storage whether its like, made `length` operators earlier, ends elsewhere, or isn't there."""
+    seen: Counter[float] = Counter()
+    keys = []
+    for position in rows[:, _MADE].tolist():  # an operator may make several
+        keys.append((position, seen[position]))
+        seen[position] += 1
+    ends = dict(zip(keys, rows[:, _FREED].tolist(), strict=True))
+    likes = [ends.get((position - length, which)) for position, which in keys]
+    pairs = zip(rows[:, _FREED].tolist(), likes, strict=True)
+    return np.array([like != end for end, like in pairs], dtype=bool)
 
 
 def _outside(positions: NDArray[np.float64], repeat: Repeat, end: float) -> NDArray[np.float64]:

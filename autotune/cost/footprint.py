@@ -65,7 +65,9 @@ class Footprints:
             return parts, 0.0
         key = (profile.family, config.optim, size, accumulation > 1)
         if key not in self.held:
-            self.held[key] = held_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1)
+            found = held_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1)
+            # Buffers are no part of the excerpt: scales of quantized weights, above all.
+            self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
         held = self.held[key]
         if config.parallelism.is_single:
             parts = replace(parts, temporaries=parts.temporaries + held.allocated - parts.allocated)

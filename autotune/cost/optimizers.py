@@ -92,33 +92,36 @@ def optimizer(name: str) -> Optimizer:
 
 def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
     """Return the bytes that an optimizer keeps: those of torch's allocator, and those that are paged."""
-    row = optimizer(name)
     resident = paged = 0.0
     for group in groups:
         if not group.trained:
             continue
-        size = group.count * _state_bytes(row, group)
-        if row.paged and group.elements >= _PAGED_MIN_ELEMENTS:
-            paged += size
+        sizes, scales = state_sizes(name, group)
+        if is_paged(name, group):
+            paged += group.count * sum(sizes)
+            resident += group.count * sum(scales)  # `torch.zeros` in bitsandbytes' init_state, paged or not
         else:
-            resident += size
+            resident += group.count * (sum(sizes) + sum(scales))
     return int(resident), int(paged)
 
 
-def _state_bytes(row: Optimizer, group: ParameterGroup) -> float:
-    """Return what is kept for one parameter."""
-    elements = group.elements
+def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[float]]:
+    """Return the bytes of each tensor that is kept for one parameter: states, and the scales of those in 8 bits."""
+    row, elements = optimizer(name), group.elements
     if row.temporaries == "adafactor":
         if len(group.shape) < 2:
-            return 4.0 * elements
-        rows, columns = elements // group.shape[-1], elements // group.shape[-2]
-        return 4.0 * (rows + columns)
+            return [4.0 * elements], []
+        return [4.0 * (elements // group.shape[-1]), 4.0 * (elements // group.shape[-2])], []
     if row.width == 0:
-        return row.states * group.element_bytes * elements
-    in_8_bits = row.width == 1 and elements >= _MIN_8BIT_ELEMENTS and not group.embedding
-    if in_8_bits:
-        return row.states * (elements + 4.0 * math.ceil(elements / _BLOCK_ELEMENTS))
-    return row.states * 4.0 * elements
+        return [group.element_bytes * elements] * row.states, []
+    if row.width == 1 and elements >= _MIN_8BIT_ELEMENTS and not group.embedding:
+        return [float(elements)] * row.states, [4.0 * math.ceil(elements / _BLOCK_ELEMENTS)] * row.states
+    return [4.0 * elements] * row.states, []
+
+
+def is_paged(name: str, group: ParameterGroup) -> bool:
+    """Return whether a parameter's states live beyond the allocator."""
+    return optimizer(name).paged and group.elements >= _PAGED_MIN_ELEMENTS
 
 
 def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool) -> int:

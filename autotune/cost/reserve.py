@@ -14,7 +14,7 @@ import numpy as np
 from autotune.cost.allocator import Block, CachingAllocator
 from autotune.cost.deepened import Rows, deepened
 from autotune.cost.memory import WORKSPACE_BYTES
-from autotune.cost.optimizers import Optimizer, optimizer, state_bytes
+from autotune.cost.optimizers import Optimizer, is_paged, optimizer, state_sizes
 from autotune.cost.profile import Excerpt, ParameterGroup
 
 # In the second step optimizer states are there; what a third brings is little.
@@ -121,12 +121,11 @@ class _Run:
         self._free(before)
 
     def _state_sizes(self, trained: Sequence[ParameterGroup]) -> list[float]:
-        sizes: list[float] = []
+        found: list[float] = []
         for group in trained:
-            resident, _ = state_bytes(self._optim, [group])
-            parts = max(1, self._row.states)
-            sizes += [resident / parts] * parts if resident else []
-        return sizes
+            sizes, scales = state_sizes(self._optim, group)
+            found += scales if is_paged(self._optim, group) else sizes + scales
+        return found
 
     def _free(self, blocks: Sequence[Block]) -> None:
         for block in blocks:

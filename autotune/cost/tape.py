@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken = 0 if self._scratch is None else self._scratch(name, args, out)
         if taken:
             self._storages.append(_Storage(nbytes=taken, made=len(self._names) - 1, freed=len(self._names)))
-        if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing:
+        if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
     def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool) -> None:
@@ -203,7 +203,8 @@ def _add_in_place(storage: _Storage) -> None:
     """Let a sum begin where its first summand ends, if autograd held the last reference to that.
 
     Autograd adds gradients in place then (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp), but never
-    while a dispatch mode looks on.
+    while a dispatch mode looks on. To a view it doesn't: what it is a view of holds the storage as well, as with the
+    gradient of a head that shares its weights with the embeddings.
     """
     first = storage.sum_of
     if first is not None and first.freed == storage.made + 1 and first.nbytes == storage.nbytes:

@@ -100,9 +100,11 @@ def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorde
     )
     if kind.reentrant:
         run = reentrant(contexts)
-        if base.main_input_name == "input_ids":  # as transformers does: else frozen embeddings would end all gradients
-            base.disable_input_require_grads()
-            base.enable_input_require_grads()
+    # As `gradient_checkpointing_enable` of transformers does: the output of frozen embeddings (LoRA) becomes a leaf,
+    # which stays until the end and gets a gradient.
+    if base.main_input_name == "input_ids":
+        base.disable_input_require_grads()
+        base.enable_input_require_grads()
     if kind.offload:
         run = offloaded(run, recorder)
     every = {"every_n_layers": kind.every} if kind.every > 1 else {}
