@@ -343,6 +343,7 @@ def predict(parts: Iterable[str], measured: Path, out: Path, families: Iterable[
     """Predict each measured case with the cost model as it is, nothing learned, and append a row for each."""
     chosen = set(families)
     rows = [row for row in read(measured) if "memory" in row]
+    random.Random(SEED).shuffle(rows)  # so that those of a run that is stopped are a sample of all
     known = {row["key"] for row in read(out)}
     for row in rows:
         case = Case.model_validate(row["case"])
