@@ -41,8 +41,8 @@ def _embedding_backward(args: Any, out: Any) -> int:
     segments = min(tokens, rows)
     parts = tokens // _ROWS_PER_PART + segments
     sums = 4 * parts * (-(-width // 32) * 32)
-    sorting = indices.element_size() * (3 * tokens + 2 * segments + parts)
-    return sums + sorting + (0 if gradient.is_contiguous() else _nbytes(gradient))
+    sorting = int(indices.element_size()) * (3 * tokens + 2 * segments + parts)
+    return int(sums) + sorting + (0 if gradient.is_contiguous() else _nbytes(gradient))
 
 
 _RULES = {
