@@ -239,14 +239,14 @@ def _tile(width: int, half: bool, generation: Generation) -> tuple[int, int, int
     if width <= 64:
         return 64, 64, 64
     if not half:
-        return (128 if generation == "ampere" else 64), 64, 1 << 16
+        return (128 if generation in ("ampere", "hopper") else 64), 64, 1 << 16
     if width > 128:
         return 128, 64, 1 << 16
     if generation == "turing":
         return 128, 64, 128
-    if generation == "ampere":
-        return 128, 128, 128
-    return (128, 64, 96) if width <= 96 else (64, 64, 128)
+    if generation == "small_ampere":
+        return (128, 64, 96) if width <= 96 else (64, 64, 128)
+    return 128, 128, 128
 
 
 def _output_of(query: Any, key: Any, value: Any, causal: bool) -> tuple[torch.Tensor, float]:

@@ -35,7 +35,7 @@ class Family(Value):
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
     pipeline_parallel: int = Field(default=1, description="stages that the layers are dealt to; one is run")
-    generation: Generation = Field(default="ampere", description="of a CUDA device: whose attention kernels run")
+    generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
 
     @property
     def checkpointed_every(self) -> int:
@@ -68,7 +68,7 @@ def family_of(config: TrainConfig, hardware: Hardware) -> Family:
         quantization=config.quantization,
         tensor_parallel=config.parallelism.tensor_parallel,
         pipeline_parallel=config.parallelism.pipeline_parallel,
-        generation="ampere" if config.attn_implementation == "eager" else generation_of(hardware.capability),
+        generation=generation_of(hardware.capability),
     )
 
 

@@ -65,7 +65,13 @@ class Footprints:
             return parts, 0.0
         key = (profile.family, config.optim, size, accumulation > 1)
         if key not in self.held:
-            found = held_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1)
+            found = held_bytes(
+                profile.excerpt,
+                config.optim,
+                size,
+                accumulated=accumulation > 1,
+                generation=profile.family.generation,
+            )
             # Buffers are no part of the excerpt: scales of quantized weights, above all.
             self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
         held = self.held[key]

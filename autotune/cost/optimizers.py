@@ -134,31 +134,30 @@ def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool
     if kind == "foreach" and not on_cpu:
         # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std
         return int(optimizer(name).copies * sum(g.count * g.elements * g.element_bytes for g in trained))
-    if kind in ("foreach", "loop"):
-        return int(max((_loop_copies(name, g) * g.elements * g.element_bytes for g in trained), default=0.0))
-    if kind == "adafactor":
-        return int(max((_adafactor_copies(g) * 4.0 * g.elements for g in trained), default=0.0))
+    if kind in ("foreach", "loop", "adafactor"):
+        return int(max((_loop_bytes(name, g) for g in trained), default=0.0))
     if on_cpu and optimizer(name).width:
         return int(max((_bitsandbytes_copies(name, g) * 4.0 * g.elements for g in trained), default=0.0))
     return 0
 
 
-def _loop_copies(name: str, group: ParameterGroup) -> float:
-    """Return how many times a parameter a loop like `_single_tensor_adamw` takes for it.
+def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:
+    """Return how many copies of a parameter a loop takes for it, and the bytes of an element of each.
 
-    The square root of exp_avg_sq, that divided by the bias correction (RMSprop and Adagrad have none), and the quotient
-    of the parameter before, whose variable still holds it.
+    `_single_tensor_adamw`: the square root of exp_avg_sq and that divided by the bias correction (RMSprop and Adagrad
+    have none). `Adafactor.step`: the squared gradient and that plus epsilon; weights and gradients in 16 bits are
+    copied too.
     """
-    return optimizer(name).loop_copies + (group.count > 1)
+    row = optimizer(name)
+    if row.temporaries == "adafactor":
+        return 2 + (2 if group.element_bytes < 4 else 0), 4.0
+    return round(row.loop_copies), group.element_bytes
 
 
-def _adafactor_copies(group: ParameterGroup) -> int:
-    """Return how many fp32 copies of a parameter `Adafactor.step` takes for it.
-
-    The squared gradient and that plus epsilon, beside the update of the parameter before, whose variable still holds
-    it; weights and gradients in 16 bits are copied too.
-    """
-    return 2 + (group.count > 1) + (2 if group.element_bytes < 4 else 0)
+def _loop_bytes(name: str, group: ParameterGroup) -> float:
+    """Return the bytes of a parameter's copies, beside the last one of that before, whose variable still holds it."""
+    copies, width = loop_copies(name, group)
+    return (copies + (group.count > 1)) * width * group.elements
 
 
 def _bitsandbytes_copies(name: str, group: ParameterGroup) -> int:

@@ -13,8 +13,8 @@ import numpy as np
 
 from autotune.cost.allocator import Block, CachingAllocator
 from autotune.cost.deepened import Rows, deepened
-from autotune.cost.memory import WORKSPACE_BYTES
-from autotune.cost.optimizers import Optimizer, is_paged, optimizer, state_sizes
+from autotune.cost.generation import Generation, workspace_bytes
+from autotune.cost.optimizers import Optimizer, is_paged, loop_copies, optimizer, state_sizes
 from autotune.cost.profile import Excerpt, ParameterGroup
 
 # In the second step optimizer states are there; what a third brings is little.
@@ -29,7 +29,13 @@ class Held(NamedTuple):
 
 
 def held_bytes(
-    excerpt: Excerpt, optim: str, micro_batch: int, *, accumulated: bool, keeps_gradients: bool = False
+    excerpt: Excerpt,
+    optim: str,
+    micro_batch: int,
+    *,
+    accumulated: bool,
+    keeps_gradients: bool = False,
+    generation: Generation = "ampere",
 ) -> Held:
     """Return what is allocated and reserved at the most.
 
@@ -39,8 +45,9 @@ def held_bytes(
         micro_batch: Samples.
         accumulated: Whether a step has more than one micro-batch.
         keeps_gradients: Whether gradients are set to zero and not freed between steps, as before torch 2.0.
+        generation: Of the device.
     """
-    run = _Run(excerpt, optim, micro_batch)
+    run = _Run(excerpt, optim, micro_batch, workspace_bytes(generation))
     for step in range(STEPS):
         for micro in range(2 if accumulated else 1):
             run.micro_step(first=micro == 0 and (step == 0 or not keeps_gradients))
@@ -61,7 +68,7 @@ def unused_bytes(
 class _Run:
     """A training run, as the allocator sees it."""
 
-    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: int) -> None:
+    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: int, workspace: int) -> None:
         self.allocator = CachingAllocator()
         self._optim = optim
         self._row: Optimizer = optimizer(optim)
@@ -74,7 +81,7 @@ class _Run:
         self._sizes = (rows[:, 2] + rows[:, 3] * micro_batch).tolist()
         self._is_gradient = (rows[:, 4] > 0).tolist()
         self._order = _order(rows, workspaces)
-        self._has_workspaces = False
+        self._workspace, self._has_workspaces = workspace, False
         for group in parameters:
             self.allocator.allocate(group.elements * group.element_bytes)
 
@@ -84,7 +91,7 @@ class _Run:
         for index, makes in self._order:
             if index < 0:
                 if not self._has_workspaces:
-                    self.allocator.allocate(WORKSPACE_BYTES)
+                    self.allocator.allocate(self._workspace)
             elif makes:
                 live[index] = self.allocator.allocate(self._sizes[index])
             elif first and self._is_gradient[index]:
@@ -103,21 +110,21 @@ class _Run:
                 copies = trained * self._row.copies
                 self._free([self.allocator.allocate(g.elements * g.element_bytes) for g in copies])
             elif self._row.temporaries != "none":
-                self._loop(trained, 4.0 if self._row.temporaries == "adafactor" else None)
+                self._loop(trained)
 
     def free_gradients(self) -> None:
         """Set all gradients to None."""
         self._free(self._gradients)
         self._gradients = []
 
-    def _loop(self, trained: Sequence[ParameterGroup], width: float | None) -> None:
+    def _loop(self, trained: Sequence[ParameterGroup]) -> None:
         before: list[Block] = []
         for group in trained:
-            size = group.elements * (width or group.element_bytes)
-            blocks = [self.allocator.allocate(size), self.allocator.allocate(size)]
+            copies, width = loop_copies(self._optim, group)
+            blocks = [self.allocator.allocate(group.elements * width) for _ in range(copies)]
             self._free(before)
-            before = blocks[1:]
-            self._free(blocks[:1])
+            before = blocks[-1:]
+            self._free(blocks[:-1])
         self._free(before)
 
     def _state_sizes(self, trained: Sequence[ParameterGroup]) -> list[float]:

@@ -37,12 +37,12 @@ def _embedding_backward(args: Any, out: Any) -> int:
     any of it, which is left out: what is traced is a batch of two.
     """
     gradient, indices, rows = args[0], args[1], int(args[2])
-    tokens, width = indices.numel(), gradient.shape[-1]
+    tokens, width = int(indices.numel()), int(gradient.shape[-1])
     segments = min(tokens, rows)
     parts = tokens // _ROWS_PER_PART + segments
     sums = 4 * parts * (-(-width // 32) * 32)
     sorting = int(indices.element_size()) * (3 * tokens + 2 * segments + parts)
-    return int(sums) + sorting + (0 if gradient.is_contiguous() else _nbytes(gradient))
+    return sums + sorting + (0 if gradient.is_contiguous() else _nbytes(gradient))
 
 
 _RULES = {
