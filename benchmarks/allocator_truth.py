@@ -341,7 +341,10 @@ def hardware_of(capability: str, measured: Path) -> Any:
 
 def predict(parts: Iterable[str], measured: Path, out: Path, families: Iterable[str] = ()) -> None:
     """Predict each measured case with the cost model as it is, nothing learned, and append a row for each."""
+    from autotune.hardware import detect
+
     chosen = set(families)
+    append(out, {"run": provenance(detect("cpu"))})
     rows = [row for row in read(measured) if "memory" in row]
     random.Random(SEED).shuffle(rows)  # so that those of a run that is stopped are a sample of all
     known = {row["key"] for row in read(out)}
