@@ -60,6 +60,7 @@ class Extended:
     live: NDArray[np.float64]  # (moments, categories, 2)
     work: tuple[Work, ...]
     needed_flops: Line
+    attention: tuple[str, ...] = ()
 
 
 def extend(base: Pair, deeper: Sequence[Pair], more: Sequence[int]) -> Extended:
@@ -89,6 +90,7 @@ def extend(base: Pair, deeper: Sequence[Pair], more: Sequence[int]) -> Extended:
         live=np.concatenate(list(live.values())),
         work=tuple(work.model_copy(update={"count": count}) for work, count in total.items() if count),
         needed_flops=_line(needed),
+        attention=base.tapes[0].attention,
     )
 
 
@@ -148,24 +150,44 @@ def _align(short: Tape, long: Tape, *, late: bool) -> NDArray[np.int64]:
     return np.concatenate([first, ends[1] + second])
 
 
-def _match(short: Sequence[str], long: Sequence[str], *, late: bool) -> NDArray[np.int64]:
-    """Match a sequence with one that has a single stretch more, put between the layers of `short`.
+def stretches(short: Tape, long: Tape) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return (position, length) in `long` of the operators of the layer that it has more, forward and backward.
+
+    Raises:
+        NotLinear: The tapes don't agree.
+    """
+    ends = short.forward_end, long.forward_end
+    first = stretch(short.names[: ends[0]], long.names[: ends[1]])
+    second = stretch(short.names[ends[0] :], long.names[ends[1] :])
+    return first, (ends[1] + second[0], second[1])
+
+
+def stretch(short: Sequence[object], long: Sequence[object], *, late: bool = False) -> tuple[int, int]:
+    """Return (position, length) of what `long` has more than `short`, put between the layers of `short`.
 
     Names alone leave open where the stretch begins: anywhere from before the first layer to behind the last one, and a
     few operators further where what surrounds the layers is named like them. One length of it away from either end is
     between two layers, so that each operator is matched with one of its own layer, the first or the last.
+
+    Raises:
+        NotLinear: There is more than one stretch.
     """
     extra = len(long) - len(short)
     last = _common(short, long)
     first = len(short) - _common(short[::-1], long[::-1])
     if extra < 0 or first > last:
         raise NotLinear("a deeper model doesn't only repeat its layers")
-    start = max(first, last - extra) if late else min(last, first + extra)
+    return (max(first, last - extra) if late else min(last, first + extra)), extra
+
+
+def _match(short: Sequence[str], long: Sequence[str], *, late: bool) -> NDArray[np.int64]:
+    """Match a sequence with one that has a single stretch more."""
+    start, extra = stretch(short, long, late=late)
     positions = np.arange(len(short))
     return np.where(positions < start, positions, positions + extra)
 
 
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
+def _common(one: Sequence[object], other: Sequence[object]) -> int:
     """Return how long two sequences agree."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 

@@ -10,6 +10,7 @@ from autotune.adapter_config import AnyAdapter
 from autotune.architecture import Task
 from autotune.checkpointing import KINDS, Checkpointing
 from autotune.config import Precision, Quantization, TrainConfig, Workload
+from autotune.cost.generation import Generation, generation_of
 from autotune.hardware import Hardware
 from autotune.values import Value
 
@@ -34,6 +35,7 @@ class Family(Value):
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
     pipeline_parallel: int = Field(default=1, description="stages that the layers are dealt to; one is run")
+    generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
 
     @property
     def checkpointed_every(self) -> int:
@@ -66,6 +68,7 @@ def family_of(config: TrainConfig, hardware: Hardware) -> Family:
         quantization=config.quantization,
         tensor_parallel=config.parallelism.tensor_parallel,
         pipeline_parallel=config.parallelism.pipeline_parallel,
+        generation=generation_of(hardware.capability),
     )
 
 

@@ -6,7 +6,7 @@ the allocator keeps unused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from autotune.config import TrainConfig
 from autotune.cost import memory
 from autotune.cost.family import Family
 from autotune.cost.profile import Profile
-from autotune.cost.reserve import unused_bytes
+from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import Share, Spread, in_flight, share_of
 
 
@@ -25,11 +25,11 @@ class Footprints:
 
     Args:
         shares: Of devices, as far as they were asked for.
-        unused: What the allocator keeps unused, as far as it was asked for.
+        held: What the allocator gives out and holds on one device, as far as it was asked for.
     """
 
     shares: dict[tuple[object, ...], Share] = field(default_factory=dict, repr=False)
-    unused: dict[tuple[Family, str, int, bool], int] = field(default_factory=dict, repr=False)
+    held: dict[tuple[Family, str, int, bool], Held] = field(default_factory=dict, repr=False)
 
     def share(self, config: TrainConfig, profile: Profile, accumulation: float) -> Share:
         """Return what one device holds."""
@@ -64,6 +64,17 @@ class Footprints:
         if profile.family.device == "cpu":  # its allocator keeps nothing
             return parts, 0.0
         key = (profile.family, config.optim, size, accumulation > 1)
-        if key not in self.unused:
-            self.unused[key] = unused_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1)
-        return parts, float(self.unused[key])
+        if key not in self.held:
+            found = held_bytes(
+                profile.excerpt,
+                config.optim,
+                size,
+                accumulated=accumulation > 1,
+                generation=profile.family.generation,
+            )
+            # Buffers are no part of the excerpt: scales of quantized weights, above all.
+            self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
+        held = self.held[key]
+        if config.parallelism.is_single:
+            parts = replace(parts, temporaries=parts.temporaries + held.allocated - parts.allocated)
+        return parts, float(held.reserved - held.allocated)

@@ -1,26 +1,24 @@
-"""Operators of a GPU that a trace doesn't have: results of the right size that are all zero, and their work.
+"""Operators that a trace doesn't have: results of the right size that are all zero, and their work.
 
-Fused attention keeps query, key, value, output and the log-sum-exp of each row (fp32), never the scores. On CUDA the
-backward pass adds a gradient of the query in fp32 while it runs, and expands the gradients of grouped keys and values
-to all heads before it sums them (flash attention 2, `mha_bwd` in flash_api.cpp). Work: 2 contractions forward, 5
-backward (arXiv:2205.14135), halved under a causal mask.
+Fused attention on the CPU keeps query, key, value, output and the log-sum-exp of each row (fp32), never the scores; on
+CUDA it is the business of `attention`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from autotune.cost.attention import flash
 from autotune.cost.kinds import CONTRACTION, NORMALISATION
 from autotune.cost.tape import Recorder
 
 
-def fused_attention(
+def fused_attention_on_cpu(
     recorder: Recorder,
-    device: Literal["cpu", "cuda"],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -28,21 +26,18 @@ def fused_attention(
     *,
     causal: bool,
 ) -> torch.Tensor:
-    """Return an output of fused attention without computing it.
+    """Return an output of the CPU's fused attention without computing it.
 
     Args:
         recorder: Told of the work.
-        device: Whose kernel.
         query: (batch, heads, length, width).
         key: (batch, key heads, key length, width).
         value: As `key`.
-        mask: Added to the scores, or booleans; on CUDA booleans become numbers first.
+        mask: Added to the scores, or booleans.
         causal: Whether half of the scores are left out.
     """
-    if mask is not None and device == "cuda" and mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype)
     result: torch.Tensor = _FusedAttention.apply(  # type: ignore[no-untyped-call]
-        query, key, value, mask, recorder, device, causal
+        query, key, value, mask, recorder, causal
     )
     return result
 
@@ -62,7 +57,7 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         causal = kwargs.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
-        output = fused_attention(recorder, "cuda", query, key, value, None, causal=bool(causal))
+        output = flash(recorder, query, key, value, causal=bool(causal))
         return output.transpose(1, 2), None
 
     ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = forward
@@ -74,14 +69,14 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
 
 class _FusedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, device: Any, causal: Any) -> Any:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: Any) -> Any:
         batch, heads, length, _ = query.shape
         # Kernels lay the output out as (batch, length, heads, width), so that merging the heads is a view.
         output = query.new_zeros((batch, length, heads, value.shape[-1])).transpose(1, 2)
         normaliser = query.new_empty((batch, heads, length), dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
         ctx.mask = mask
-        ctx.recorder, ctx.device = recorder, device
+        ctx.recorder = recorder
         ctx.flops = 4.0 * batch * heads * length * key.shape[2] * query.shape[-1] * (0.5 if causal else 1.0)
         _note(recorder, "fused_attention", ctx.flops, query, key, value, output)
         return output
@@ -89,35 +84,25 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         query, key, value, output, _ = ctx.saved_tensors
-        accumulator = None
-        if ctx.device == "cuda":
-            accumulator = query.new_empty(query.shape, dtype=torch.float32)
-        heads, key_heads = query.shape[1], key.shape[1]
-        expanded = heads if ctx.device == "cuda" else key_heads
-        batch, _, length, width = key.shape
-        of_key = key.new_empty((batch, length, expanded, width)).transpose(1, 2)
-        of_value = value.new_empty((batch, length, expanded, value.shape[-1])).transpose(1, 2)
-        of_query = torch.empty_like(query)
+        of_query, of_key, of_value = (
+            t.new_empty((t.shape[0], t.shape[2], t.shape[1], t.shape[3])).transpose(1, 2) for t in (query, key, value)
+        )
         of_mask = None
         if ctx.mask is not None and ctx.mask.requires_grad:
             of_mask = torch.empty_like(ctx.mask)
         _note(ctx.recorder, "fused_attention_backward", 2.5 * ctx.flops, query, key, value, output, gradient, of_query)
-        del accumulator
-        if expanded != key_heads:
-            of_key = of_key.unflatten(1, (key_heads, -1)).sum(2)
-            of_value = of_value.unflatten(1, (key_heads, -1)).sum(2)
-        return of_query, of_key, of_value, of_mask, None, None, None
+        return of_query, of_key, of_value, of_mask, None, None
 
 
 class UpcastSoftmax(torch.autograd.Function):
     """Softmax, or its logarithm, that reads 16 bits and writes 32 in one operator."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, recorder: Recorder) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, recorder: Recorder, is_log: bool) -> torch.Tensor:
         """Return an output in fp32; it is what is kept."""
         output = torch.empty_like(tensor, dtype=torch.float32)
         ctx.save_for_backward(output)
-        ctx.recorder, ctx.dtype = recorder, tensor.dtype
+        ctx.recorder, ctx.dtype, ctx.is_log = recorder, tensor.dtype, is_log
         _note(recorder, "softmax", 0.0, tensor, output, kind=NORMALISATION)
         return output
 
@@ -125,9 +110,11 @@ class UpcastSoftmax(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Return a gradient in 16 bits."""
         (output,) = ctx.saved_tensors
+        product = None if ctx.is_log else torch.empty_like(output)  # of gradient and output: `scratch`
         result = torch.empty_like(output, dtype=ctx.dtype)
         _note(ctx.recorder, "softmax_backward", 0.0, output, gradient, result, kind=NORMALISATION)
-        return result, None
+        del product
+        return result, None, None
 
 
 class GroupedMatmul(torch.autograd.Function):

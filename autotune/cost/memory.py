@@ -15,15 +15,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.cost.generation import workspace_bytes
 from autotune.cost.profile import MemoryPoint, Profile
 from autotune.cost.sharding import ONE_DEVICE, Share, share_of
 
 # The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
 BLOCK_BYTES = 512
-
-# cuBLAS takes its workspaces from torch's allocator, one for the forward and one for the backward thread: 8,519,680
-# bytes each before Hopper (`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp).
-WORKSPACES_BYTES = 2 * 8_519_680
 
 
 @dataclass(frozen=True)
@@ -136,4 +133,5 @@ def always_bytes(profile: Profile) -> float:
     if profile.family.device == "cpu":
         return 0.0
     sizes = ((g.count, g.elements * g.element_bytes) for g in profile.parameters)
-    return WORKSPACES_BYTES + float(sum(count * (-size % BLOCK_BYTES) for count, size in sizes))
+    workspaces = 2 * workspace_bytes(profile.family.generation)  # of the forward and of the backward thread
+    return workspaces + float(sum(count * (-size % BLOCK_BYTES) for count, size in sizes))

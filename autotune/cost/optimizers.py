@@ -92,33 +92,36 @@ def optimizer(name: str) -> Optimizer:
 
 def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
     """Return the bytes that an optimizer keeps: those of torch's allocator, and those that are paged."""
-    row = optimizer(name)
     resident = paged = 0.0
     for group in groups:
         if not group.trained:
             continue
-        size = group.count * _state_bytes(row, group)
-        if row.paged and group.elements >= _PAGED_MIN_ELEMENTS:
-            paged += size
+        sizes, scales = state_sizes(name, group)
+        if is_paged(name, group):
+            paged += group.count * sum(sizes)
+            resident += group.count * sum(scales)  # `torch.zeros` in bitsandbytes' init_state, paged or not
         else:
-            resident += size
+            resident += group.count * (sum(sizes) + sum(scales))
     return int(resident), int(paged)
 
 
-def _state_bytes(row: Optimizer, group: ParameterGroup) -> float:
-    """Return what is kept for one parameter."""
-    elements = group.elements
+def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[float]]:
+    """Return the bytes of each tensor that is kept for one parameter: states, and the scales of those in 8 bits."""
+    row, elements = optimizer(name), group.elements
     if row.temporaries == "adafactor":
         if len(group.shape) < 2:
-            return 4.0 * elements
-        rows, columns = elements // group.shape[-1], elements // group.shape[-2]
-        return 4.0 * (rows + columns)
+            return [4.0 * elements], []
+        return [4.0 * (elements // group.shape[-1]), 4.0 * (elements // group.shape[-2])], []
     if row.width == 0:
-        return row.states * group.element_bytes * elements
-    in_8_bits = row.width == 1 and elements >= _MIN_8BIT_ELEMENTS and not group.embedding
-    if in_8_bits:
-        return row.states * (elements + 4.0 * math.ceil(elements / _BLOCK_ELEMENTS))
-    return row.states * 4.0 * elements
+        return [group.element_bytes * elements] * row.states, []
+    if row.width == 1 and elements >= _MIN_8BIT_ELEMENTS and not group.embedding:
+        return [float(elements)] * row.states, [4.0 * math.ceil(elements / _BLOCK_ELEMENTS)] * row.states
+    return [4.0 * elements] * row.states, []
+
+
+def is_paged(name: str, group: ParameterGroup) -> bool:
+    """Return whether a parameter's states live beyond the allocator."""
+    return optimizer(name).paged and group.elements >= _PAGED_MIN_ELEMENTS
 
 
 def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool) -> int:
@@ -131,31 +134,30 @@ def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool
     if kind == "foreach" and not on_cpu:
         # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std
         return int(optimizer(name).copies * sum(g.count * g.elements * g.element_bytes for g in trained))
-    if kind in ("foreach", "loop"):
-        return int(max((_loop_copies(name, g) * g.elements * g.element_bytes for g in trained), default=0.0))
-    if kind == "adafactor":
-        return int(max((_adafactor_copies(g) * 4.0 * g.elements for g in trained), default=0.0))
+    if kind in ("foreach", "loop", "adafactor"):
+        return int(max((_loop_bytes(name, g) for g in trained), default=0.0))
     if on_cpu and optimizer(name).width:
         return int(max((_bitsandbytes_copies(name, g) * 4.0 * g.elements for g in trained), default=0.0))
     return 0
 
 
-def _loop_copies(name: str, group: ParameterGroup) -> float:
-    """Return how many times a parameter a loop like `_single_tensor_adamw` takes for it.
+def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:
+    """Return how many copies of a parameter a loop takes for it, and the bytes of an element of each.
 
-    The square root of exp_avg_sq, that divided by the bias correction (RMSprop and Adagrad have none), and the quotient
-    of the parameter before, whose variable still holds it.
+    `_single_tensor_adamw`: the square root of exp_avg_sq and that divided by the bias correction (RMSprop and Adagrad
+    have none). `Adafactor.step`: the squared gradient and that plus epsilon; weights and gradients in 16 bits are
+    copied too.
     """
-    return optimizer(name).loop_copies + (group.count > 1)
+    row = optimizer(name)
+    if row.temporaries == "adafactor":
+        return 2 + (2 if group.element_bytes < 4 else 0), 4.0
+    return round(row.loop_copies), group.element_bytes
 
 
-def _adafactor_copies(group: ParameterGroup) -> int:
-    """Return how many fp32 copies of a parameter `Adafactor.step` takes for it.
-
-    The squared gradient and that plus epsilon, beside the update of the parameter before, whose variable still holds
-    it; weights and gradients in 16 bits are copied too.
-    """
-    return 2 + (group.count > 1) + (2 if group.element_bytes < 4 else 0)
+def _loop_bytes(name: str, group: ParameterGroup) -> float:
+    """Return the bytes of a parameter's copies, beside the last one of that before, whose variable still holds it."""
+    copies, width = loop_copies(name, group)
+    return (copies + (group.count > 1)) * width * group.elements
 
 
 def _bitsandbytes_copies(name: str, group: ParameterGroup) -> int:

@@ -61,6 +61,15 @@ class Work(Value):
     count: int
 
 
+class Repeat(Value):
+    """A layer of an excerpt that the full model has more often: (position, length) of its operators and parameters."""
+
+    forward: tuple[int, int]
+    backward: tuple[int, int]
+    parameters: tuple[int, int]
+    times: int = Field(description="more than in the excerpt")
+
+
 class Excerpt(Value):
     """A micro-step of the model with few layers, storage by storage, for what the allocator makes of it.
 
@@ -70,6 +79,11 @@ class Excerpt(Value):
 
     storages: tuple[tuple[int, int, float, float, bool], ...]
     parameters: tuple[ParameterGroup, ...] = Field(description="in the order they are made, each with count 1")
+    repeats: tuple[Repeat, ...] = Field(
+        default=(), description="a layer of each stack, in the order of the forward pass"
+    )
+    workspaces: tuple[int, ...] = Field(default=(), description="positions where libraries take theirs")
+    forward_end: int = Field(default=0, description="operators of the forward pass")
 
 
 class Profile(Value):
@@ -89,6 +103,7 @@ class Profile(Value):
     layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: none is told apart")
     outside: tuple[ParameterGroup, ...] = Field(default=(), description="in no layer: embeddings, last norm, head")
     layers: int = Field(default=1, description="how many there are")
+    attention: tuple[str, ...] = Field(default=(), description="kernels that fused attention takes on a CUDA device")
     hidden_bytes: float = Field(default=0.0, description="of a sample's hidden states between layers; 0: not known")
 
     @property

@@ -12,17 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from autotune.adapter_config import is_new_weight
 from autotune.architecture import ModelSpec
 from autotune.cost import quantized
 from autotune.cost.autocast import seen_autocast
-from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks
+from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
+from autotune.cost.kinds import CONTRACTION
 from autotune.cost.layers import Layers, layers_of
 from autotune.cost.parts import part_of
-from autotune.cost.profile import Excerpt, ParameterGroup, Profile
+from autotune.cost.profile import Excerpt, ParameterGroup, Profile, Repeat
 from autotune.cost.tensors import is_fake, quiet, tensors_of
 from autotune.cost.trace import micro_step
 from autotune.cost_estimate import TracedBy
@@ -132,15 +134,22 @@ def _extended(
     """Return the micro-step, the parameters and the bytes of buffers at full depth, an excerpt and the layers."""
     base = {s.field: s.base for s in found}
     depths = [base, *({**base, s.field: s.base + s.period} for s in found)]
-    traced: list[Shallow] = []
-    for depth in depths:
+
+    def traced_at(depth: dict[str, int]) -> Shallow:
         which = (family.model_copy(update={"pipeline_parallel": 1}), tuple(depth.items()), way)
         if which not in known:
             known[which] = _shallow(spec, shallower(config, depth), family, shape, change, way)
-        traced.append(known[which])
-    excerpt = _excerpt(traced[-1].pair, traced[-1].parameters)
-    groups = [Counter(t.parameters) for t in traced]
+        return known[which]
+
+    traced = [traced_at(depth) for depth in depths]
     more = [round(s.more) for s in found]
+    excerpt = _excerpt(traced[0], [])
+    if found:
+        deepest = {s.field: s.base + s.period for s in found}
+        deeper = traced_at(deepest)
+        lacking = [traced_at({**deepest, s.field: s.base}) for s in found]
+        excerpt = _excerpt(deeper, [_repeat(one, deeper, n - 1) for one, n in zip(lacking, more, strict=True)])
+    groups = [Counter(t.parameters) for t in traced]
     total, buffer_bytes, layers = groups[0].copy(), traced[0].buffers_bytes, traced[0].layers
     for times, group, deep in zip(more, groups[1:], traced[1:], strict=False):
         for key in group.keys() | groups[0].keys():
@@ -226,13 +235,30 @@ def _check_size(model: Any) -> None:
         raise Untraceable(f"its operators depend on values, and {nbytes / 2**30:.1f} GiB are too much for a real run")
 
 
-def _excerpt(pair: Pair, parameters: list[ParameterGroup]) -> Excerpt:
-    made, freed, _, gradient = pair.tapes[0].storages.T
-    if pair.tapes[1].storages.shape != pair.tapes[0].storages.shape:
+def _repeat(shallow: Shallow, deeper: Shallow, times: int) -> Repeat:
+    """Return where `deeper` has the layer that `shallow` lacks."""
+    forward, backward = stretches(shallow.pair.tapes[0], deeper.pair.tapes[0])
+    parameters = stretch(shallow.parameters, deeper.parameters)
+    return Repeat(forward=forward, backward=backward, parameters=parameters, times=times)
+
+
+def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
+    pair = traced.pair
+    tape = pair.tapes[0]
+    made, freed, _, gradient = tape.storages.T
+    if pair.tapes[1].storages.shape != tape.storages.shape:
         raise NotLinear("the tensors change with the micro-batch")
     sizes = pair.lines("storages")[:, 2]
     rows = zip(made.astype(int), freed.astype(int), sizes[:, 0], sizes[:, 1], gradient > 0, strict=True)
-    return Excerpt(storages=tuple(rows), parameters=tuple(parameters))
+    products = np.flatnonzero(tape.kinds == CONTRACTION)
+    firsts = [products[products < tape.forward_end][:1], products[products >= tape.forward_end][:1]]
+    return Excerpt(
+        storages=tuple(rows),
+        parameters=tuple(traced.parameters),
+        repeats=tuple(sorted(repeats, key=lambda r: r.forward)),
+        workspaces=tuple(int(p) for p in np.concatenate(firsts)),
+        forward_end=tape.forward_end,
+    )
 
 
 def _groups(model: Any) -> list[ParameterGroup]:
@@ -275,6 +301,7 @@ def _profile(
         work=step.work,
         excerpt=excerpt,
         needed_flops=step.needed_flops,
+        attention=step.attention,
         traced_by=way,
         layer=layers.largest,
         outside=layers.outside,

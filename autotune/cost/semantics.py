@@ -19,7 +19,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention
+from autotune.cost.attention import Asked, attention
+from autotune.cost.generation import Generation
+from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention_on_cpu
 from autotune.cost.tape import Recorder
 
 Device = Literal["cpu", "cuda"]
@@ -60,6 +62,7 @@ class Semantics(TorchFunctionMode):
         recorder: Told of the kernels that only exist there.
         padded: Whether batches hold padding.
         experts: Between how many experts tokens are routed.
+        generation: Of a CUDA device.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Semantics(TorchFunctionMode):
         autocast: torch.dtype | None = None,
         padded: bool = False,
         experts: int = 1,
+        generation: Generation = "ampere",
     ) -> None:
         super().__init__()
         self._device: Device = device
@@ -78,6 +82,7 @@ class Semantics(TorchFunctionMode):
         self._casting = False
         self._padded = padded
         self._experts = experts
+        self._generation = generation
         self._cache: dict[int, torch.Tensor] = {}
 
     @contextlib.contextmanager
@@ -172,10 +177,25 @@ class Semantics(TorchFunctionMode):
         return found.unbind(1) if as_tuple else found
 
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
-        query, key, value, mask, dropout, causal = _attention_arguments(args, kwargs)
-        if self._device == "cpu" and (dropout > 0 or (mask is not None and mask.requires_grad)):
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        asked = Asked(
+            given["query"],
+            given["key"],
+            given["value"],
+            given.get("attn_mask"),
+            float(given.get("dropout_p", 0.0)),
+            bool(given.get("is_causal", False)),
+            given.get("scale"),
+            bool(given.get("enable_gqa", False)),
+        )
+        if self._device == "cuda":
+            return attention(self._recorder, asked, self._generation)
+        if asked.dropout > 0 or (asked.mask is not None and asked.mask.requires_grad):
             return NotImplemented  # torch's CPU kernel has neither: use_flash_attention_cpp in sdp_utils_cpp.cpp
-        return fused_attention(self._recorder, self._device, query, key, value, mask, causal=causal)
+        return fused_attention_on_cpu(
+            self._recorder, asked.query, asked.key, asked.value, asked.mask, causal=asked.causal
+        )
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, p, training = _dropout_arguments(args, kwargs)
@@ -192,7 +212,7 @@ class Semantics(TorchFunctionMode):
             return NotImplemented
         if tensor.dtype is torch.bfloat16:  # aten/src/ATen/native/SoftMax.cpp: only Half is fused
             return func(tensor.float(), *args[1:], **{k: v for k, v in kwargs.items() if k != "dtype"})
-        return UpcastSoftmax.apply(tensor, self._recorder)  # type: ignore[no-untyped-call]
+        return UpcastSoftmax.apply(tensor, self._recorder, func.__name__ == "log_softmax")  # type: ignore[no-untyped-call]
 
     def _sum(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a sum in fp32 of 16 bits: autocast on CUDA asks the operator for it, nothing is converted first."""
@@ -207,7 +227,7 @@ class Semantics(TorchFunctionMode):
             return NotImplemented
         if logits.dtype is torch.bfloat16:
             return func(logits.float(), *args[1:], **kwargs)
-        log_probabilities = UpcastSoftmax.apply(logits, self._recorder)  # type: ignore[no-untyped-call]
+        log_probabilities = UpcastSoftmax.apply(logits, self._recorder, True)  # type: ignore[no-untyped-call]
         target = args[1] if len(args) > 1 else kwargs["target"]
         options = {k: v for k, v in kwargs.items() if k in ("weight", "ignore_index", "reduction")}
         return torch.nn.functional.nll_loss(log_probabilities, target, **options)
@@ -259,19 +279,6 @@ def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_map(item, change) for item in value)
     return value
-
-
-def _attention_arguments(args: Any, kwargs: Any) -> tuple[Any, Any, Any, Any, float, bool]:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return (
-        given["query"],
-        given["key"],
-        given["value"],
-        given.get("attn_mask"),
-        float(given.get("dropout_p", 0.0)),
-        bool(given.get("is_causal", False)),
-    )
 
 
 def _dropout_arguments(args: Any, kwargs: Any) -> tuple[Any, float, bool]:

@@ -5,13 +5,14 @@ with its floating-point operations, the bytes it moves, and the storages it make
 computed and nothing is allocated, yet sizes and lifetimes are the real ones. What comes out is a :class:`Tape` of
 numbers; it knows nothing of models.
 
-Not covered: memory that a kernel takes and gives back inside one operator.
+Memory that an operator takes and gives back is that of `scratch`, on a CUDA device.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,7 @@ class Tape:
     recomputed: NDArray[np.bool_]  # a part of the forward pass that runs again
     forward_end: int  # operators of the forward pass, the loss included
     storages: NDArray[np.float64]  # (made, freed or added to another gradient, bytes, whether a gradient), a row each
+    attention: tuple[str, ...] = ()  # kernels that attention took
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -67,9 +69,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         known: Their storages are not counted: weights, buffers and inputs.
+        scratch: Returns the bytes that an operator takes beside its results; None: none does.
     """
 
-    def __init__(self, known: list[torch.Tensor]) -> None:
+    def __init__(self, known: list[torch.Tensor], scratch: Callable[[str, Any, Any], int] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names: list[str] = []
         self._kinds: list[int] = []
@@ -81,6 +84,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._by_id: dict[int, _Storage | None] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._forward_end = -1
+        self._scratch = scratch
+        self.attention: set[str] = set()  # kernels that attention took
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
         for tensor in known:
             self._watch(tensor, known=True)
@@ -112,7 +117,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.note(name, kind, flops, moved, half=any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs))
         for tensor in fresh:
             self._watch(tensor)
-        if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing:
+        taken = 0 if self._scratch is None else self._scratch(name, args, out)
+        if taken:
+            self._storages.append(_Storage(nbytes=taken, made=len(self._names) - 1, freed=len(self._names)))
+        if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
     def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool) -> None:
@@ -160,6 +168,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             live=np.cumsum(live, axis=0)[:count],
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 4),
+            attention=tuple(sorted(self.attention)),
         )
 
     def _category(self, storage: _Storage) -> int:
@@ -194,7 +203,8 @@ def _add_in_place(storage: _Storage) -> None:
     """Let a sum begin where its first summand ends, if autograd held the last reference to that.
 
     Autograd adds gradients in place then (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp), but never
-    while a dispatch mode looks on.
+    while a dispatch mode looks on. To a view it doesn't: what it is a view of holds the storage as well, as with the
+    gradient of a head that shares its weights with the embeddings.
     """
     first = storage.sum_of
     if first is not None and first.freed == storage.made + 1 and first.nbytes == storage.nbytes:

@@ -21,6 +21,7 @@ from autotune.cost.family import Family, Shape
 from autotune.cost.kernels import flash_attention_2
 from autotune.cost.offload import offloaded
 from autotune.cost.reentrant import reentrant
+from autotune.cost.scratch import scratch_bytes
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.images import image_input
@@ -40,10 +41,16 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
         parameter.grad = None
     known = [*model.parameters(), *model.buffers()]
     inputs = make_inputs(model.config, shape, batch, device=known[0].device)
-    recorder = Recorder(known + list(inputs.values()))
+    on_cuda = family.device == "cuda"
+    recorder = Recorder(known + list(inputs.values()), scratch_bytes if on_cuda else None)
     autocast = getattr(torch, family.autocast) if family.autocast else None
     semantics = Semantics(
-        family.device, recorder, autocast=autocast, padded=shape.padded, experts=max(1, experts_of(model.config))
+        family.device,
+        recorder,
+        autocast=autocast,
+        padded=shape.padded,
+        experts=max(1, experts_of(model.config)),
+        generation=family.generation,
     )
     _set_checkpointing(model, family, semantics, recorder)
     handles = [
@@ -93,9 +100,11 @@ def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorde
     )
     if kind.reentrant:
         run = reentrant(contexts)
-        if base.main_input_name == "input_ids":  # as transformers does: else frozen embeddings would end all gradients
-            base.disable_input_require_grads()
-            base.enable_input_require_grads()
+    # As `gradient_checkpointing_enable` of transformers does: the output of frozen embeddings (LoRA) becomes a leaf,
+    # which stays until the end and gets a gradient.
+    if base.main_input_name == "input_ids":
+        base.disable_input_require_grads()
+        base.enable_input_require_grads()
     if kind.offload:
         run = offloaded(run, recorder)
     every = {"every_n_layers": kind.every} if kind.every > 1 else {}

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from profiles import MB, line, make_family, make_group, make_point, make_profile
 
-from autotune.cost.memory import WORKSPACES_BYTES, allocated_peaks, always_bytes, components
+from autotune.cost.generation import workspace_bytes
+from autotune.cost.memory import allocated_peaks, always_bytes, components
 from autotune.units import GIB
 
 SIZES = (1, 2, 3, 8, 64, 1000)
+WORKSPACES_BYTES = 2 * workspace_bytes("ampere")
 
 
 def test_components_sum_to_the_peak():
@@ -115,3 +117,11 @@ def test_full_fine_tuning_in_pure_bf16_peaks_in_the_optimizers_step_at_10_bytes_
 
 def test_a_line_is_constant_plus_per_sample():
     assert line(3.0, 2.0).at(10) == 23.0
+
+
+def test_hopper_takes_larger_workspaces():
+    """32 MiB for each thread that multiplies, as torch chooses."""
+    ampere, hopper = (
+        always_bytes(make_profile(make_family(device="cuda", generation=g))) for g in ("ampere", "hopper")
+    )
+    assert hopper - ampere == 2 * ((32 << 20) - 8_519_680)

@@ -24,6 +24,7 @@ from autotune.cost.memory import components
 from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.padding import expected_longest
+from autotune.cost.profile import Excerpt
 from autotune.cost.reserve import unused_bytes
 from autotune.cost.time import step_seconds
 from autotune.trial import Memory
@@ -42,6 +43,11 @@ def large_profile(family=None, **fields):
             make_point(gradients=(4 * gb, 0), fresh_gradients=(4 * gb, 0)),
         ),
         "peaks_later": (make_point(activations=(0, gb)),),
+        "excerpt": Excerpt(
+            storages=((0, 2, 0.0, float(gb), False), (3, 4, 4.0 * gb, 0.0, True)),
+            parameters=(make_group(1000, 1000),) * 1000,
+            workspaces=(0, 0),
+        ),
     }
     return make_profile(family, **{**defaults, **fields})
 

@@ -130,6 +130,11 @@ def test_embeddings_keep_states_in_fp32_under_8_bit_optimizers():
     assert state_bytes("adamw_bnb_8bit", [make_group(300, 200, embedding=True)]) == (kept_bytes(made), 0)
 
 
+def test_scales_of_paged_states_stay_on_the_device():
+    """bitsandbytes makes them with `torch.zeros`, 4 bytes for each 256 elements."""
+    assert state_bytes("paged_adamw_8bit", [make_group(256_000)]) == (2 * 4_000, 2 * 256_000)
+
+
 def test_only_large_states_are_paged():
     """bitsandbytes: `get_state_buffer` pages from 100,000 elements on."""
     assert state_bytes("paged_adamw_32bit", [make_group(99_999)]) == (8 * 99_999, 0)

@@ -4,7 +4,7 @@ import pytest
 from profiles import make_group
 
 from autotune.cost.profile import Excerpt
-from autotune.cost.reserve import unused_bytes
+from autotune.cost.reserve import held_bytes, unused_bytes
 
 MIB = 1 << 20
 WEIGHT = make_group(4 * MIB)  # 16 MiB
@@ -57,3 +57,18 @@ def test_no_more_is_ever_allocated_than_reserved(optim, accumulated, keeps_gradi
 def test_frozen_weights_make_no_states():
     frozen = excerpt((0, 1, 32, 0, False), parameters=(make_group(4 * MIB, trained=False),))
     assert unused_bytes(frozen, "adamw_torch", 1, accumulated=False) == 0
+
+
+def test_a_block_whose_rest_is_too_small_to_be_split_off_counts_as_allocated():
+    """The 17 matrices of 1.125 MiB that a segment of 20 MiB has room for leave 0.875 MiB, which goes to the last."""
+    matrices = (make_group(9 << 15, trained=False),) * 17
+    held = held_bytes(excerpt((0, 1, 30, 0, False), parameters=matrices), "sgd", 1, accumulated=False)
+    assert held.allocated == 50 * MIB
+    assert held.reserved == 50 * MIB
+
+
+def test_adafactor_copies_16_bit_weights_and_gradients_to_fp32():
+    weight = make_group(16 * MIB, element_bytes=2)
+    update = excerpt((3, 4, 32, 0, True), parameters=(weight,))
+    held = held_bytes(update, "adafactor", 1, accumulated=False)
+    assert held.allocated >= (2 * 32 + 4 * 64) * MIB

@@ -243,3 +243,24 @@ def test_the_same_on_a_device_that_computes():
     real = tape_of(loss, torch.ones(100, requires_grad=True))
     assert meta.names == real.names
     assert np.array_equal(meta.live, real.live)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_autograd_adds_to_the_gradient_that_it_holds_alone_in_place_but_not_to_a_view(view):
+    """What a view is of holds its storage as well, as with the transposed gradient of a linear layer."""
+
+    def tied(w):
+        looked_up = torch.nn.functional.embedding(torch.zeros(8, dtype=torch.long, device="meta"), w).sum()
+        first = torch.nn.functional.linear(w.detach(), w) if view else w * w.detach()
+        return looked_up + first.sum()
+
+    w = torch.empty(64, 64, device="meta", requires_grad=True)
+    recorder = Recorder([w])
+    with recorder:
+        loss = tied(w)
+        recorder.end_of_forward()
+        loss.backward()
+    tape = recorder.tape()
+    adds = [i for i, name in enumerate(tape.names) if name == "add" and i > tape.forward_end]
+    made = {row[0] for row in tape.storages}
+    assert any(i in made for i in adds) == view

@@ -1,0 +1,274 @@
+"""Which kernel `scaled_dot_product_attention` takes on a CUDA device, and what each one keeps and takes.
+
+The choice is that of `select_sdp_backend` in torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (2.11), dense
+inputs without a user's preference: flash, else efficient, else math. cuDNN's kernel, which torch prefers on compute
+capability 9.0 and 10.0, counts as flash: both keep the same and neither a score.
+
+Flash (`mha_bwd` in flash_attn/flash_api.cpp): the backward pass takes a gradient of the query in fp32, rows rounded up
+to 128 and widths to 32, and gradients of grouped keys and values for all heads before they are summed. Efficient
+(`attention_backward.cu`, `mem_eff_attention/kernel_backward.h`): the gradient of a mask for all heads, where it has
+one; in fp32 the product of output and its gradient; and a workspace, see `_workspace`. Math (`attention.cpp`): scores
+of all heads, 16 bits computed in 32.
+
+Not covered: cuDNN's workspaces.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from autotune.cost.generation import Generation
+from autotune.cost.kinds import CONTRACTION
+from autotune.cost.tape import Recorder
+
+Kernel = Literal["flash", "efficient", "math"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Asked(NamedTuple):
+    """The arguments of `scaled_dot_product_attention`."""
+
+    query: torch.Tensor  # (batch, heads, length, width)
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None = None
+    dropout: float = 0.0
+    causal: bool = False
+    scale: float | None = None
+    grouped: bool = False  # enable_gqa
+
+
+def chosen(asked: Asked, generation: Generation) -> Kernel:
+    """Return the kernel that torch takes."""
+    if _flash_can(asked, generation):
+        return "flash"
+    return "efficient" if _efficient_can(asked, generation) else "math"
+
+
+def _flash_can(asked: Asked, generation: Generation) -> bool:
+    query, key, value = asked.query, asked.key, asked.value
+    width = query.shape[-1]
+    trained = any(t.requires_grad for t in (query, key, value))
+    too_wide = generation == "small_ampere" and trained and width > 192 and (width <= 224 or asked.dropout > 0)
+    return (
+        generation != "turing"
+        and asked.mask is None
+        and width == key.shape[-1] == value.shape[-1] <= 256
+        and not too_wide
+        and not (asked.causal and query.shape[-2] != key.shape[-2])
+        and query.dtype in _HALF
+        and (asked.grouped or query.shape[1] == key.shape[1] == value.shape[1])
+    )
+
+
+def _efficient_can(asked: Asked, generation: Generation) -> bool:
+    query, key, value = asked.query, asked.key, asked.value
+    half = query.dtype in _HALF
+    if query.dtype is torch.bfloat16 and generation == "turing":
+        return False
+    # `minimum_gemm_alignment`: 16 bytes of what tensor cores multiply
+    alignment = 8 if half else 1 if generation == "turing" else 4
+    widths = (query.shape[-1], value.shape[-1])
+    return (
+        query.shape[1] == key.shape[1] == value.shape[1]
+        and query.shape[-1] == key.shape[-1]
+        and all(width % alignment == 0 for width in widths)
+        and all(t.stride(-1) == 1 for t in (query, key, value))
+    )
+
+
+def attention(recorder: Recorder, asked: Asked, generation: Generation) -> torch.Tensor:
+    """Return an output of the kernel that torch takes, without computing it, told to the recorder."""
+    mask = asked.mask
+    if mask is not None and mask.dtype is torch.bool:  # convert_boolean_attn_mask
+        mask = torch.zeros_like(mask, dtype=asked.query.dtype)
+    asked = asked._replace(mask=mask)
+    kernel = chosen(asked, generation)
+    recorder.attention.add(kernel)
+    if kernel == "math":
+        return _math(asked)
+    if kernel == "flash":
+        return flash(recorder, asked.query, asked.key, asked.value, causal=asked.causal)
+    result: torch.Tensor = _Efficient.apply(  # type: ignore[no-untyped-call]
+        asked.query, asked.key, asked.value, _expanded(asked), recorder, asked.causal, generation
+    )
+    return result
+
+
+def flash(
+    recorder: Recorder, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+) -> torch.Tensor:
+    """Return an output of flash attention, whose widths are filled up to multiples of 8."""
+    width = query.shape[-1]
+    if width % 8:
+        query, key, value = (pad(t, (0, -width % 8)) for t in (query, key, value))
+    result: torch.Tensor = _Flash.apply(query, key, value, recorder, causal)  # type: ignore[no-untyped-call]
+    return result[..., :width]
+
+
+def _expanded(asked: Asked) -> torch.Tensor | None:
+    """Return the mask for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8."""
+    mask = asked.mask
+    if mask is None:
+        return None
+    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
+        last = mask.shape[-1]
+        mask = pad(mask, (0, 8 - last % 8))[..., :last]
+    batch, heads, length, _ = asked.query.shape
+    return mask.expand(batch, heads, length, asked.key.shape[2])
+
+
+def _math(asked: Asked) -> torch.Tensor:
+    """Attend as `_scaled_dot_product_attention_math` does, operator by operator."""
+    query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
+    given = query.dtype
+    if given in _HALF:
+        query, key, value = query.float(), key.float(), value.float()
+    root = math.sqrt(asked.scale if asked.scale is not None else 1 / math.sqrt(query.shape[-1]))
+    query = query * root
+    if asked.causal:
+        below = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
+        mask = torch.zeros_like(below, dtype=query.dtype)
+        del below
+    if asked.grouped:
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = torch.matmul(query, key.transpose(-2, -1) * root)
+    if mask is not None:
+        scores.add_(mask)
+    shares = torch.ops.aten._safe_softmax(scores, -1)
+    del scores
+    kept = shares.to(given)
+    if asked.dropout > 0:
+        shares = torch.native_dropout(shares, asked.dropout, True)[0]
+    output = torch.matmul(shares, value).to(given)
+    del kept  # returned beside the output, and dropped
+    return output
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, recorder: Any, causal: bool) -> Any:
+        output, ctx.flops = _output_of(query, key, value, causal)
+        normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, normaliser)
+        ctx.recorder = recorder
+        _note(recorder, "flash_attention", ctx.flops, query, key, value, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        query, key, value, output, _ = ctx.saved_tensors
+        gradient = gradient.transpose(1, 2).contiguous()
+        batch, heads, length, width = query.shape
+        of_query, of_key, of_value = (_by_position(t) for t in (query, key, value))
+        rows, columns = _up(length, 128), _up(width, 32 if width <= 128 else 64)
+        scratch = [query.new_empty((batch, heads, rows), dtype=torch.float32)]
+        scratch.append(query.new_empty((batch, rows, heads, columns), dtype=torch.float32))
+        expanded = []
+        if key.shape[1] != heads:
+            expanded = [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
+        name = "flash_attention_backward"
+        _note(ctx.recorder, name, 2.5 * ctx.flops, query, key, value, output, gradient, of_query)
+        del scratch, expanded
+        return of_query, of_key, of_value, None, None
+
+
+class _Efficient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, generation: Generation
+    ) -> Any:
+        output, ctx.flops = _output_of(query, key, value, causal)
+        batch, heads, length, _ = query.shape
+        normaliser = query.new_empty((batch, heads, _up(length, 32)), dtype=torch.float32)
+        accumulator = None
+        if query.dtype in _HALF and value.shape[-1] > 128:  # kNeedsOutputAccumulatorBuffer in kernel_forward.h
+            accumulator = output.new_empty(output.shape, dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, mask, output, normaliser)
+        ctx.recorder, ctx.generation = recorder, generation
+        _note(recorder, "efficient_attention", ctx.flops, query, key, value, output)
+        del accumulator
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        query, key, value, mask, output, _ = ctx.saved_tensors
+        gradient = gradient.transpose(1, 2).contiguous()
+        batch, heads, length, _ = query.shape
+        of_query, of_key, of_value = (_by_position(t) for t in (query, key, value))
+        of_mask = None
+        if mask is not None and ctx.needs_input_grad[3]:
+            of_mask = mask.new_empty((*mask.shape[:-1], _up(mask.shape[-1], 16)))[..., : mask.shape[-1]]
+        if query.dtype in _HALF:
+            delta = query.new_empty((batch, heads, length), dtype=torch.float32)
+        else:
+            delta = (gradient * output.transpose(1, 2)).sum(-1).transpose(-2, -1).contiguous()
+        workspace = query.new_empty((_workspace(query, key, ctx.generation),), dtype=torch.float32)
+        name = "efficient_attention_backward"
+        _note(ctx.recorder, name, 2.5 * ctx.flops, query, key, value, output, gradient, of_query)
+        del workspace, delta
+        return of_query, of_key, of_value, of_mask, None, None, None
+
+
+def _workspace(query: torch.Tensor, key: torch.Tensor, generation: Generation) -> int:
+    """Return the fp32 numbers of the backward kernel's workspace: `workspace_size` of `AttentionBackwardKernel`.
+
+    The gradient of the query is summed up in tiles of (rows of queries, columns) with four numbers more each. A kernel
+    of 16 bits whose tiles are narrower than a head does the same with the gradients of keys and values, as many times
+    as the keys are split. Tiles are those of the first kernel in `kernels/cutlassB.h` that is wide enough and whose
+    shared memory the device has.
+    """
+    batch, heads, length, width = query.shape
+    half, keys = query.dtype in _HALF, key.shape[2]
+    rows, columns, most = _tile(width, half, generation)
+    total = -(-length // rows) * -(-width // columns) * (rows * columns + 4)
+    if half and most > rows:  # kOutputInRF is false
+        splits = max(1, min(-(-keys // columns), 200 // (batch * heads)))
+        total += 2 * splits * columns * _up(width, rows)
+    return batch * heads * _up(total, 4)
+
+
+def _tile(width: int, half: bool, generation: Generation) -> tuple[int, int, int]:
+    """Return rows and columns of a tile and the widest head of the kernel."""
+    if width <= 64:
+        return 64, 64, 64
+    if not half:
+        return (128 if generation in ("ampere", "hopper") else 64), 64, 1 << 16
+    if width > 128:
+        return 128, 64, 1 << 16
+    if generation == "turing":
+        return 128, 64, 128
+    if generation == "small_ampere":
+        return (128, 64, 96) if width <= 96 else (64, 64, 128)
+    return 128, 128, 128
+
+
+def _output_of(query: Any, key: Any, value: Any, causal: bool) -> tuple[torch.Tensor, float]:
+    """Return an output laid out as (batch, length, heads, width), so that merging the heads is a view, and the work.
+
+    Two contractions forward, five backward (arXiv:2205.14135), halved under a causal mask.
+    """
+    batch, heads, length, width = query.shape
+    output = query.new_zeros((batch, length, heads, value.shape[-1])).transpose(1, 2)
+    return output, 4.0 * batch * heads * length * key.shape[2] * width * (0.5 if causal else 1.0)
+
+
+def _by_position(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor of the same sizes, laid out as (batch, length, heads, width)."""
+    batch, heads, length, width = tensor.shape
+    return tensor.new_empty((batch, length, heads, width)).transpose(1, 2)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _note(recorder: Recorder, name: str, flops: float, *tensors: torch.Tensor) -> None:
+    moved = float(sum(t.numel() * t.element_size() for t in tensors))
+    recorder.note(name, CONTRACTION, flops, moved, half=tensors[0].element_size() == 2)

@@ -1,0 +1,493 @@
+"""Predicted memory against torch's real caching allocator, on stand-in devices: full-size models as real trials.
+
+    python benchmarks/allocator_truth.py measure [--part mend|held-out]
+    python benchmarks/allocator_truth.py predict [--part mend|held-out] [--predicted FILE]
+    python benchmarks/allocator_truth.py report [--part mend|held-out] [--predicted FILE] [--rows]
+
+`measure` needs torch's CUDA build on the stand-in for the driver, where a trial of a model with seven billion weights
+takes seconds: allocator, kernels' choice, workspaces and optimizers are the real ones, computed values are zero. It
+runs the plan's configurations as trials, each through autotune's runner and worker, and appends a row for each to a
+file of JSON lines as it ends, so a run that was stopped goes on. `predict` traces the same configurations, on any
+machine. `report` sets the two side by side.
+
+The plan is drawn by a fixed seed. It is split by family of models: rules of the cost model were mended on one half
+(`MEND`), the other (`HELD_OUT`) was only looked at when that was over. Families of which errors were known beforehand
+are all in the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from provenance import RESULTS, provenance
+
+from autotune.config import Parallelism, Precision, TrainConfig, Workload
+from autotune.values import Value
+
+SEED = 20261122
+
+MEND: dict[str, tuple[str, ...]] = {
+    "bert": ("bert-base-uncased", "bert-large-uncased"),
+    "gpt2": ("gpt2", "gpt2-medium", "gpt2-xl"),
+    "t5": ("t5-small", "t5-base", "t5-3b"),
+    "llama-2": ("meta-llama/Llama-2-7b-hf", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    "llama-3": ("meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.2-1B"),
+    "qwen2": ("Qwen/Qwen1.5-0.5B", "Qwen/Qwen2-1.5B"),
+    "opt": ("facebook/opt-125m", "facebook/opt-1.3b"),
+    "pythia": ("EleutherAI/pythia-160m", "EleutherAI/pythia-1.4b"),
+}
+
+HELD_OUT: dict[str, tuple[str, ...]] = {
+    "roberta": ("FacebookAI/roberta-base", "FacebookAI/xlm-roberta-large"),
+    "bart": ("facebook/bart-base", "facebook/bart-large"),
+    "mistral": ("mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-v0.3"),
+    "qwen3": ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"),
+    "gemma2": ("google/gemma-2-2b",),
+    "gemma3": ("google/gemma-3-270m", "google/gemma-3-1b-pt"),
+    "phi": ("microsoft/phi-1_5", "microsoft/Phi-3-mini-4k-instruct"),
+    "modernbert": ("answerdotai/ModernBERT-base", "answerdotai/ModernBERT-large"),
+}
+
+PARTS = {"mend": MEND, "held-out": HELD_OUT}
+
+# Compute capability to the stand-in's multiprocessors and name. On 9.0 the stand-in has cuDNN's attention off.
+DEVICES = {
+    "7.5": (40, "Tesla T4"),
+    "8.0": (108, "NVIDIA A100-SXM4-80GB"),
+    "8.6": (84, "NVIDIA A40"),
+    "9.0": (132, "NVIDIA H100 80GB HBM3"),
+}
+
+# More than any of these cards has: what is looked for is the peak of all configurations, and not which of them fit.
+MEMORY = "200GiB"
+
+# What the stand-in takes for a context: an arbitrary size.
+STAND_IN_CONTEXT = 450 << 20
+
+OPTIMIZERS = (
+    "adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_32bit",
+    "rmsprop",
+)  # fmt: skip
+
+_DRAWS = 16  # of a family on one device, of which rules refuse some
+_SOAKS = 1
+_SPREAD = 2  # over two devices
+_ENTRY = "allocator_truth:trial"
+
+
+class Case(Value):
+    """One configuration of the plan."""
+
+    number: int
+    part: str
+    family: str
+    model: str
+    capability: str
+    length: int
+    accumulation: int
+    soak: bool = False
+    config: TrainConfig
+
+    @property
+    def key(self) -> str:
+        """What tells it from every other one, whatever else the plan comes to hold."""
+        return self.digest(leave_out=frozenset({"number"}))
+
+
+def plan() -> list[Case]:
+    """Return all configurations, drawn for each family by itself."""
+    cases: list[Case] = []
+    for part, families in PARTS.items():
+        for family, models in families.items():
+            chance = random.Random(f"{SEED}-{family}")
+            for i in range(_DRAWS):
+                cases.append(_drawn(chance, len(cases), part, family, models[i % len(models)], soak=i < _SOAKS))
+            cases += [_spread(chance, len(cases) + i, part, family, models[0], i) for i in range(_SPREAD)]
+    return cases
+
+
+def _drawn(chance: random.Random, number: int, part: str, family: str, model: str, *, soak: bool) -> Case:
+    capability = chance.choice(list(DEVICES))
+    halves = ["bf16", "pure_bf16"] if capability != "7.5" else []
+    precision = chance.choice(["fp32", *(["fp16"] if family != "t5" else []), *halves])
+    checkpointing = chance.choice(["none", "none", "full", "full", "every-2nd", "every-4th", "offload", "reentrant"])
+    kind = chance.choice(["full", "full", "full", "lora", "qlora"])
+    optim = chance.choice(OPTIMIZERS)
+    attention = chance.choice(["sdpa", "sdpa", "eager"])
+    length = chance.choice([128, 256, 512, 512, 1000, 1024] + ([2048] if family not in _SHORT else []))
+    length = min(length, _SHORT.get(family, length))
+    tokens = 2 ** chance.choice([11, 12, 13]) // (2 if _is_large(model) else 1)
+    return Case(
+        number=number,
+        part=part,
+        family=family,
+        model=model,
+        capability=capability,
+        length=length,
+        accumulation=chance.choice([1, 1, 2]),
+        soak=soak,
+        config=TrainConfig.model_validate(
+            {
+                "per_device_train_batch_size": max(1, tokens // length - chance.choice([0, 0, 1])),
+                "precision": precision,
+                "checkpointing": checkpointing,
+                "optim": optim,
+                "attn_implementation": attention,
+                "adapter": None if kind == "full" else {"kind": "lora", "rank": chance.choice([8, 64])},
+                "quantization": chance.choice(["nf4", "nf4-double", "int8"]) if kind == "qlora" else None,
+            }
+        ),
+    )
+
+
+def _spread(chance: random.Random, number: int, part: str, family: str, model: str, which: int) -> Case:
+    sharding = ("none", "fsdp_full")[which]
+    case = _drawn(chance, number, part, family, model, soak=False)
+    changes = {
+        "parallelism": Parallelism(world_size=2, sharding=sharding),
+        "adapter": None,
+        "quantization": None,
+        "optim": "adamw_torch_fused",
+        "checkpointing": chance.choice(["none", "full"]),
+        "precision": Precision.BF16,
+    }
+    return case.model_copy(update={"config": case.config.model_copy(update=changes), "capability": "8.0"})
+
+
+_SHORT = {"bert": 512, "roberta": 512, "gpt2": 1024, "bart": 1024, "t5": 512}
+
+
+def _is_large(model: str) -> bool:
+    return any(size in model for size in ("7b", "7B", "8B", "3b", "xl", "mini-4k"))
+
+
+@functools.cache
+def _known(model: str) -> tuple[Any, Any, Any]:
+    from autotune.models import default_task, describe
+    from autotune.resolving import resolve
+
+    spec = resolve(model)
+    task = default_task(spec)
+    return spec, task, describe(spec, task)
+
+
+def workload_of(case: Case) -> tuple[Workload, Any]:
+    """Return what a case trains, and the facts of its model."""
+    spec, task, facts = _known(case.model)
+    ranks = case.config.parallelism.data_parallel
+    workload = Workload(
+        model=spec,
+        task=task,
+        sequence_length=case.length,
+        target_length=case.length,
+        global_batch_size=case.config.per_device_train_batch_size * case.accumulation * ranks,
+    )
+    return workload, facts
+
+
+# Measuring
+
+
+def trial(directory: Path) -> None:
+    """Run a trial in this process and end it as programs do, so that the stand-in writes down its kernels."""
+    from autotune.execution.worker import run_trial
+
+    run_trial(directory)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "FAKECUDA_KERNELS" in os.environ and "AUTOTUNE_TRUTH_EXIT" in os.environ:
+        ctypes.CDLL(None).exit(0)
+
+
+def measure(parts: Iterable[str], out: Path) -> None:
+    """Run what isn't in `out` yet, in a process for each kind of device: the stand-in is one for life."""
+    for capability, (multiprocessors, name) in DEVICES.items():
+        environment = {
+            **os.environ,
+            "FAKECUDA_CC": capability,
+            "FAKECUDA_SMS": str(multiprocessors),
+            "FAKECUDA_NAME": name,
+            "FAKECUDA_MEMORY": MEMORY,
+            "FAKECUDA_DEVICES": "2",
+            "FAKECUDA_CONTEXT": f"{STAND_IN_CONTEXT >> 20}MiB",
+            "AUTOTUNE_TRUTH_EXIT": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [sys.executable, __file__, "measure", "--capability", capability, "--measured", str(out)]
+        for part in parts:
+            subprocess.run([*command, "--part", part], env=environment, check=True)
+
+
+def _measure_here(capability: str, parts: Iterable[str], out: Path) -> None:
+    from autotune.execution.runner import LocalRunner
+    from autotune.hardware import detect
+    from autotune.search.rules import refusals
+
+    hardware = detect("cuda:0")
+    known = {row["key"] for row in read(out)}
+    wanted = [c for c in plan() if c.capability == capability and c.part in parts and c.key not in known]
+    if not wanted:
+        return
+    append(out, {"run": provenance(hardware), "capability": capability, "stand_in_memory": MEMORY})
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["FAKECUDA_KERNELS"] = str(Path(scratch) / "kernels")
+        for several in (False, True):
+            chosen = [c for c in wanted if (c.config.parallelism.world_size > 1) == several]
+            with LocalRunner(Path(scratch), hardware, entry=_ENTRY) as runner:
+                for case in chosen:
+                    workload, facts = workload_of(case)
+                    reasons = refusals(case.config, workload, facts, hardware)
+                    row = {"refused": reasons[0]} if reasons else _run(case, workload, runner, Path(scratch))
+                    append(out, {"key": case.key, "case": case.model_dump(mode="json", exclude_unset=True), **row})
+
+
+def _run(case: Case, workload: Workload, runner: Any, scratch: Path) -> dict[str, Any]:
+    from autotune.checks import SoakTask
+    from autotune.trial import Limits, Purpose, TrialRequest
+
+    started = time.monotonic()
+    request = TrialRequest(
+        number=case.number,
+        purpose=Purpose.SEARCH,
+        config=case.config,
+        workload=workload,
+        device="cuda:0",
+        accumulation_steps=case.accumulation,
+        task=SoakTask(eval_batch_sizes=(case.config.per_device_train_batch_size,)) if case.soak else None,
+        limits=Limits(
+            memory_bytes=190 << 30,
+            timeout_s=240,
+            discarded_steps=1,
+            discarded_s=0,
+            measure_steps=2,
+            measure_time_s=100,
+            relative_interval=1e-9,
+        ),
+    )
+    result = runner.run(request)
+    row: dict[str, Any] = {"status": str(result.status), "seconds": round(time.monotonic() - started, 1)}
+    kernels = _kernels(scratch)  # of a trial that failed as well, lest they be taken for the next one's
+    if result.measurement is None:
+        return {**row, "cause": result.outcome.cause}
+    return {
+        **row,
+        "memory": result.measurement.memory.model_dump(mode="json", exclude_none=True),
+        "attention": _attention(kernels) if kernels else None,
+    }
+
+
+def _kernels(scratch: Path) -> list[str]:
+    """Return the names of the kernels that the processes since the last call have launched."""
+    found: set[str] = set()
+    for path in scratch.glob("kernels.*"):
+        found.update(line.partition("\t")[2] for line in path.read_text().splitlines())
+        path.unlink()
+    return sorted(found)
+
+
+def _attention(kernels: Iterable[str]) -> list[str]:
+    """Return which kernels of attention are among those launched.
+
+    Neither of the fused ones and a softmax that is no logarithm, as that of a loss is: torch's math attention.
+    """
+    marks = {
+        "flash": "flash_fwd",
+        "efficient": "fmha_cutlassF",
+        "softmax": "(?<!Log)SoftMaxForward|softmax_warp_forward",
+    }
+    return [name for name, mark in marks.items() if any(re.search(mark, kernel) for kernel in kernels)]
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Add a line to a file of JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(row, sort_keys=True) + "\n")
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file that are of a case; those of its runs are left out."""
+    if path.exists():
+        yield from (row for line in path.read_text().splitlines() if "key" in (row := json.loads(line)))
+
+
+# Predicting
+
+
+def hardware_of(capability: str, measured: Path) -> Any:
+    """Return the stand-in that a file's cases were measured on."""
+    from autotune.hardware import Hardware
+
+    for line in measured.read_text().splitlines():
+        row = json.loads(line)
+        if "run" in row and row["capability"] == capability:
+            return Hardware.model_validate(row["run"]["hardware"])
+    raise SystemExit(f"{measured}: nothing was measured on compute capability {capability}")
+
+
+def predict(parts: Iterable[str], measured: Path, out: Path, families: Iterable[str] = ()) -> None:
+    """Predict each measured case with the cost model as it is, nothing learned, and append a row for each."""
+    from autotune.hardware import detect
+
+    chosen = set(families)
+    append(out, {"run": provenance(detect("cpu"))})
+    rows = [row for row in read(measured) if "memory" in row]
+    random.Random(SEED).shuffle(rows)  # so that those of a run that is stopped are a sample of all
+    known = {row["key"] for row in read(out)}
+    for row in rows:
+        case = Case.model_validate(row["case"])
+        if case.part not in parts or row["key"] in known or (chosen and case.family not in chosen):
+            continue
+        append(out, {"key": row["key"], **_predicted(case, hardware_of(case.capability, measured))})
+
+
+def _predicted(case: Case, hardware: Any) -> dict[str, Any]:
+    from autotune.cost.calibrate import rates_by_table
+    from autotune.cost.family import family_of, shape_of
+    from autotune.cost.model import CostModel
+    from autotune.cost.profiler import profile
+
+    started = time.monotonic()
+    workload, facts = workload_of(case)
+    found = profile(workload.model, family_of(case.config, hardware), shape_of(workload), parameters=facts.parameters)
+    model = CostModel.of(workload, hardware, rates_by_table(hardware), [found])
+    memory = model.breakdown(case.config, found)
+    return {
+        "memory": memory.model_dump(mode="json"),
+        "attention": list(getattr(found, "attention", ())),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+# Reporting
+
+QUANTITIES = {"allocated": "allocated_peak_bytes", "reserved": "reserved_peak_bytes", "device": "device_peak_bytes"}
+
+
+def _context_bytes() -> float:
+    """Return what is predicted for the context, in whose place the stand-in has a size of its own."""
+    from autotune.cost.framework import _CUDA
+
+    return _CUDA[0]
+
+
+def compared(parts: Iterable[str], measured: Path, predicted: Path) -> list[dict[str, Any]]:
+    """Return the cases that were both measured and predicted, with predicted over measured less one."""
+    predictions = {row["key"]: row for row in read(predicted)}
+    rows = []
+    for row in read(measured):
+        if "memory" not in row or row["key"] not in predictions or row["case"]["part"] not in parts:
+            continue
+        guess = predictions[row["key"]]
+        expected = {name: guess["memory"][field] for name, field in QUANTITIES.items()}
+        expected["device"] += STAND_IN_CONTEXT - _context_bytes()
+        errors = {name: expected[name] / row["memory"][f"{name}_bytes"] - 1 for name in QUANTITIES}
+        interval = guess["memory"]["reserved_interval"]
+        covered = interval["low"] <= row["memory"]["reserved_bytes"] <= interval["high"]
+        rows.append({**row, "predicted": guess, "errors": errors, "reserved_covered": covered})
+    return rows
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the errors over rows: signed median, median, 90th percentile and the worst, in percent."""
+    summary: dict[str, Any] = {"rows": len(rows)}
+    for name in QUANTITIES:
+        errors = [100 * row["errors"][name] for row in rows]
+        if not errors:
+            continue
+        ranked = sorted(errors, key=abs)
+        summary[name] = {
+            "signed median": round(statistics.median(errors), 2),
+            "median": round(statistics.median(map(abs, errors)), 2),
+            "90th percentile": round(abs(ranked[max(0, -(-9 * len(ranked) // 10) - 1)]), 2),
+            "worst": round(ranked[-1], 2),
+        }
+    told = [row for row in rows if _told_kernels(row) is not None]
+    summary["attention right"] = f"{sum(bool(_told_kernels(row)) for row in told)} of {len(told)}"
+    return summary
+
+
+def _told_kernels(row: dict[str, Any]) -> bool | None:
+    """Return whether the kernels of attention are those that were predicted, None where that isn't known."""
+    if row["attention"] is None or row["case"]["config"].get("attn_implementation") != "sdpa":
+        return None
+    seen = {name for name in row["attention"] if name != "softmax"}
+    predicted = set(row["predicted"]["attention"])
+    if "math" in predicted and "softmax" in row["attention"]:
+        seen.add("math")
+    return (seen or {"math"}) == predicted
+
+
+def report(parts: Iterable[str], measured: Path, predicted: Path, *, each: bool) -> None:
+    """Print the figures by half of the families, one device and several apart; `each`: a line a configuration too."""
+    for part in parts:
+        rows = compared([part], measured, predicted)
+        groups = {
+            "one device": [r for r in rows if not _several(r) and not r["case"].get("soak")],
+            "with evaluation and saving": [r for r in rows if r["case"].get("soak")],
+            "two devices": [r for r in rows if _several(r)],
+        }
+        for name, group in groups.items():
+            if each:
+                for row in sorted(group, key=lambda r: -abs(r["errors"]["allocated"])):
+                    print(_line(row))
+            print(json.dumps({"part": part, "group": name, **figures(group)}))
+
+
+def _several(row: dict[str, Any]) -> bool:
+    return bool(row["case"]["config"].get("parallelism", {}).get("world_size", 1) > 1)
+
+
+def _line(row: dict[str, Any]) -> str:
+    case, config, memory = row["case"], dict(row["case"]["config"]), row["memory"]
+    adapter, size = config.pop("adapter", None), config.pop("per_device_train_batch_size")
+    words = [str(v) for k, v in config.items() if k != "parallelism"] + (["lora"] if adapter else [])
+    shown = " ".join(f"{name[:5]} {100 * e:+6.2f}%" for name, e in row["errors"].items())
+    return (
+        f"{case['number']:3} {case['model'].partition('/')[2] or case['model']:24} {case['capability']} "
+        f"{size:3}x{case['length']:<4} x{case['accumulation']} {' '.join(words):56} {shown} "
+        f"{memory['allocated_bytes'] / 2**30:6.2f} GiB {','.join(row['attention'] or ())} "
+        f"{'' if _told_kernels(row) is not False else 'KERNEL ' + ','.join(row['predicted']['attention'])}"
+        f"{'' if row['reserved_covered'] else ' outside'}"
+    )
+
+
+def main() -> int:
+    """Run; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("measure", "predict", "report"))
+    parser.add_argument("--part", choices=(*PARTS, "both"), default="both")
+    parser.add_argument("--family", nargs="*", default=[], help="predict these alone")
+    parser.add_argument("--measured", type=Path, default=RESULTS / "allocator-truth-measured.jsonl")
+    parser.add_argument("--predicted", type=Path, default=RESULTS / "allocator-truth-predicted.jsonl")
+    parser.add_argument("--capability", choices=tuple(DEVICES), help=argparse.SUPPRESS)
+    parser.add_argument("--rows", action="store_true", help="print a line for each configuration")
+    options = parser.parse_args()
+    parts = tuple(PARTS) if options.part == "both" else (options.part,)
+    if options.command == "measure" and options.capability is None:
+        measure(parts, options.measured)
+    elif options.command == "measure":
+        _measure_here(options.capability, parts, options.measured)
+    elif options.command == "predict":
+        predict(parts, options.measured, options.predicted, options.family)
+    else:
+        report(parts, options.measured, options.predicted, each=options.rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

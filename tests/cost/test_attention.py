@@ -1,0 +1,158 @@
+"""Attention on a CUDA device: which kernel torch takes, and what each keeps and takes."""
+
+import pytest
+import torch
+
+from autotune.cost.attention import Asked, attention, chosen
+from autotune.cost.generation import generation_of
+from autotune.cost.kinds import ACTIVATION, CONTRACTION
+from autotune.cost.tape import Recorder, Tape
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 4, 512, 64
+ELEMENTS = BATCH * HEADS * LENGTH * WIDTH
+SCORES = BATCH * HEADS * LENGTH * LENGTH
+
+
+def part(heads: int = HEADS, dtype=torch.bfloat16, width: int = WIDTH, length: int = LENGTH) -> torch.Tensor:
+    laid_out = torch.empty(BATCH, length, heads, width, device="meta", dtype=dtype)
+    return laid_out.transpose(1, 2).requires_grad_()
+
+
+def asked(dtype=torch.bfloat16, *, key_heads: int = HEADS, width: int = WIDTH, **more) -> Asked:
+    query, key, value = part(dtype=dtype, width=width), *(part(key_heads, dtype, width) for _ in range(2))
+    return Asked(query, key, value, grouped=key_heads != HEADS, **more)
+
+
+def mask(dtype=torch.bool, heads: int = 1, length: int = LENGTH) -> torch.Tensor:
+    return torch.empty(BATCH, heads, length, length, device="meta", dtype=dtype)
+
+
+def tape_of(what: Asked, generation="ampere") -> Tape:
+    recorder = Recorder([t for t in what if isinstance(t, torch.Tensor)])
+    with recorder:
+        result = attention(recorder, what, generation)
+        recorder.end_of_forward()
+        result.backward(torch.empty_like(result))
+        del result
+    return recorder.tape()
+
+
+def during_backward(tape: Tape) -> float:
+    """Bytes alive while the kernel runs, output and its gradient included."""
+    return float(tape.live[next(i for i, n in enumerate(tape.names) if n.endswith("attention_backward"))].sum())
+
+
+@pytest.mark.parametrize(
+    ("capability", "what", "kernel"),
+    [
+        ((8, 0), {}, "flash"),
+        ((7, 5), {"dtype": torch.float16}, "efficient"),
+        ((7, 5), {}, "math"),  # bf16, which its tensor cores don't have
+        ((8, 0), {"dtype": torch.float32}, "efficient"),
+        ((8, 0), {"mask": mask()}, "efficient"),
+        ((8, 0), {"key_heads": 1}, "flash"),
+        ((8, 0), {"key_heads": 1, "dtype": torch.float32}, "math"),
+        ((8, 0), {"width": 256}, "flash"),
+        ((8, 6), {"width": 224}, "efficient"),
+        ((8, 6), {"width": 256}, "flash"),
+        ((8, 6), {"width": 256, "dropout": 0.1}, "efficient"),
+        ((8, 0), {"width": 264}, "efficient"),
+        ((8, 0), {"dtype": torch.float32, "width": 66}, "math"),  # no multiple of four
+        ((7, 5), {"dtype": torch.float32, "width": 66}, "efficient"),
+        (None, {}, "flash"),
+    ],
+)
+def test_the_kernel_that_torch_takes(capability, what, kernel):
+    assert chosen(asked(**what), generation_of(capability)) == kernel
+
+
+@pytest.mark.parametrize("what", [{}, {"dtype": torch.float32}, {"mask": mask()}])
+def test_fused_kernels_keep_their_output_and_a_number_for_each_row(what):
+    call = asked(**what)
+    tape = tape_of(call)
+    numbers = 0 if call.mask is None else call.mask.numel() * 2  # booleans become numbers
+    element = call.query.element_size()
+    assert tape.live[tape.forward_end, ACTIVATION] == element * ELEMENTS + 4 * BATCH * HEADS * LENGTH + numbers
+
+
+def test_the_tape_tells_the_kernel():
+    assert tape_of(asked()).attention == ("flash",)
+    assert tape_of(asked(torch.float32, key_heads=1)).attention == ("math",)
+
+
+def test_work_is_two_products_forward_and_five_backward_and_half_of_it_under_a_causal_mask():
+    whole, causal = (tape_of(asked(causal=causal)) for causal in (False, True))
+    product = 2 * BATCH * HEADS * LENGTH * LENGTH * WIDTH
+    assert whole.flops[whole.kinds == CONTRACTION].tolist() == [2 * product, 5 * product]
+    assert causal.flops.sum() == whole.flops.sum() / 2
+
+
+def test_flash_takes_the_querys_gradient_in_fp32():
+    """Beside output, its gradient and those of query, key and value, 2 bytes each."""
+    rows = 2 * 4 * BATCH * HEADS * LENGTH  # log-sum-exp, and what the softmax needs
+    assert during_backward(tape_of(asked())) == 4 * ELEMENTS + 5 * 2 * ELEMENTS + rows
+
+
+def test_flash_makes_gradients_of_grouped_keys_and_values_beside_those_of_all_heads():
+    grouped, equal = during_backward(tape_of(asked(key_heads=1))), during_backward(tape_of(asked()))
+    assert grouped - equal == 2 * 2 * ELEMENTS / HEADS
+
+
+def test_the_efficient_kernel_sums_the_querys_gradient_up_in_fp32():
+    """And multiplies output and gradient first where they are in fp32, which is over by then."""
+    tape = tape_of(asked(torch.float32))
+    tiles = 4 * BATCH * HEADS * LENGTH // 64 * (64 * 64 + 4)
+    assert during_backward(tape) == 5 * 4 * ELEMENTS + tiles + 2 * 4 * BATCH * HEADS * LENGTH
+    assert "mul" in tape.names
+
+
+def test_where_heads_are_wider_than_a_tile_gradients_of_keys_and_values_are_summed_up_too():
+    """The kernel that 8.6 has shared memory for: as many copies as the keys are split into."""
+    big, small = (during_backward(tape_of(asked(mask=mask(), width=128), g)) for g in ("ampere", "small_ampere"))
+    splits, columns, tiles_more = 8, 64, 4 * (16 * (64 * 64 + 4) - 4 * (128 * 128 + 4))
+    assert small - big == BATCH * HEADS * (4 * 2 * splits * columns * 128 + tiles_more)
+
+
+def test_a_mask_that_is_trained_gets_a_gradient_for_every_sample():
+    bias = torch.empty(1, HEADS, LENGTH, LENGTH, device="meta", dtype=torch.bfloat16)
+    fixed, trained = (during_backward(tape_of(asked(mask=b))) for b in (bias, bias.clone().requires_grad_()))
+    assert trained - fixed == 2 * SCORES
+
+
+def test_a_mask_whose_rows_are_no_multiple_of_eight_is_copied():
+    def kept(length):
+        query = part(length=length)
+        tape = tape_of(Asked(query, query, query, mask(torch.bfloat16, length=length)))
+        return float(tape.live[tape.forward_end - 1].sum())
+
+    assert kept(508) - kept(512) > 0.9 * 2 * BATCH * 508 * 512
+
+
+def test_math_attention_of_16_bits_keeps_scores_of_32():
+    tape = tape_of(asked(mask=mask(), key_heads=1))
+    assert tape.attention == ("math",)
+    assert tape.live[tape.forward_end, ACTIVATION] > 4 * SCORES
+
+
+def test_math_attention_adds_its_mask_in_place():
+    tape = tape_of(asked(torch.float32, key_heads=1, causal=True))
+    assert tape.live[: tape.forward_end].sum(axis=1).max() < 3 * 4 * SCORES
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, HEADS])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_have_the_shapes_of_what_they_are_of(dtype, key_heads):
+    call = asked(dtype, key_heads=key_heads)
+    output = attention(Recorder([]), call, "ampere")
+    output.backward(torch.empty_like(output))
+    assert [t.grad.shape for t in call[:3]] == [t.shape for t in call[:3]]
+
+
+def test_the_output_is_laid_out_for_the_heads_to_be_merged():
+    for call in (asked(), asked(torch.float32)):
+        assert attention(Recorder([]), call, "ampere").transpose(1, 2).is_contiguous()
+
+
+def test_heads_are_filled_up_to_a_multiple_of_eight():
+    output = attention(Recorder([]), asked(width=60), "ampere")
+    assert output.shape[-1] == 60

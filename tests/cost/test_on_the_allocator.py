@@ -1,0 +1,106 @@
+"""Predicted memory against torch's own allocator: a trial for each rule, on a CUDA device or its stand-in."""
+
+import pytest
+from factories import make_limits, make_request, make_workload
+
+from autotune.config import TrainConfig
+from autotune.cost.calibrate import rates_by_table
+from autotune.cost.family import family_of, shape_of
+from autotune.cost.model import CostModel
+from autotune.cost.profiler import profile
+from autotune.execution.runner import LocalRunner
+from autotune.hardware import detect
+from autotune.models import default_task
+from autotune.resolving import resolve
+
+pytestmark = [pytest.mark.cuda, pytest.mark.timeout(600)]
+
+LORA = {"kind": "lora", "rank": 8}
+
+
+@pytest.fixture(scope="module")
+def device():
+    return detect("cuda:0")
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory, device):
+    with LocalRunner(tmp_path_factory.mktemp("run"), device) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "size", "fields"),
+    [
+        pytest.param("Qwen/Qwen2-0.5B", 1024, 2, {"attn_implementation": "sdpa"}, id="math for grouped keys in fp32"),
+        pytest.param("gpt2", 1000, 4, {"attn_implementation": "sdpa"}, id="efficient in fp32"),
+        pytest.param(
+            "t5-small",
+            512,
+            8,
+            {"attn_implementation": "sdpa", "precision": "bf16", "checkpointing": "full"},
+            id="a trained bias",
+        ),
+        pytest.param(
+            "bert-base-uncased",
+            512,
+            8,
+            {"attn_implementation": "eager", "adapter": LORA},
+            id="softmax multiplies first",
+        ),
+        pytest.param(
+            "bert-base-uncased",
+            512,
+            16,
+            {"attn_implementation": "sdpa", "adapter": LORA, "checkpointing": "full", "optim": "sgd"},
+            id="a leaf out of the embeddings",
+        ),
+        pytest.param(
+            "Qwen/Qwen2-0.5B",
+            256,
+            4,
+            {"attn_implementation": "eager", "checkpointing": "full", "optim": "paged_adamw_8bit"},
+            id="tied gradients are not added in place",
+        ),
+        pytest.param(
+            "t5-base",
+            256,
+            4,
+            {"attn_implementation": "sdpa", "precision": "pure_bf16", "checkpointing": "full", "optim": "rmsprop"},
+            id="blocks that are larger than what was asked for",
+        ),
+        pytest.param(
+            "gpt2-medium",
+            256,
+            8,
+            {
+                "attn_implementation": "sdpa",
+                "precision": "bf16",
+                "checkpointing": "reentrant",
+                "optim": "adamw_bnb_8bit",
+            },
+            id="scales of their own",
+        ),
+    ],
+)
+def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, size, fields):
+    spec = resolve(model)
+    task = default_task(spec)
+    workload = make_workload(
+        model=spec, task=task, sequence_length=length, target_length=length, global_batch_size=size
+    )
+    config = TrainConfig(per_device_train_batch_size=size, **fields)
+    request = make_request(
+        config=config,
+        workload=workload,
+        device=device.device,
+        accumulation_steps=1,
+        limits=make_limits(memory_bytes=device.memory_bytes, discarded_steps=1, measure_steps=2, timeout_s=300),
+    )
+    result = runner.run(request)
+    assert result.measurement, result.outcome
+    traced = profile(spec, family_of(config, device), shape_of(workload))
+    expected = CostModel.of(workload, device, rates_by_table(device), [traced]).breakdown(config, traced)
+    memory = result.measurement.memory
+    assert expected.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)
+    assert expected.reserved_peak_bytes == pytest.approx(memory.reserved_bytes, rel=0.1)  # t5-small: 8 %
