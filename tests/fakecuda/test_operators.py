@@ -83,7 +83,7 @@ def test_channels_last_and_batch_norm_run():
     block = nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU()).cuda()
     block = block.to(memory_format=torch.channels_last)
     images = zeros(2, 16, 32, 32).to(memory_format=torch.channels_last)
-    with torch.autocast("cuda", torch.bfloat16):
+    with torch.autocast("cuda", torch.float16):
         out = block(images)
     out.sum().backward()
     assert out.is_contiguous(memory_format=torch.channels_last)
@@ -141,6 +141,8 @@ def train(dtype, kernel, *, masked=False, **optimizer):
     ids=str,
 )
 def test_what_training_leaves_is_weights_and_two_states(dtype, kernel, options):
+    if dtype is torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("bf16 attention needs compute capability 8.0")
     parameters = sum(p.numel() for p in Block().parameters())
     left = train(dtype, kernel, **options)
     assert left == pytest.approx(3 * parameters * dtype.itemsize, rel=0.01, abs=20 * MIB)  # cuBLAS's workspace
