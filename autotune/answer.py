@@ -69,7 +69,7 @@ def assemble(
         soaked=soaked,
         skewed_routing=proof.skewed_routing(best),
         loss_check=proof.verdict(best),
-        proof_notes=_proof_notes(plan, finals, best),
+        proof_notes=_proof_notes(plan, history, finals, best),
         objective=plan.objective,
         compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
@@ -103,7 +103,8 @@ def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> Decision:
     fallback = plan.baseline if plan.baseline in ranking else ranking[0]  # where everything failed a closer look
     leader = next((c for c in ranking if c in contenders), fallback)
     if plan.baseline not in contenders:
-        best = _simplest_of_the_fastest(plan, finals, measured) if measured else leader
+        roomy = (c for c in ranking if c in contenders and not _runs_short(history, finals, c))
+        best = _simplest_of_the_fastest(plan, finals, measured) if measured else next(roomy, leader)
         return Decision(best, "baseline did not complete")
     if plan.baseline not in measured or len(measured) < 2:
         if leader == plan.baseline:
@@ -121,6 +122,9 @@ def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> Decision:
 
 def _doubt(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> str | None:
     """Return which measurements put `config`, which wasn't compared in turn, below the baseline; None if none do."""
+    if _runs_short(history, finals, config):
+        number = _measurements(history, finals, config)[0][0]
+        return f"the allocator ran short in trial {number}, which was not measured again"
     theirs = max(_measurements(history, finals, plan.baseline), key=lambda m: plan.objective.rate(m[1]))
     ours = min(_measurements(history, finals, config), key=lambda m: plan.objective.rate(m[1]))
     if plan.objective.rate(ours[1]) >= plan.objective.rate(theirs[1]):
@@ -130,6 +134,13 @@ def _doubt(plan: SearchPlan, history: History, finals: Finals, config: TrainConf
         f"the baseline gave {show_rate(theirs[1].samples_per_second)} samples/s in trial {theirs[0]}, {what} "
         f"{show_rate(ours[1].samples_per_second)} in trial {ours[0]}"
     )
+
+
+def _runs_short(history: History, finals: Finals, config: TrainConfig) -> bool:
+    """Whether the allocator ran short in the trial of the search, and no final trial has shown that it need not."""
+    known = history.known(config)
+    ran_short = known is not None and known.measurement is not None and known.measurement.ran_short
+    return ran_short and not finals.is_measured(config)
 
 
 def _measurements(history: History, finals: Finals, config: TrainConfig) -> list[tuple[int, Measurement]]:
@@ -249,12 +260,15 @@ def _notes(plan: SearchPlan, history: History, results: Sequence[TrialResult]) -
     return notes
 
 
-def _proof_notes(plan: SearchPlan, finals: Finals, best: TrainConfig) -> tuple[str, ...]:
+def _proof_notes(plan: SearchPlan, history: History, finals: Finals, best: TrainConfig) -> tuple[str, ...]:
     """Say who was refused when checked, and what of the best was not checked."""
     refused = []
     for config, reason in finals.proof.refusals().items():
         what = ", ".join(f"{c.knob} {c.after}" for c in changes(config, plan.baseline, plan.facts)) or "the baseline"
         refused.append(f"refused as the winner: {what}: {reason}")
+    measured = finals.merged(best)
+    if (measured is not None and measured.ran_short) or _runs_short(history, finals, best):
+        refused.append("the allocator ran short while the best was measured: it is too near the memory budget")
     return (*refused, *finals.proof.gaps(best))
 
 

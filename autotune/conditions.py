@@ -46,11 +46,26 @@ class Conditions(Value):
         default_factory=dict, description="GPU: share of the looks at which it was held back, by reason"
     )
     temperature_c: float | None = Field(default=None, description="GPU: the highest that was seen")
+    idle_share: float | None = Field(
+        default=None, description="GPU: of the time, in which it computed nothing, for want of data or of launches"
+    )
 
     @property
     def taken_share(self) -> float:
         """Share of the cores' time that others took: a rate that was measured beside them isn't known any better."""
-        return max(self.others_share or 0.0, self.stolen_share or 0.0)
+        return max(self.could_cost(self.others_share) or 0.0, self.could_cost(self.stolen_share) or 0.0)
+
+    def could_cost(self, host_share: float | None) -> float | None:
+        """Return what a share of the cores' time that others took can have cost: a GPU no more than it stood idle."""
+        if host_share is None or self.idle_share is None:
+            return host_share
+        return min(host_share, self.idle_share)
+
+    def with_waits(self, data_wait_share: float | None) -> Conditions:
+        """Return these conditions of a GPU that was idle at least while it waited for data, whatever NVML sampled."""
+        if self.idle_share is None:
+            return self
+        return self.model_copy(update={"idle_share": max(self.idle_share, data_wait_share or 0.0)})
 
     def warnings(self) -> tuple[str, ...]:
         """Return what a reader of the measurement should know, a line each."""
@@ -59,7 +74,7 @@ class Conditions(Value):
             (self.others_share, "other processes took {} of the cores' time"),
             (self.stolen_share, "the hypervisor took {} of the cores' time"),
         ):
-            if share is not None and share >= WORTH_A_WARNING:
+            if (self.could_cost(share) or 0.0) >= WORTH_A_WARNING:
                 lines.append(f"{what.format(f'{share:.0%}')} while it was measured")
         if self._is_slow():
             lines.append(f"the GPU ran at {self.clock_mhz:.0f} of {self.max_clock_mhz:.0f} MHz without saying why")
@@ -87,7 +102,7 @@ def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
     return Conditions.model_validate(worst) if ranks else None
 
 
-_WORST_IS_HIGHEST = ("others_share", "stolen_share", "waited_share", "max_clock_mhz", "temperature_c")
+_WORST_IS_HIGHEST = ("others_share", "stolen_share", "waited_share", "max_clock_mhz", "temperature_c", "idle_share")
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def _idle_note(hardware: Hardware) -> list[str]:
     """Say so where devices lie idle that the search could use."""
     others = machine.like_devices(hardware.device)[1:] if (hardware.count or 1) > 1 else ()
     limit = _IDLE_SHARE * hardware.memory_bytes
-    idle = 1 + sum(machine.cuda_used_bytes(device) < limit for device in others)
+    idle = 1 + sum((machine.cuda_used_bytes(device) or 0) < limit for device in others)
     if idle == 1:
         return []
     return [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]

@@ -33,7 +33,8 @@ def _shares(seen: Sequence[Conditions]) -> list[str]:
     ]
     lines = []
     for who, share_of in kinds:
-        shares = sorted(s for c in seen if (s := share_of(c)) is not None and s >= WORTH_A_WARNING)
+        counting = (c for c in seen if (c.could_cost(share_of(c)) or 0.0) >= WORTH_A_WARNING)
+        shares = sorted(s for c in counting if (s := share_of(c)) is not None)
         if shares:
             most = f"{shares[0]:.0%} to {shares[-1]:.0%}" if len(shares) > 1 else f"{shares[0]:.0%}"
             lines.append(

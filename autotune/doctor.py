@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from autotune.cost.calibrate import calibrate, keep_rates, kept_rates, rates_by_table, rates_path
+from autotune.device_check import why_unusable
 from autotune.errors import MachineError
 from autotune.execution.environment import ENVIRONMENT
 from autotune.hardware import Hardware, OtherProcess, cuda_count, detect, other_processes
@@ -25,7 +26,7 @@ _PROBE_TIMEOUT_S = 180
 # Asked in a process of its own: importing a broken library must not end the doctor.
 _PROBE = """
 import json, torch
-answer = {"cuda_build": torch.version.cuda, "cuda_available": torch.cuda.is_available()}
+answer = {"cuda_build": torch.version.cuda}
 for name in ("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "triton"):
     try:
         __import__(name)
@@ -145,14 +146,16 @@ def _device(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
     count = cuda_count()
     if not count:
         return [Finding(name="CUDA device", available=False, detail="the NVIDIA driver shows none: the CPU is tuned")]
-    usable = bool(libraries["cuda_available"])
-    if usable:
-        detail = f"{count} visible to the driver; torch is built for CUDA {libraries['cuda_build']}"
-    elif libraries["cuda_build"] is None:
+    build = libraries["cuda_build"]
+    if build is None:
         detail = "the driver shows one, but this torch is a CPU build: install a CUDA build"
+        return [Finding(name="CUDA device", available=False, detail=detail)]
+    why = why_unusable("cuda:0" if hardware.is_cpu else hardware.device)
+    if why is None:
+        detail = f"{count} visible to the driver, a product was computed; torch is built for CUDA {build}"
     else:
-        detail = f"torch (CUDA {libraries['cuda_build']}) can't use it with driver {hardware.driver}"
-    return [Finding(name="CUDA device", available=usable, detail=detail)]
+        detail = f"torch (CUDA {build}) can't compute on it with driver {hardware.driver}: {why}"
+    return [Finding(name="CUDA device", available=why is None, detail=detail)]
 
 
 def _precisions(hardware: Hardware) -> list[Finding]:

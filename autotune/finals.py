@@ -132,10 +132,17 @@ class Finals:
 
     def has_failed(self, config: TrainConfig) -> bool:
         """Whether `config` has failed a final trial or a check; a trial cut short by the time limit tells nothing."""
-        finals = (r for r in self._results if r.request.purpose is Purpose.FINAL and r.request.config == config)
-        if any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in finals):
+        if any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in self._all_finals(config)):
             return True
-        return self.proof.refusal(config) is not None
+        return self.ran_short(config) or self.proof.refusal(config) is not None
+
+    def ran_short(self, config: TrainConfig) -> bool:
+        """Whether the allocator ran short in a final trial of `config`; the baseline is what the user came with."""
+        finals = [r.measurement for r in self._all_finals(config) if r.measurement is not None]
+        return config != self._plan.baseline and any(measured.ran_short for measured in finals)
+
+    def _all_finals(self, config: TrainConfig) -> list[TrialResult]:
+        return [r for r in self._results if r.request.purpose is Purpose.FINAL and r.request.config == config]
 
     def _measured_again(self) -> list[TrainConfig]:
         """Return the configurations that have had a closer look; of many trials they are few."""
@@ -192,6 +199,8 @@ class Finals:
                 "tokens_per_second": None if tokens is None else rate * tokens,
                 "first_step_s": max(m.first_step_s for m in measured),  # the coldest start
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
+                "alloc_retries": max((m.alloc_retries for m in measured if m.alloc_retries is not None), default=None),
+                "warnings": tuple(dict.fromkeys(line for m in measured for line in m.warnings)),
                 "conditions": worst_of([m.conditions for m in measured if m.conditions is not None]),
             }
         )

@@ -18,6 +18,7 @@ import psutil
 from pydantic import Field, PositiveInt, field_validator
 
 from autotune.errors import InputError, MachineError
+from autotune.nvml import capability_of, memory_of, nvml_handle, told_of, visible_indices
 from autotune.optimizers import PACKAGES as OPTIMIZER_PACKAGES
 from autotune.values import Value
 
@@ -133,62 +134,54 @@ def cuda_count() -> int:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        return len(_visible_indices())
+        return len(visible_indices())
     except pynvml.NVMLError:
         return 0
 
 
 def like_devices(device: str) -> tuple[str, ...]:
-    """Return the visible devices of the same name and memory as `device` ('cuda:N'), itself first."""
+    """Return the visible devices of the same name and memory as `device` ('cuda:N'), itself first.
+
+    Raises:
+        MachineError: The driver doesn't tell.
+    """
     import pynvml
 
     def looks(index: int) -> tuple[str, int]:
         handle = nvml_handle(index)
-        return pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total
+        return pynvml.nvmlDeviceGetName(handle), memory_of(handle).total
 
-    own = int(device.partition(":")[2] or 0)
-    others = (index for index in range(cuda_count()) if index != own and looks(index) == looks(own))
+    own = _index(device)
+    with told_of(device):
+        others = [index for index in range(cuda_count()) if index != own and looks(index) == looks(own)]
     return tuple(f"cuda:{index}" for index in (own, *others))
 
 
-def _visible_indices() -> list[str | int]:
-    """Return the NVML index or UUID of each device that CUDA_VISIBLE_DEVICES leaves visible."""
-    import pynvml
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return list(range(pynvml.nvmlDeviceGetCount()))
-    entries = [e.strip() for e in visible.split(",") if e.strip()]
-    if "-1" in entries:  # CUDA sees what stands before it
-        entries = entries[: entries.index("-1")]
-    return [int(e) if e.isdigit() else e for e in entries]
-
-
-def nvml_handle(index: int) -> object:
-    """Return NVML's handle of the CUDA device `index`, as CUDA counts under CUDA_VISIBLE_DEVICES."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    entry = _visible_indices()[index]
-    if isinstance(entry, int):
-        return pynvml.nvmlDeviceGetHandleByIndex(entry)
-    return pynvml.nvmlDeviceGetHandleByUUID(entry)
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
 
 
 def used_bytes(hardware: Hardware) -> int:
     """Return the memory in use now, by anyone: the device's by NVML, on the CPU the host's."""
     if hardware.is_cpu:
-        memory = psutil.virtual_memory()
-        return int(memory.total - memory.available)
-    return cuda_used_bytes(hardware.device)
+        return _host_used_bytes()
+    used = cuda_used_bytes(hardware.device)
+    return _host_used_bytes() if used is None else used
 
 
-def cuda_used_bytes(device: str) -> int:
-    """Return the memory in use on a CUDA device (such as 'cuda:0'), by anyone, as NVML tells."""
-    import pynvml
+def _host_used_bytes() -> int:
+    memory = psutil.virtual_memory()
+    return int(memory.total - memory.available)
 
-    return int(pynvml.nvmlDeviceGetMemoryInfo(nvml_handle(int(device.partition(":")[2] or 0))).used)
+
+def cuda_used_bytes(device: str) -> int | None:
+    """Return the memory in use on a CUDA device (such as 'cuda:0'), by anyone; None: it shares the host's.
+
+    Raises:
+        MachineError: The driver doesn't tell.
+    """
+    with told_of(device):
+        return memory_of(nvml_handle(_index(device))).used
 
 
 def other_processes(hardware: Hardware) -> list[OtherProcess]:
@@ -198,9 +191,9 @@ def other_processes(hardware: Hardware) -> list[OtherProcess]:
     import pynvml
 
     try:
-        handle = nvml_handle(int(hardware.device.partition(":")[2] or 0))
+        handle = nvml_handle(_index(hardware.device))
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:  # not every driver tells, in containers above all
+    except (pynvml.NVMLError, IndexError):  # not every driver tells, in containers above all
         return []
     found = []
     for process in running:
@@ -257,21 +250,25 @@ def _cpu() -> Hardware:
 def _cuda(index: int) -> Hardware:
     import pynvml
 
-    handle = nvml_handle(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    device = f"cuda:{index}"
+    with told_of(device):
+        handle = nvml_handle(index)
+        memory = memory_of(handle)
+        name, capability = pynvml.nvmlDeviceGetName(handle), capability_of(handle)
+        driver = pynvml.nvmlSystemGetDriverVersion()
     return Hardware(
         kind="cuda",
-        device=f"cuda:{index}",
-        name=pynvml.nvmlDeviceGetName(handle),
+        device=device,
+        name=name,
         memory_bytes=memory.total,
         free_bytes=memory.free,
         cores=len(os.sched_getaffinity(0)),
         host_memory_bytes=psutil.virtual_memory().total,
-        capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        driver=pynvml.nvmlSystemGetDriverVersion(),
+        capability=capability,
+        driver=driver,
         cxx=_cxx(),
         versions=installed_versions(),
-        count=len(like_devices(f"cuda:{index}")),
+        count=len(like_devices(device)),
     )
 
 

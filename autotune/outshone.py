@@ -46,6 +46,8 @@ def _reason(plan: SearchPlan, finals: Finals, fastest: TrialResult, answer: Meas
     refused = finals.proof.refusal(config)
     if refused is not None:
         return f"it was refused when it was checked ({refused})"
+    if finals.ran_short(config):
+        return "the allocator ran short when it was measured again: it is too near the memory budget"
     if finals.has_failed(config):
         return "it failed when it was measured again"
     again = finals.merged(config)

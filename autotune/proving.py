@@ -33,7 +33,8 @@ from autotune.search_plan import SearchPlan
 from autotune.trial import Measurement, Purpose, TrialResult, TrialStatus
 from autotune.units import show_time
 
-# Evaluation keeps neither gradients nor activations: sizes up to this multiple of the micro-batch are tried.
+# Evaluation keeps neither gradients nor activations: sizes up to this multiple of the micro-batch are tried. But it may
+# have what training hasn't, the logits of a whole batch, so it goes down to a single sample.
 EVAL_MULTIPLE = 8
 
 # Of the search's time that comparing losses may take, unless the user has asked for it.
@@ -172,20 +173,23 @@ class Proof:
         return [r for r in self._results if r.request.purpose is Purpose.ROUTING and r.request.config == config]
 
     def _next_soak(self, config: TrainConfig) -> SoakTask | None:
-        """Return the task of the next soak: all sizes, and if that fails (it may die of a size) the last alone."""
+        """Return the task of the next soak: all sizes; after a failure none above the micro-batch, then one sample.
+
+        A soak goes down the sizes by itself, unless it dies of one, or is of several ranks.
+        """
         if not self._plan.soak:
             return None
         sizes, soaks = self._eval_sizes(config), self._soaks(config)
-        if not soaks:
-            return SoakTask(eval_batch_sizes=sizes)
-        if len(soaks) == 1 and len(sizes) > 1 and self._has_failed(soaks[0]):
-            return SoakTask(eval_batch_sizes=sizes[-1:])
+        least = tuple(size for size in sizes if size <= config.per_device_train_batch_size)
+        ladders = list(dict.fromkeys((sizes, least, sizes[-1:])))
+        if len(soaks) < len(ladders) and all(map(self._has_failed, soaks)):
+            return SoakTask(eval_batch_sizes=ladders[len(soaks)])
         return None
 
     def _eval_sizes(self, config: TrainConfig) -> tuple[int, ...]:
-        """Return the batch sizes to try in evaluation: the largest first, but none above the user's own."""
-        micro_batch = config.per_device_train_batch_size
-        sizes = [micro_batch << shift for shift in range(EVAL_MULTIPLE.bit_length()) if 1 << shift <= EVAL_MULTIPLE]
+        """Return the batch sizes to try in evaluation: the largest first, none above the user's own, down to one."""
+        largest = config.per_device_train_batch_size * EVAL_MULTIPLE
+        sizes = sorted({max(1, largest >> shift) for shift in range(largest.bit_length())})
         own = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size")
         if own is not None:
             sizes = [*(s for s in sizes if s < own), own]
@@ -262,8 +266,8 @@ class Proof:
             return 0.0
         full = self._plan.workload.accumulation_steps(config)
         micro_step_s = statistics.fmean(measured.step_times_s) / full
-        # Two steps more than the first, and in evaluation two batches of up to 8, 4, 2, 1 times the size, a third each.
-        micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * (2 * EVAL_MULTIPLE - 1) / 3
+        # Two steps more than the first, and in evaluation two batches of 8, 4, 2 ... times the size, a third each.
+        micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * 2 * EVAL_MULTIPLE / 3
         return measured.startup_s + measured.first_step_s + micro_steps * micro_step_s + 3.0
 
     def _routing_s(self, config: TrainConfig) -> float:

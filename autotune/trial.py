@@ -7,6 +7,7 @@ status and a cause, never an exception in the tuner.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -130,6 +131,15 @@ class Memory(Value):
         raise ValueError("a measurement without any memory figure")
 
 
+def worst_memory(seen: Sequence[Memory]) -> Memory:
+    """Return the highest figure of each kind."""
+
+    def highest(field: str) -> int | None:
+        return max((value for memory in seen if (value := getattr(memory, field)) is not None), default=None)
+
+    return Memory(**{field: highest(field) for field in Memory.model_fields})
+
+
 class Phases(Value):
     """Where the seconds of a trial's process went, from its start until it wrote its outcome."""
 
@@ -175,6 +185,10 @@ class Measurement(Value):
         default=None, description="of the positions that were run, those that hold padding; None: no tokens"
     )
     loss: float | None = Field(description="mean training loss over all steps run; None: an own loop tells none")
+    alloc_retries: int | None = Field(
+        default=None,
+        description="CUDA: how often the allocator gave its cache back and asked again during the measured steps",
+    )
     effects: dict[str, str] = Field(description="what was seen to be in effect, by knob")
     warnings: tuple[str, ...] = ()
     soaked: Soaked | None = Field(default=None, description="of a soak")
@@ -182,6 +196,11 @@ class Measurement(Value):
     curve: LossCurve | None = Field(default=None, description="of a loss check")
     phases: Phases | None = Field(default=None, description="None: measured before they were recorded")
     conditions: Conditions | None = Field(default=None, description="what else went on meanwhile, where it can be seen")
+
+    @property
+    def ran_short(self) -> bool:
+        """Whether the allocator had to give its cache back amid the measured steps: a little more, and it fails."""
+        return bool(self.alloc_retries)
 
     @property
     def shown_interval(self) -> Interval:

@@ -8,7 +8,7 @@ from typing import Self
 
 import psutil
 
-from autotune.hardware import Hardware, cuda_used_bytes
+from autotune.hardware import Hardware, used_bytes
 
 INTERVAL_S = 0.05  # a reading takes microseconds; the caching allocator keeps its peak for much longer than this
 
@@ -44,7 +44,7 @@ class MemoryWatch:
     def used_bytes(self) -> int:
         """Return the memory in use now."""
         if not self._hardware.is_cpu:
-            return cuda_used_bytes(self._hardware.device)
+            return used_bytes(self._hardware)
         used = 0
         for process in psutil.Process().children(recursive=True):
             try:

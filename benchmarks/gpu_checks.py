@@ -23,6 +23,7 @@ class Story(NamedTuple):
     memory: Memory | None
     observed_bytes: int | None  # from outside; None on the CPU, where the children's libraries would be counted too
     line: str
+    gave_up: bool = False  # an attempt of evaluation, whose peak is seen from outside and not reported
 
     @property
     def title(self) -> str:
@@ -91,7 +92,8 @@ def _budget_kept_from_outside(stories: Sequence[Story]) -> Check:
 
 def _agree(story: Story) -> bool:
     reported, observed = _peaks(story)
-    return abs(reported - observed) <= max(TOLERANCE_BYTES, TOLERANCE * observed)
+    tolerance = max(TOLERANCE_BYTES, TOLERANCE * observed)
+    return reported - observed <= tolerance and (story.gave_up or observed - reported <= tolerance)
 
 
 def _deviation(story: Story) -> float:

@@ -41,6 +41,7 @@ from pack_report import Report
 from provenance import results_path
 
 import autotune
+from autotune.checks import SoakTask
 from autotune.doctor import examine
 from autotune.errors import AutotuneError, NothingFitsError
 from autotune.events import Event, Note, TrialEnded
@@ -49,7 +50,7 @@ from autotune.execution.launch import launch_command
 from autotune.hardware import Hardware, detect
 from autotune.output.table import measurement_detail, trial_line, verdict_line
 from autotune.result import TuningResult
-from autotune.trial import Failure
+from autotune.trial import Failure, TrialResult
 from autotune.tuner import SearchInterrupted
 from autotune.units import GIB, show_memory
 
@@ -269,8 +270,17 @@ def _story(search: Search, event: TrialEnded, observed: int | None) -> Story:
         budget_bytes=result.request.limits.memory_bytes,
         memory=outcome.memory,
         observed_bytes=observed,
+        gave_up=_gave_up(result),
         line=f"{line}{seen} ({result.request.purpose}, {result.duration_s:.1f} s)",
     )
+
+
+def _gave_up(result: TrialResult) -> bool:
+    """Return whether a soak had to try a smaller evaluation batch than the first."""
+    task, measured = result.request.task, result.measurement
+    if not isinstance(task, SoakTask) or measured is None or measured.soaked is None:
+        return False
+    return measured.soaked.eval_batch_size != task.eval_batch_sizes[0]
 
 
 def train_exported(options: argparse.Namespace, hardware: Hardware, report: Report, scratch: Path) -> None:

@@ -16,7 +16,7 @@ from autotune.execution.job import PROCESS_FILE
 from autotune.execution.verdict import OUTCOME_FILE
 from autotune.execution.worker import run_trial
 from autotune.files import read_value, write_value
-from autotune.trial import Failure, TrialRequest, TrialStatus
+from autotune.trial import Failure, Memory, TrialRequest, TrialStatus
 
 FLOOD_BYTES = 200 << 20
 FOR_EVER_S = 3600
@@ -232,7 +232,7 @@ def use_memory(directory: Path) -> None:
             except MemoryError as error:
                 seen["over"].append(str(error))
             del little_more
-            guard.begin_anew()
+            guard.begin_anew(Memory())
             seen["peak_anew"] = guard.peak().resident_bytes
     seen["allocated_after"] = torch.empty(2 * budget, dtype=torch.uint8).numel()
     (directory / "seen.json").write_text(json.dumps(seen))
@@ -286,3 +286,86 @@ def count_devices(directory: Path) -> None:
     import torch
 
     (directory / "seen.json").write_text(json.dumps({"devices": torch.cuda.device_count()}))
+
+
+def grow_beside_the_allocator(directory: Path) -> None:
+    """Fill the allocator under a guard, while memory comes to lie beside it that is none of its own."""
+    import json
+
+    import torch
+
+    from autotune.execution.guard import memory_guard
+    from autotune.hardware import cuda_used_bytes
+
+    budget = read_value(TrialRequest, directory / "request.json").limits.memory_bytes
+    idle = cuda_used_bytes("cuda:0")
+    beside = []
+
+    def now() -> dict[str, int]:
+        reserved = torch.cuda.memory_reserved("cuda:0")
+        return {"used": cuda_used_bytes("cuda:0") - idle, "reserved": reserved, "peak": guard.peak().peak_bytes}
+
+    def load(size: int) -> None:
+        """Take device memory past torch, as kernels do."""
+        pointer = ctypes.c_uint64()
+        assert ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0
+        beside.append(pointer)
+
+    def filled() -> list[torch.Tensor]:
+        kept = []
+        while True:
+            try:
+                kept.append(torch.empty(20 << 20, dtype=torch.uint8, device="cuda:0"))
+            except torch.OutOfMemoryError:
+                return kept
+
+    seen: dict[str, object] = {}
+    with memory_guard("cuda:0", budget) as guard:
+        seen["entered"] = now()
+        kept = filled()
+        seen["full"] = now()
+        kept = kept[: len(kept) // 2]
+        load(300 << 20)  # with the cache still held
+        seen["over"] = now()
+        guard.step_ended()
+        seen["settled"] = now()
+        kept += filled()
+        seen["full_again"] = now()
+        seen["peak"] = guard.peak().peak_bytes
+        guard.check()
+        del kept
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        known = guard.peak()
+        seen["before_attempt"] = known.peak_bytes
+        del filled()[:]
+        torch.cuda.empty_cache()
+        guard.begin_anew(known)
+        seen["known"] = guard.peak().peak_bytes
+        seen["after_attempt"] = guard.peak().peak_bytes
+        load(budget)
+        try:
+            guard.check()
+        except MemoryError as error:
+            seen["outgrown"] = str(error)
+    (directory / "seen.json").write_text(json.dumps(seen))
+
+
+def thrash(directory: Path) -> None:
+    """Train while each step needs what is cached in another size."""
+    import torch
+    from transformers import Trainer
+
+    original = Trainer.training_step
+
+    def training_step(self: Trainer, *arguments: object, **named: object) -> object:
+        for mib in (700, 1200):  # which a budget of 2 GiB has no room for together
+            torch.empty(mib << 20, dtype=torch.uint8, device="cuda:0")
+        torch.cuda.empty_cache()
+        return original(self, *arguments, **named)
+
+    Trainer.training_step = training_step
+    request = read_value(TrialRequest, directory / "request.json")
+    workload = request.workload.model_copy(update={"fixed_arguments": {}})
+    write_value(request.model_copy(update={"workload": workload}), directory / "request.json")
+    run_trial(directory)

@@ -339,3 +339,33 @@ def test_padding_of_the_baseline_is_told():
 
     assert "note: 40% of what the baseline runs is padding, which tokens/s leaves out" in shown(0.4)
     assert "padding" not in shown(0.01)
+
+
+def short(rate: float) -> Outcome:
+    return make_measurement(rate, alloc_retries=2)
+
+
+def test_who_runs_short_of_memory_when_measured_again_is_not_the_answer():
+    result = answer([(BASE, 10.0), (BIG, 15.0), (BF16, 20.0)], [(BASE, 10.0), (BF16, short(20.0)), (BIG, 15.0)])
+    assert result.best.config == BIG
+    assert "the allocator ran short when it was measured again" in result.outshone
+
+
+def test_who_ran_short_in_the_search_and_not_when_measured_again_may_win():
+    result = answer([(BASE, 10.0), (BIG, short(15.0))], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    assert (result.verdict, result.best.config) == ("faster", BIG)
+    assert not any("ran short" in note for note in result.proof_notes)
+
+
+def test_unconfirmed_who_ran_short_gives_way_to_the_next():
+    assert answer([(BASE, 10.0), (BIG, 19.0), (BF16, short(20.0))]).best.config == BIG
+    assert answer([(BASE, OUT_OF_MEMORY), (BIG, 19.0), (BF16, short(20.0))]).best.config == BIG
+    kept = answer([(BASE, 10.0), (BF16, short(20.0))])
+    assert kept.best.config == BASE
+    assert "the baseline is kept: the allocator ran short in trial 1" in verdict_line(kept)
+
+
+def test_where_nothing_else_completed_it_is_said_of_the_answer():
+    result = answer([(BASE, OUT_OF_MEMORY), (BIG, short(15.0))])
+    assert result.best.config == BIG
+    assert any("the allocator ran short while the best was measured" in note for note in result.proof_notes)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.conditions import Conditions, throttle_reasons
+from autotune.conditions import Conditions, throttle_reasons, worst_of
 
 
 def test_a_quiet_machine_is_worth_no_word():
@@ -16,6 +16,17 @@ def test_other_processes_and_the_hypervisor_are_told_apart():
         "other processes took 31% of the cores' time while it was measured",
     )
     assert "hypervisor took 7%" in Conditions(stolen_share=0.07).warnings()[0]
+
+
+@pytest.mark.parametrize(("idle", "taken"), [(0.0, 0.0), (0.02, 0.02), (0.5, 0.31), (None, 0.31)])
+def test_others_on_the_cores_cost_a_gpu_no_more_than_it_stood_idle(idle, taken):
+    found = Conditions(others_share=0.31, stolen_share=0.01, idle_share=idle)
+    assert found.taken_share == taken
+    assert bool(found.warnings()) is (taken >= 0.05)
+
+
+def test_of_several_ranks_the_one_that_was_idle_longest_counts():
+    assert worst_of([Conditions(idle_share=0.1), Conditions(idle_share=0.4)]).idle_share == 0.4
 
 
 def test_throttling_is_told_with_its_reason_its_extent_and_the_heat():

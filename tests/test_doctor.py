@@ -16,7 +16,7 @@ LIBRARIES = dict.fromkeys(("bitsandbytes", "peft", "datasets", "flash_attn", "li
 def home(monkeypatch, tmp_path):
     """An empty home, and a machine that is examined and measured in no time."""
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "_libraries", lambda: {**LIBRARIES, "cuda_available": False, "cuda_build": None})
+    monkeypatch.setattr(doctor, "_libraries", lambda: {**LIBRARIES, "cuda_build": None})
     monkeypatch.setattr(calibrate, "CPU_SIZES", calibrate.TINY_SIZES)
     return tmp_path
 

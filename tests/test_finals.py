@@ -193,6 +193,28 @@ def test_what_others_took_of_the_cores_in_any_round_widens_what_is_told_of_all()
     assert measured.samples_per_second_interval.low > measured.shown_interval.low
 
 
+def test_others_on_the_cores_do_not_widen_what_is_told_of_a_gpu_that_never_waited():
+    search = Search(SEARCHED)
+    search.measure(FAST, make_measurement(20.0, conditions=Conditions(others_share=0.9, idle_share=0.0)))
+    measured = search.finals.merged(FAST)
+    assert measured.shown_interval == measured.samples_per_second_interval
+
+
+def test_who_ran_short_in_a_final_is_out_and_the_next_takes_the_place():
+    search = Search(SEARCHED, finalists=1)
+    search.measure(BASE, make_measurement(10.0, alloc_retries=3))
+    search.measure(FAST, make_measurement(20.0, alloc_retries=1))
+    assert search.finals.contenders() == [BASE, NEAR]
+    assert search.finals.ran_short(FAST)
+    assert not search.finals.ran_short(BASE)
+
+
+def test_who_ran_short_in_the_search_alone_stays():
+    search = Search([(BASE, 10.0), (FAST, make_measurement(20.0, alloc_retries=2))])
+    search.measure(FAST, make_measurement(20.0, alloc_retries=0))
+    assert search.finals.contenders() == [BASE, FAST]
+
+
 def test_finals_before_a_trial_of_the_search_do_not_count_with_those_after_it():
     """A search that was given more time measures again in turn what it compares."""
     search = Search(SEARCHED, finalists=1)

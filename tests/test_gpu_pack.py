@@ -133,6 +133,12 @@ def test_each_check_fails_for_its_own_reason(name, bad):
     assert failed([story(), bad]) == {name}
 
 
+def test_an_evaluation_that_was_given_up_is_seen_from_outside_and_not_reported():
+    checks = {"the reported peak is the one seen from outside"}
+    assert failed([story(peak=1000, observed=1900)._replace(gave_up=True)]) == set()
+    assert failed([story(peak=1900, observed=1000)._replace(gave_up=True)]) == checks
+
+
 def test_a_capped_search_in_which_nothing_ran_out_fails():
     assert failed([story()], capped=["s"]) == {"s: the budget is enforced, and the search goes on"}
 

@@ -102,7 +102,14 @@ def test_the_baseline_as_the_answer_is_soaked_and_compared_with_nothing():
 
 @pytest.mark.parametrize(
     ("own", "sizes"),
-    [(None, (128, 64, 32, 16)), (64, (64, 32, 16)), (48, (48, 32, 16)), (4, (4,)), (500, (500, 128, 64, 32, 16))],
+    [
+        (None, (128, 64, 32, 16, 8, 4, 2, 1)),
+        (64, (64, 32, 16, 8, 4, 2, 1)),
+        (48, (48, 32, 16, 8, 4, 2, 1)),
+        (4, (4, 2, 1)),
+        (1, (1,)),
+        (500, (500, 128, 64, 32, 16, 8, 4, 2, 1)),
+    ],
 )
 def test_evaluation_is_tried_with_the_largest_batch_first_and_with_none_above_the_users_own(own, sizes):
     fixed = {} if own is None else {"per_device_eval_batch_size": own}
@@ -117,14 +124,21 @@ def test_the_users_own_evaluation_batch_that_does_not_fit_is_told():
 
 
 @pytest.mark.parametrize("failure", [OUT_OF_MEMORY, CRASHED])
-def test_a_soak_that_fails_is_tried_once_more_with_the_smallest_batch_alone(failure):
+def test_a_soak_that_fails_is_tried_again_from_the_micro_batch_down_and_then_with_one_sample(failure):
     search = Search(loss_steps=0)
-    search.answer(failure)
-    assert search.proof.refusal(FAST) is None
-    assert search.proof.next(FAST).task == SoakTask(eval_batch_sizes=(16,))
+    for sizes in ((16, 8, 4, 2, 1), (1,)):
+        search.answer(failure)
+        assert search.proof.refusal(FAST) is None
+        assert search.proof.next(FAST).task == SoakTask(eval_batch_sizes=sizes)
     search.answer(failure)
     assert search.proof.next(FAST) is None
-    assert search.proof.refusal(FAST) == f"soak, trial 3: {failure.status}: {failure.cause}"
+    assert search.proof.refusal(FAST) == f"soak, trial 4: {failure.status}: {failure.cause}"
+
+
+def test_an_odd_micro_batch_goes_down_to_one_sample_too():
+    odd = make_config(3)
+    search = Search([(BASE, 10.0), (odd, 20.0)], workload=make_workload(global_batch_size=24))
+    assert search.proof.next(odd).task == SoakTask(eval_batch_sizes=(24, 12, 6, 3, 1))
 
 
 def test_a_soak_that_passes_the_second_time_counts():

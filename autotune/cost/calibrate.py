@@ -24,12 +24,18 @@ from autotune.files import read_value, write_value
 from autotune.hardware import Hardware
 from autotune.home import home, writable
 from autotune.rates import Arithmetic, Rates
+from autotune.units import show_rate
 from autotune.values import Value
 
 logger = logging.getLogger(__name__)
 
 NO_DEVICE = 3  # exit code of a benchmark whose device torch can't use
 _TIME_LIMIT_S = 240
+
+# Peaks of data sheets hold at the boost clock that the vendor names; a device may run faster: an H100 SXM at 1,980 MHz
+# instead of 1,830, cards that are overclocked when sold by a tenth.
+_CLOCK_MARGIN = 0.15
+
 _UNKNOWN_FREQUENCY_HZ = 2e9  # where the host doesn't tell; server processors are seldom guaranteed less
 
 
@@ -77,7 +83,7 @@ def calibrate(hardware: Hardware, sizes: BenchmarkSizes | None = None) -> Rates:
 
     Raises:
         MachineError: torch can't use the device.
-        InfrastructureError: The measuring process failed, or took minutes.
+        InfrastructureError: The measuring process failed, took minutes, or gave more than the device can do.
     """
     request = BenchmarkRequest(
         device=hardware.device,
@@ -105,7 +111,29 @@ def calibrate(hardware: Hardware, sizes: BenchmarkSizes | None = None) -> Rates:
     if done.returncode:
         raise InfrastructureError(f"measuring {hardware.device} failed: {last}")
     rates = Rates.model_validate_json(last)
+    too_much = beyond_data_sheet(rates, hardware)
+    if too_much is not None:
+        raise InfrastructureError(
+            f"measuring {hardware.device} gave {too_much}: not kept, its work was not what was timed"
+        )
     return rates.model_copy(update={"peak_flops": _peaks(hardware)})
+
+
+def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
+    """Return which rate no such GPU can have, beside its data sheet's peak; None: none, or no data sheet is known."""
+    from autotune.catalogue.gpus import gpu_of
+
+    gpu = None if hardware.is_cpu else gpu_of(hardware.name)
+    if gpu is None:
+        return None
+    measured: list[tuple[str, float]] = [*rates.matmul_flops.items(), ("bandwidth", rates.bandwidth)]
+    peaks = {**gpu.peak_flops, "bandwidth": gpu.bandwidth}
+    for what, rate in measured:
+        if what in peaks and rate > (1 + _CLOCK_MARGIN) * peaks[what]:
+            scale, unit = (1e9, "GB/s of bandwidth") if what == "bandwidth" else (1e12, f"TFLOP/s in {what}")
+            peak = show_rate(peaks[what] / scale)
+            return f"{show_rate(rate / scale)} {unit}, where the data sheet of {gpu.name} has {peak}"
+    return None
 
 
 def rates_of(hardware: Hardware) -> Rates:
@@ -160,13 +188,18 @@ def kept_rates(hardware: Hardware) -> Rates | None:
     """Return the measured rates of a device; None if none are kept. A file that can't be read is ignored, and said."""
     try:
         path = rates_path(hardware)
-        return read_value(Rates, path)
+        rates = read_value(Rates, path)
     except (FileNotFoundError, NotADirectoryError, InputError):
         return None
     except (OSError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it isn't what autotune writes"
-        logger.warning("autotune: %s is ignored: %s; autotune doctor --calibrate makes it anew", path, reason)
-        return None
+    else:
+        too_much = beyond_data_sheet(rates, hardware)
+        if too_much is None:
+            return rates
+        reason = f"it has {too_much}"
+    logger.warning("autotune: %s is ignored: %s; autotune doctor --calibrate makes it anew", path, reason)
+    return None
 
 
 def _arithmetics(hardware: Hardware) -> tuple[Arithmetic, ...]:

@@ -23,6 +23,7 @@ from autotune.execution.guard import MemoryGuard, is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
+from autotune.execution.shortage import first_line
 from autotune.units import show_memory
 
 # Draws of dropout whose spread is looked at.
@@ -78,7 +79,7 @@ def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | No
         except Exception as error:
             if not saver.is_saving:
                 raise
-            raise CheckError(f"while saving a checkpoint: {_first_line(error)}") from error
+            raise CheckError(f"while saving a checkpoint: {first_line(error)}") from error
     else:
         yield found
 
@@ -99,10 +100,9 @@ def findings(task: CheckTask | None, trainer: Any, longest: DataOf | None, guard
         return {"curve": _curve(task, trainer)}
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
-        memory, size = guard.peak(), None if longest is None else _evaluated(task, trainer, longest, guard)
+        size = None if longest is None else _evaluated(task, trainer, longest, guard)
         soaked = Soaked(eval_batch_size=size, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
-        # An attempt that failed has been at the limit; what came after it stayed below, or it would have failed too.
-        return {"soaked": soaked, "memory": guard.peak() if size in (None, task.eval_batch_sizes[0]) else memory}
+        return {"soaked": soaked, "memory": guard.peak()}
     return {}
 
 
@@ -162,7 +162,7 @@ def _evaluated(task: SoakTask, trainer: Any, longest: DataOf, guard: MemoryGuard
         CheckError: None fits, or evaluation fails for another reason.
     """
     trainer.args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
-    ranks = own_rank().of
+    ranks, trained = own_rank().of, guard.peak()
     for size in task.eval_batch_sizes:
         trainer.args.per_device_eval_batch_size = size
         try:
@@ -170,14 +170,14 @@ def _evaluated(task: SoakTask, trainer: Any, longest: DataOf, guard: MemoryGuard
             guard.check()
         except Exception as error:
             if size == task.eval_batch_sizes[-1] or ranks > 1 or not is_out_of_memory(error):
-                raise CheckError(f"while evaluating with a batch of {size}: {_first_line(error)}") from error
+                raise CheckError(f"while evaluating with a batch of {size}: {first_line(error)}") from error
         else:
             return size
         # Out here the exception, whose frames hold the failed batch, is gone.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        guard.begin_anew()
+        guard.begin_anew(trained)
     raise AssertionError("a ladder has a last rung")
 
 
@@ -225,7 +225,3 @@ def _one_pass(trainer: Any) -> None:
     """Run the first micro-batch through the model, as training does, but not as compiled."""
     with torch.no_grad(), trainer.compute_loss_context_manager():
         trainer.model(**_first_step(trainer)[0])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -26,14 +26,17 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without a context, which a fork would inherit
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, by which the device was chosen
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # pyarrow's own pool reserves 1 GiB, which the memory limit would count
-    # glibc would come to keep freed blocks of up to 32 MiB: the peak would be that of the heap's history
-    MMAP_THRESHOLD: OWN_MMAP_THRESHOLD,
     "TOKENIZERS_PARALLELISM": "false",  # threads before a fork
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "PYTHONFAULTHANDLER": "1",
     "PYTHONUNBUFFERED": "1",  # what a trial printed before it was killed is in its log
 }
+
+# Where the host's memory is what is measured: glibc would come to keep freed blocks of up to 32 MiB, and the peak would
+# be that of the heap's history. Nothing undoes it for processes that collate batches beside a GPU, and each batch of
+# images would be mapped and cleared anew.
+CPU_ENVIRONMENT = {MMAP_THRESHOLD: OWN_MMAP_THRESHOLD}
 
 # What a trial has no business with: the URL of the lasting record may hold a password, the token opens a cluster.
 _WITHHELD = ("AUTOTUNE_RECORD", "RAY_AUTH_TOKEN")
@@ -50,7 +53,8 @@ def launcher_environment(
         present: The parent's environment.
         others: Further devices, of trials of several ranks.
     """
-    chosen = {name: present.get(name, value) for name, value in ENVIRONMENT.items()}
+    wanted = {**ENVIRONMENT, **(CPU_ENVIRONMENT if device == "cpu" else {})}
+    chosen = {name: present.get(name, value) for name, value in wanted.items()}
     # The parent's own module path in its order: neither more (the present directory) nor less than what it imports.
     chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     # Beside the interpreter lie tools that libraries look for (ninja), whether its environment is activated or not.

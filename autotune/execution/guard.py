@@ -1,13 +1,13 @@
 """Enforces the memory budget inside a trial's process, reads the peak, and recognises running out of memory.
 
-On CUDA the caching allocator is capped at the budget less what it doesn't see (context, libraries). On the CPU the
-operating system enforces it: a soft RLIMIT_DATA above what the process holds when training starts, so that running
-out is real. It has room for what is mapped and not resident, so a peak over the budget ends the trial, too, as soon as
-it is known. Both the limit and the peak need malloc to give back what is freed, which costs time that a user's own
-training doesn't take (in processor time of a step: DistilBERT a fifth, small models three quarters). So once the peak
-is known, and before steps are timed, the guard is relaxed: the limit goes and malloc keeps freed blocks as it usually
-does. The budget on the CPU stands for a device's memory: it covers weights, gradients, states and activations,
-and not the imported libraries. Data-loader workers each inherit the limit, and their memory isn't in the figure.
+On CUDA the caching allocator is capped: see `cuda_guard`. On the CPU the operating system enforces the budget: a soft
+RLIMIT_DATA above what the process holds when training starts, so that running out is real. It has room for what is
+mapped and not resident, so a peak over the budget ends the trial, too, as soon as it is known. Both the limit and the
+peak need malloc to give back what is freed, which costs time that a user's own training doesn't take (in processor time
+of a step: DistilBERT a fifth, small models three quarters). So once the peak is known, and before steps are timed, the
+guard is relaxed: the limit goes and malloc keeps freed blocks as it usually does. The budget on the CPU stands for a
+device's memory: it covers weights, gradients, states and activations, and not the imported libraries. Data-loader
+workers each inherit the limit, and their memory isn't in the figure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from autotune.execution.cuda_guard import CudaGuard
 from autotune.execution.environment import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
-from autotune.execution.ranks import open_channels
-from autotune.trial import Memory
+from autotune.execution.shortage import with_causes
+from autotune.trial import Memory, worst_memory
 from autotune.units import show_memory
 
 # What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
@@ -56,16 +57,12 @@ _FATAL_MESSAGES = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error`, or one that caused it, is an allocation that failed, in any of its disguises."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    for current in with_causes(error):
         if isinstance(current, MemoryError) or type(current).__name__ == "OutOfMemoryError":
             return True
         text = str(current).lower()
         if any(message in text for message in _ALLOCATION_MESSAGES):
             return True
-        current = current.__cause__ or current.__context__
     return False
 
 
@@ -96,8 +93,16 @@ class MemoryGuard(Protocol):
         """
         ...
 
-    def begin_anew(self) -> None:
-        """Forget the peak until now: that of an attempt which did not fit, and is given up."""
+    def in_use_bytes(self) -> int:
+        """Return what counts against the budget now."""
+        ...
+
+    def step_ended(self) -> None:
+        """Hold the budget against what the step has loaded; called until steps are measured."""
+        ...
+
+    def begin_anew(self, known: Memory) -> None:
+        """Forget the peak but for `known`, what it was before an attempt that did not fit, and is given up."""
         ...
 
     def relax(self) -> None:
@@ -106,6 +111,10 @@ class MemoryGuard(Protocol):
         Raises:
             MemoryError: It is over the budget.
         """
+        ...
+
+    def retries(self) -> int | None:
+        """Return how often so far the allocator had to give its cache back and ask again; None: it doesn't count."""
         ...
 
 
@@ -129,7 +138,8 @@ class CpuGuard:
         self._budget_bytes = budget_bytes
         self._resident_before = self._code_before = 0
         self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
-        self._known: Memory | None = None
+        self._known: Memory | None = None  # and no longer read
+        self._earlier = Memory()  # before the present attempt
         self._tells = True  # the present peak
 
     def __enter__(self) -> Self:
@@ -161,11 +171,23 @@ class CpuGuard:
         """Return the growth of the resident set at its highest, less the libraries' code that was read in since."""
         if self._known is not None:
             return self._known
-        code = max(0, _status_bytes("RssFile") - self._code_before)
-        return Memory(resident_bytes=max(0, _status_bytes("VmHWM") - self._resident_before - code))
+        now = Memory(resident_bytes=self._growth("VmHWM"))
+        return worst_memory([self._earlier, now]) if self._tells else self._earlier
 
-    def begin_anew(self) -> None:
+    def in_use_bytes(self) -> int:
+        """Return the present growth of the resident set."""
+        return self._growth("VmRSS")
+
+    def _growth(self, key: str) -> int:
+        code = max(0, _status_bytes("RssFile") - self._code_before)
+        return max(0, _status_bytes(key) - self._resident_before - code)
+
+    def step_ended(self) -> None:
+        """Nothing: the limit is on all memory."""
+
+    def begin_anew(self, known: Memory) -> None:
         """Start again from the present resident set; where a container forbids it, the limit alone is enforced."""
+        self._earlier = known
         try:
             _restart_peak()
         except OSError:
@@ -180,6 +202,9 @@ class CpuGuard:
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
         _keep_freed_blocks()
 
+    def retries(self) -> None:
+        """Nothing is counted: malloc has no cache of that kind."""
+
 
 def _restart_peak() -> None:
     """Let VmHWM start again from the present resident set; see proc(5)."""
@@ -192,68 +217,3 @@ def _keep_freed_blocks() -> None:
     for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 64 << 20)):
         with contextlib.suppress(AttributeError):  # another C library, which has no such thresholds
             libc.mallopt(parameter, value)
-
-
-class CudaGuard:
-    """A cap on the caching allocator; the peak is torch's, and NVML's beyond what torch reserves.
-
-    NVML knows no peak, so the device's is the highest reserved memory plus what NVML sees beyond torch's reservation
-    when it is read: context, libraries' workspaces, paged optimizer states. What NCCL takes for several ranks is there
-    before the cap is set.
-    """
-
-    def __init__(self, device: str, budget_bytes: int) -> None:
-        self._device = device
-        self._budget_bytes = budget_bytes
-        self._used_before = 0
-
-    def __enter__(self) -> Self:
-        import torch
-
-        from autotune.hardware import cuda_used_bytes
-
-        self._used_before = cuda_used_bytes(self._device)
-        torch.cuda.set_device(self._device)
-        open_channels(torch.ones(1, device=self._device))  # creates the context, too
-        torch.cuda.synchronize(self._device)
-        total = torch.cuda.get_device_properties(self._device).total_memory
-        cap = self._budget_bytes - self._beyond_allocator()
-        if cap <= 0:
-            raise MemoryError(f"the CUDA context alone exceeds the budget of {self._budget_bytes} bytes")
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the cap: the process ends, and after a device error every call would raise another."""
-
-    def peak(self) -> Memory:
-        """Return torch's peaks and the device's."""
-        import torch
-
-        reserved = torch.cuda.max_memory_reserved(self._device)
-        return Memory(
-            allocated_bytes=torch.cuda.max_memory_allocated(self._device),
-            reserved_bytes=reserved,
-            device_bytes=reserved + self._beyond_allocator(),
-        )
-
-    def check(self) -> None:
-        """Nothing: the cap leaves no room beyond the budget."""
-
-    def begin_anew(self) -> None:
-        """Nothing: an attempt that failed was stopped by the cap."""
-
-    def relax(self) -> None:
-        """Nothing: the cap costs no time."""
-
-    def _beyond_allocator(self) -> int:
-        """Return what this process takes of the device beyond the allocator's reservation."""
-        import torch
-
-        from autotune.hardware import cuda_used_bytes
-
-        used = cuda_used_bytes(self._device) - self._used_before
-        return max(0, used - torch.cuda.memory_reserved(self._device))

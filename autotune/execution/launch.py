@@ -117,17 +117,16 @@ def _capability_without_context() -> Iterator[None]:
     import pynvml
     import torch
 
-    from autotune.hardware import nvml_handle
+    from autotune.nvml import capability_of, nvml_handle
 
     original = torch.cuda.get_device_capability
 
     def capability(device: Any = None) -> tuple[int, int]:
         try:
             index = 0 if device is None else torch.cuda._utils._get_device_index(device, optional=True)
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(nvml_handle(index))
+            return capability_of(nvml_handle(index))
         except (pynvml.NVMLError, IndexError):
             return original(device)
-        return major, minor
 
     torch.cuda.get_device_capability = capability
     try:

@@ -26,6 +26,7 @@ from transformers import TrainerCallback
 
 from autotune.conditions import Conditions
 from autotune.execution.noise import HostWatch, Watch
+from autotune.execution.shortage import ran_short
 from autotune.statistics import half_width, rate_interval, relative_half_width
 from autotune.stopwatch import Stopwatch
 from autotune.trial import Limits, Measurement, Memory, TrialRequest
@@ -107,6 +108,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         watch: Looks at the machine during the measured steps.
         afterwards: The stopwatch's lap that follows them.
         relax: Called before the measured steps, when memory has peaked; None if nothing is to be done.
+        step_ended: Called after each step until they are measured.
+        retries: Tells how often so far the allocator has run short; None: it doesn't count.
         agree: Makes of this rank's decision that of all ranks: all have to stop after the same step.
     """
 
@@ -122,6 +125,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         watch: Watch | None = None,
         afterwards: str = "closing_s",
         relax: Callable[[], None] | None = None,
+        step_ended: Callable[[], None] = lambda: None,
+        retries: Callable[[], int | None] = lambda: None,
         agree: Callable[[bool], bool] = bool,
     ) -> None:
         if accumulation_steps < min(2, full_accumulation_steps):
@@ -135,6 +140,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._watch = watch or HostWatch()
         self._afterwards = afterwards
         self._relax = relax
+        self._step_ended = step_ended
+        self._retries = retries
         self._agree = agree
         self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
@@ -146,6 +153,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self.startup_s = 0.0
         self.first_step_s = 0.0
         self.conditions: Conditions | None = None
+        self._retries_before: int | None = None
+        self.alloc_retries: int | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Mark the end of data loading."""
@@ -170,17 +179,21 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         # An fp16 scaler skips the first steps: until one is real, optimizer states and their peak would be missing.
         self._really_stepped |= not getattr(optimizer, "step_was_skipped", False)
         if not self._measured_from:
+            self._step_ended()
             if not self._agree(self._is_warm(state.global_step)):
                 return
             self._clock.settle()
             if self._relax is not None:
                 self._relax()
             self._watch.begin()
+            self._retries_before = self._retries()
             self._stopwatch.enter("measured_s")
             self._measured_from = time.perf_counter()
             self._previous_end = self._clock.mark()
             return
         self._records.append(self._marks)
+        if state.global_step <= _STEPS_TO_PEAK:  # the first to meet the optimizer's states: the cache is made for them
+            self._retries_before = self._retries()
         if self._is_enough():
             control.should_training_stop = True
             self._end()
@@ -195,6 +208,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._watch.look()
             self._clock.settle()
             self.conditions = self._watch.conditions()
+            counted = self._retries()
+            if counted is not None and self._retries_before is not None:
+                self.alloc_retries = counted - self._retries_before
             self._stopwatch.enter(self._afterwards)
 
     def _is_warm(self, steps: int) -> bool:
@@ -285,6 +301,8 @@ def measurement_of(
         first_step_s=timer.first_step_s,
         data_wait_share=data_wait_share,
         loss=loss,
+        alloc_retries=timer.alloc_retries,
+        warnings=ran_short(timer.alloc_retries),
         effects=effects,
-        conditions=timer.conditions,
+        conditions=timer.conditions and timer.conditions.with_waits(data_wait_share),
     )

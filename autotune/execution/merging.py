@@ -22,7 +22,7 @@ from autotune.execution.outcome_files import log_file
 from autotune.execution.stacks import place_in
 from autotune.execution.verdict import Ending, outcome_of
 from autotune.statistics import rate_interval
-from autotune.trial import Failure, Measurement, Memory, Outcome, TrialRequest, TrialStatus
+from autotune.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus, worst_memory
 
 # What gloo, NCCL and torch say where the other end of a connection is gone.
 _LOST_PEER = (
@@ -102,19 +102,11 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
             "first_step_s": max(rank.first_step_s for rank in ranks),
             "data_wait_share": max((r.data_wait_share for r in ranks if r.data_wait_share is not None), default=None),
             "loss": statistics.fmean(losses) if (losses := [r.loss for r in ranks if r.loss is not None]) else None,
+            "alloc_retries": max((r.alloc_retries for r in ranks if r.alloc_retries is not None), default=None),
             "warnings": tuple(dict.fromkeys(line for rank in ranks for line in rank.warnings)),
             "conditions": worst_of([rank.conditions for rank in ranks if rank.conditions is not None]),
         }
     )
-
-
-def worst_memory(ranks: Sequence[Memory]) -> Memory:
-    """Return the highest figure of each kind."""
-
-    def highest(field: str) -> int | None:
-        return max((value for rank in ranks if (value := getattr(rank, field)) is not None), default=None)
-
-    return Memory(**{field: highest(field) for field in Memory.model_fields})
 
 
 def _where_they_stood(directory: Path, outcomes: Sequence[Outcome]) -> str:

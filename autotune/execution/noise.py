@@ -129,7 +129,7 @@ def _waited_s() -> float | None:
 
 
 class NvmlWatch:
-    """Clock, temperature and the reasons for a slower clock of one GPU, looked at while it computes.
+    """Clock, temperature, idleness and the reasons for a slower clock of one GPU, looked at while it computes.
 
     Args:
         handle: NVML's of the device.
@@ -143,21 +143,25 @@ class NvmlWatch:
         self._looks = 0
         self._clocks: list[float] = []
         self._temperatures: list[float] = []
+        self._busy: list[float] = []
         self._reasons: Counter[str] = Counter()
 
     def begin(self) -> None:
         """Forget what was seen and begin anew."""
-        self._looks, self._clocks, self._temperatures, self._reasons = 0, [], [], Counter()
+        self._looks, self._clocks, self._temperatures, self._reasons, self._busy = 0, [], [], Counter(), []
         self._host.begin()
 
     def look(self) -> None:
-        """Ask for clock, temperature and reasons; what the driver doesn't tell is left out."""
+        """Ask for clock, temperature, reasons and utilization; what the driver doesn't tell is left out."""
         nvml, handle = self._nvml, self._handle
         self._looks += 1
         with contextlib.suppress(nvml.NVMLError):
             self._clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
         with contextlib.suppress(nvml.NVMLError):
             self._temperatures.append(float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
+        with contextlib.suppress(nvml.NVMLError):
+            # Of the driver's last sample period, up to a second: with short steps also of what came before them.
+            self._busy.append(float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
         with contextlib.suppress(nvml.NVMLError):
             self._reasons.update(throttle_reasons(int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))))
 
@@ -166,6 +170,7 @@ class NvmlWatch:
         found: dict[str, Any] = {
             "clock_mhz": statistics.fmean(self._clocks) if self._clocks else None,
             "temperature_c": max(self._temperatures, default=None),
+            "idle_share": round(1 - statistics.fmean(self._busy), 4) if self._busy else None,
             "throttled": {name: round(seen / self._looks, 4) for name, seen in self._reasons.items()},
         }
         with contextlib.suppress(self._nvml.NVMLError):
@@ -184,7 +189,7 @@ def watch(device: str, *, ranks: bool = False) -> Watch:
         return HostWatch(ranks=ranks)
     import pynvml
 
-    from autotune.hardware import nvml_handle
+    from autotune.nvml import nvml_handle
 
     try:
         return NvmlWatch(nvml_handle(int(device.partition(":")[2] or 0)), pynvml, ranks=ranks)

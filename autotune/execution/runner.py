@@ -246,8 +246,10 @@ class LocalRunner:
         return Ending(launcher_died=True)
 
     def _device_bytes(self) -> list[int]:
-        """Return the memory in use on each device; on the CPU nothing has to be waited for."""
-        return [] if self._hardware.is_cpu else [cuda_used_bytes(device) for device in self._place.devices]
+        """Return the memory in use on each device; nothing is waited for where it is the host's memory."""
+        if self._hardware.is_cpu:
+            return []
+        return [used for device in self._place.devices if (used := cuda_used_bytes(device)) is not None]
 
     def _wait_until_idle(self, idle_bytes: Sequence[int]) -> tuple[str, ...]:
         """Wait until the devices' memory is back where it was before the trial; return a warning if it isn't."""

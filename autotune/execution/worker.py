@@ -29,9 +29,10 @@ from autotune.execution.setting_up import (
     padding_share_of,
     trainer_of,
 )
+from autotune.execution.shortage import first_line, shortage
 from autotune.files import read_value, write_value
 from autotune.stopwatch import Stopwatch
-from autotune.trial import Failure, Outcome, Phases, TrialRequest, TrialStatus
+from autotune.trial import Failure, Memory, Outcome, Phases, TrialRequest, TrialStatus
 
 if TYPE_CHECKING:
     from autotune.execution.checking import Reading
@@ -65,25 +66,29 @@ def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> Ou
         with guard:
             return _measure(request, directory, stopwatch, guard)
     except Exception as error:
-        return _failure(error, guard)
+        return _failure(error, guard, request.limits.memory_bytes)
 
 
-def _failure(error: Exception, guard: MemoryGuard) -> Failure:
+def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure:
     from autotune.execution.no_effect import NoEffectError
 
     traceback.print_exc()  # into the trial's log
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    memory, in_use = _memory_of(guard)
     if is_out_of_memory(error):
-        status, cause = TrialStatus.OUT_OF_MEMORY, first_line
+        status, cause = TrialStatus.OUT_OF_MEMORY, shortage(error, in_use, budget_bytes)
     elif isinstance(error, NoEffectError | _Refused | AutotuneError):
-        status, cause = TrialStatus.INVALID, first_line
+        status, cause = TrialStatus.INVALID, (str(error).strip() or type(error).__name__).splitlines()[0][:300]
     else:
-        status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {first_line}"
-    try:
-        memory = guard.peak()
-    except Exception:
-        memory = None
+        status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {first_line(error)}"
     return Failure(status=status, cause=cause, memory=memory)
+
+
+def _memory_of(guard: MemoryGuard) -> tuple[Memory | None, int | None]:
+    """Return the peak and what is in use; after a device error every question raises another."""
+    try:
+        return guard.peak(), guard.in_use_bytes()
+    except Exception:
+        return None, None
 
 
 def _measure(request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard) -> Outcome:
@@ -110,6 +115,8 @@ def _timer(request: TrialRequest, stopwatch: Stopwatch, guard: MemoryGuard) -> S
         afterwards="closing_s" if request.task is None else "check_s",
         # A soak looks at memory to its very end, and the losses of a loss run are what counts of it.
         relax=guard.relax if request.device == "cpu" and not isinstance(request.task, SoakTask | LossTask) else None,
+        step_ended=guard.step_ended,
+        retries=guard.retries,
         agree=agree,
     )
 

@@ -93,8 +93,9 @@ class Progress:
         place = f", {result.place}" if result.place else ""
         self._line(f"{line}{purpose}, {show_time(result.duration_s)}{place}")
         measured = result.measurement
+        own = measured.warnings if measured is not None else ()
         disturbed = measured.conditions.warnings() if measured is not None and measured.conditions is not None else ()
-        for warning in (*result.warnings, *disturbed):
+        for warning in (*result.warnings, *own, *disturbed):
             self._line(f"  warning: {warning}")
         for line in closing_lines(result) if self._verbose else ():
             self._line(f"  {line}")

@@ -44,7 +44,6 @@ def closing_lines(result: TrialResult) -> list[str]:
             lines.append(f"conditions: {seen}")
         if effects := [f"{knob} {seen}" for knob, seen in measured.effects.items() if seen != "none"]:
             lines.append(f"in effect: {', '.join(effects)}")
-        lines += [f"said: {warning}" for warning in measured.warnings]
     return lines
 
 
@@ -58,6 +57,8 @@ def _conditions(seen: Conditions) -> str:
     if seen.clock_mhz is not None:
         highest = f" of {seen.max_clock_mhz:.0f}" if seen.max_clock_mhz is not None else ""
         parts.append(f"clock {seen.clock_mhz:.0f}{highest} MHz")
+    if seen.idle_share is not None:
+        parts.append(f"GPU idle {seen.idle_share:.0%}")
     if seen.temperature_c is not None:
         parts.append(f"{seen.temperature_c:.0f} °C")
     return ", ".join(parts)

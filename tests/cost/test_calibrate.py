@@ -1,13 +1,24 @@
 """The rates of a device: measured in a process of their own, kept by the hardware's fingerprint."""
 
 import logging
+import re
+import subprocess
 import sys
 
 import pytest
 from factories import make_gpu, make_hardware
 
 from autotune.catalogue.gpus import gpu_named, hypothetical
-from autotune.cost.calibrate import TINY_SIZES, calibrate, keep_rates, kept_rates, rates_by_table, rates_of, rates_path
+from autotune.cost.calibrate import (
+    TINY_SIZES,
+    beyond_data_sheet,
+    calibrate,
+    keep_rates,
+    kept_rates,
+    rates_by_table,
+    rates_of,
+    rates_path,
+)
 from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.hardware import cuda_count
 from autotune.rates import Rates
@@ -112,3 +123,45 @@ def test_an_unknown_gpu_has_none_until_it_is_measured():
         rates_of(hardware)
     keep_rates(MEASURED, hardware)
     assert rates_of(hardware) == MEASURED
+
+
+A100 = make_gpu(name="NVIDIA A100-SXM4-80GB")  # 312 TFLOP/s in bf16, 19.5 in fp32, 2,039 GB/s by its data sheet
+
+
+def measured(**fields):
+    usual = {"matmul_flops": {"fp32": 18e12, "bf16": 250e12}, "bandwidth": 1.7e12, "launch_s": 4e-6}
+    return Rates(**{**usual, "host_bandwidth": 2e10, "source": "measured", **fields})
+
+
+def test_what_a_device_can_attain_is_kept_be_its_clock_a_little_faster():
+    assert beyond_data_sheet(measured(), A100) is None
+    assert beyond_data_sheet(measured(matmul_flops={"bf16": 1.1 * 312e12}), A100) is None
+
+
+TOO_MUCH = [
+    (
+        {"matmul_flops": {"fp32": 18e12, "bf16": 100_684e12}},
+        "100,684 TFLOP/s in bf16, where the data sheet of a100-80gb has 312",
+    ),
+    ({"bandwidth": 9e12}, "9,000 GB/s of bandwidth, where the data sheet of a100-80gb has 2,039"),
+]
+
+
+@pytest.mark.parametrize(("fields", "told"), TOO_MUCH, ids=["products", "bandwidth"])
+def test_what_no_such_device_can_do_is_refused_with_the_reason(monkeypatch, fields, told):
+    done = subprocess.CompletedProcess([], 0, stdout=measured(**fields).model_dump_json(), stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **named: done)
+    with pytest.raises(InfrastructureError, match=re.escape(f"measuring cuda:0 gave {told}: not kept")):
+        calibrate(A100, TINY_SIZES)
+
+
+def test_without_a_data_sheet_nothing_is_refused():
+    for hardware in (make_gpu(name="next year's"), make_hardware()):
+        assert beyond_data_sheet(measured(bandwidth=1e15), hardware) is None
+
+
+def test_what_was_kept_without_a_doubt_is_ignored(caplog):
+    keep_rates(measured(bandwidth=9e12), A100)
+    assert kept_rates(A100) is None
+    assert "is ignored" in caplog.text
+    assert rates_of(A100).source == "table"

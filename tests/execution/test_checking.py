@@ -12,13 +12,13 @@ from factories import make_config, make_request, make_workload
 
 from autotune.checks import LossTask, SoakTask
 from autotune.data import prepare
-from autotune.execution.checking import CheckError, CheckpointSaver, around_training
+from autotune.execution.checking import CheckError, CheckpointSaver, around_training, findings
 from autotune.execution.guard import is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
 from autotune.execution.setting_up import data_of
 from autotune.models import build_config
 from autotune.resolving import resolve
-from autotune.trial import Purpose, TrialStatus
+from autotune.trial import Memory, Purpose, TrialStatus
 
 MIB = 1 << 20
 NO_END = {"measure_steps": 10, "relative_interval": 1e-12}
@@ -64,6 +64,46 @@ def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wi
     assert result.status is TrialStatus.COMPLETED, result.outcome
     assert result.outcome.soaked.eval_batch_size == 2
     assert result.outcome.memory.peak_bytes < little_less
+
+
+class Device:
+    """A trainer and its guard: training peaked at 50, evaluating takes four a sample, and there is room for 70."""
+
+    def __init__(self):
+        self.args = SimpleNamespace(dataloader_persistent_workers=True, per_device_eval_batch_size=None)
+        self._peak, self._known = 50, 0
+
+    def evaluate(self, samples):
+        needed = 4 * self.args.per_device_eval_batch_size
+        self._peak = max(self._peak, min(needed, 70))
+        if needed > 70:
+            raise MemoryError
+
+    def pop_callback(self, kind):
+        return SimpleNamespace(bytes=1, not_saved=None)
+
+    def peak(self):
+        return Memory(device_bytes=max(self._peak, self._known))
+
+    def check(self):
+        pass
+
+    def begin_anew(self, known):
+        self._known, self._peak = known.peak_bytes, 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits", "peak"),
+    [
+        ((16, 8), 16, 64),
+        ((32, 15, 8), 15, 60),  # of what fitted, and not of the attempt that failed, which had reached 70
+        ((32, 8), 8, 50),  # of training
+    ],
+)
+def test_the_peak_of_a_soak_is_that_of_training_or_of_the_evaluation_that_fitted(sizes, fits, peak):
+    device = Device()
+    found = findings(SoakTask(eval_batch_sizes=sizes), device, range, device)
+    assert (found["soaked"].eval_batch_size, found["memory"].device_bytes) == (fits, peak)
 
 
 def test_a_soak_that_runs_out_of_memory_says_where(bench, wide):

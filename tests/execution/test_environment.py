@@ -40,6 +40,13 @@ def test_the_libraries_are_told_how_to_behave():
     assert ENVIRONMENT.items() <= made.items()
 
 
+def test_malloc_maps_small_blocks_only_where_the_hosts_memory_is_measured():
+    """A GPU's trial collates its batches as the user's training does."""
+    assert "MALLOC_MMAP_THRESHOLD_" in launcher_environment("cpu", {}, {})
+    assert "MALLOC_MMAP_THRESHOLD_" not in launcher_environment("cuda:0", {}, {})
+    assert launcher_environment("cuda:0", {}, {"MALLOC_MMAP_THRESHOLD_": "1"})["MALLOC_MMAP_THRESHOLD_"] == "1"
+
+
 def test_what_the_user_has_set_stays():
     made = launcher_environment("cpu", {}, {"TRANSFORMERS_VERBOSITY": "info", "HF_HOME": "/models"})
     assert (made["TRANSFORMERS_VERBOSITY"], made["HF_HOME"]) == ("info", "/models")

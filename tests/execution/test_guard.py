@@ -7,7 +7,8 @@ import resource
 
 import pytest
 
-from autotune.execution.guard import CpuGuard, CudaGuard, is_out_of_memory, is_out_of_memory_log, memory_guard
+from autotune.execution.cuda_guard import CudaGuard
+from autotune.execution.guard import CpuGuard, is_out_of_memory, is_out_of_memory_log, memory_guard
 
 MIB = 1 << 20
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import make_request
 
 from autotune.conditions import Conditions
-from autotune.execution.measure import EXTRA_DISCARDED_STEPS, HostClock, StepTimer
+from autotune.execution.measure import EXTRA_DISCARDED_STEPS, HostClock, StepTimer, measurement_of
 from autotune.stopwatch import Stopwatch
-from autotune.trial import Limits
+from autotune.trial import Limits, Memory
 
 DATA_S, MICRO_S, OPTIMIZER_S = 0.5, 2.0, 1.0
 
@@ -280,3 +281,50 @@ def test_what_all_ranks_know_by_counting_needs_no_agreement(clock):
     timer = timer_of(clock, measure_steps=3, more={"agree": agree})
     assert train(timer, clock, slowness=[1.0, 1.0, 1.1, 1.3, 1.0]) == 4
     assert asked == [True, False, False]  # whether it is warm, and two looks; the third record is the last
+
+
+class Watching:
+    """A watch that has seen a GPU idle for 2 % of the time."""
+
+    def begin(self) -> None:
+        pass
+
+    def look(self) -> None:
+        pass
+
+    def conditions(self) -> Conditions:
+        return Conditions(others_share=0.5, idle_share=0.02)
+
+
+@pytest.mark.parametrize(("waits", "idle"), [(0.0, 0.02), (0.3, 0.3), (None, 0.02)])
+def test_a_gpu_was_idle_for_as_long_as_it_waited_for_data(clock, waits, idle):
+    timer = timer_of(clock, more={"watch": Watching()}, discarded_steps=1, measure_steps=3)
+    train(timer, clock, slowness=[1] * 9)
+    found = measurement_of(make_request(), timer, Memory(), loss=None, effects={}, data_wait_share=waits)
+    assert found.conditions.idle_share == idle
+
+
+def test_the_allocators_retries_are_those_of_the_measured_steps_after_the_second(clock):
+    """The second step is the first to meet the optimizer's states, and may have to make room for them."""
+    counted = iter([7, 11, 20])  # when measuring begins, after the second step, at the end
+    timer = timer_of(clock, more={"retries": lambda: next(counted)}, discarded_steps=1, measure_steps=3)
+    train(timer, clock, slowness=[1] * 9)
+    assert timer.alloc_retries == 9
+    found = measurement_of(make_request(), timer, Memory(), loss=None, effects={}, data_wait_share=None)
+    assert found.alloc_retries == 9
+    assert found.warnings == (
+        "the allocator ran short 9 times while it was measured, and gave its cache back: it is too near the budget",
+    )
+
+
+def test_where_no_retries_are_counted_none_are_told(clock):
+    timer = timer_of(clock, discarded_steps=1, measure_steps=3)
+    train(timer, clock, slowness=[1] * 9)
+    assert timer.alloc_retries is None
+
+
+def test_the_guard_hears_of_each_step_until_steps_are_measured(clock):
+    heard = []
+    timer = timer_of(clock, more={"step_ended": lambda: heard.append(1)}, discarded_steps=2, measure_steps=3)
+    train(timer, clock, slowness=[1] * 9)
+    assert len(heard) == 2

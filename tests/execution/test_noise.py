@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +73,7 @@ class Nvml:
     def __init__(self, *, tells=True):
         self._tells = tells
         self._clocks, self._reasons, self._heat = iter([1980, 1200]), iter([0x0, 0x20]), iter([70, 88])
+        self._busy = iter([100, 90])
 
     def _told(self, value):
         if not self._tells:
@@ -87,6 +89,9 @@ class Nvml:
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
         return self._told(next(self._reasons))
 
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return SimpleNamespace(gpu=self._told(next(self._busy)))
+
     def nvmlDeviceGetMaxClockInfo(self, handle, kind):
         return self._told(1980)
 
@@ -99,6 +104,7 @@ def test_a_gpu_that_gets_hot_is_recorded_as_it_was_seen():
     found = gpu.conditions()
     assert (found.clock_mhz, found.max_clock_mhz, found.temperature_c) == (1590, 1980, 88)
     assert found.throttled == {"heat": 0.5}
+    assert found.idle_share == 0.05
     assert "slowed down by heat" in found.warnings()[0]
 
 
@@ -107,7 +113,7 @@ def test_a_driver_that_tells_nothing_leaves_the_host():
     gpu.begin()
     gpu.look()
     found = gpu.conditions()
-    assert (found.clock_mhz, found.temperature_c, found.throttled) == (None, None, {})
+    assert (found.clock_mhz, found.temperature_c, found.throttled, found.idle_share) == (None, None, {}, None)
     assert found.others_share is not None
 
 

@@ -101,14 +101,17 @@ def test_verbose_tells_where_a_trials_seconds_went_and_what_went_on_beside():
         phases=Phases(prepare_s=1.25, model_s=0.5, measured_s=8.0),
         conditions=Conditions(others_share=0.012, temperature_c=61.0),
         effects={"precision": "bf16", "adapter": "none"},
-        warnings=("a library's own words",),
     )
     assert log_of(make_ended(outcome=measured), verbose=True)[1:] == [
         "  seconds: prepare 1.2, model 0.5, measured 8.0",
         "  conditions: other processes 1.2%, 61 °C",
         "  in effect: precision bf16",
-        "  said: a library's own words",
     ]
+
+
+def test_what_a_measurement_warns_of_is_told_with_its_trial():
+    measured = make_measurement(warnings=("the allocator ran short",))
+    assert log_of(make_ended(outcome=measured))[1:] == ["  warning: the allocator ran short"]
 
 
 def test_a_prediction_is_shown_beside_what_was_measured():

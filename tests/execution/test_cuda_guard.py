@@ -1,0 +1,76 @@
+"""The cap on CUDA's allocator: it leaves room for what lies beside it, and follows that as it grows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from benches import Bench
+
+from autotune.trial import TrialStatus
+
+pytestmark = pytest.mark.cuda
+
+MIB, GIB = 1 << 20, 1 << 30
+BUDGET = 2 * GIB
+
+
+@pytest.fixture(scope="module")
+def cuda(model, tmp_path_factory):
+    bench = Bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
+    with bench.runner:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def seen(cuda) -> dict:
+    """What a process saw that takes memory beside the allocator; see `misbehaving.grow_beside_the_allocator`."""
+    result = cuda.misbehave("grow_beside_the_allocator", memory_bytes=BUDGET)
+    return json.loads((cuda.directory(result) / "seen.json").read_text())
+
+
+def test_loading_kernels_leaves_nothing_in_the_allocator(seen):
+    assert seen["entered"]["reserved"] == 0
+
+
+def test_the_device_never_takes_more_than_the_budget(seen):
+    """All that the allocator may have is taken: at the start, and after 300 MiB came to lie beside it."""
+    assert BUDGET - 200 * MIB < seen["full"]["used"] <= BUDGET
+    assert BUDGET - 40 * MIB < seen["full_again"]["used"] <= BUDGET
+    assert seen["full_again"]["reserved"] < seen["full"]["reserved"] - 150 * MIB
+
+
+def test_what_came_beside_it_is_part_of_the_peak(seen):
+    assert seen["full_again"]["used"] <= seen["peak"] <= BUDGET
+
+
+def test_what_a_first_step_cached_above_the_new_cap_is_given_back_and_is_no_peak(seen):
+    assert seen["over"]["used"] > BUDGET  # for a moment, by what was loaded amid the step
+    assert seen["settled"]["used"] < BUDGET
+    assert seen["settled"]["peak"] < BUDGET
+
+
+def test_a_budget_that_is_outgrown_afterwards_is_out_of_memory(seen):
+    assert seen["outgrown"].startswith("needed 2.")
+    assert seen["outgrown"].endswith("more than the budget of 2.00 GiB")
+
+
+def test_the_peak_of_an_attempt_that_was_given_up_is_forgotten_and_what_was_known_before_is_kept(seen):
+    assert seen["known"] == pytest.approx(seen["before_attempt"], abs=4 * MIB)
+    assert seen["after_attempt"] == pytest.approx(seen["before_attempt"], abs=4 * MIB)
+
+
+def test_the_cause_is_one_line_of_our_own(cuda):
+    result = cuda.run(config={"per_device_train_batch_size": 1 << 19}, limits={"memory_bytes": 1 * GIB})
+    assert result.status is TrialStatus.OUT_OF_MEMORY
+    assert "were asked for with" in result.outcome.cause
+    assert result.outcome.cause.endswith("in use; the budget is 1.00 GiB")
+    assert "CUDA out of memory. Tried to allocate" in result.outcome.log_tail
+
+
+def test_steps_in_which_the_allocator_gave_its_cache_back_are_counted(cuda):
+    result = cuda.misbehave("thrash", memory_bytes=BUDGET, discarded_steps=2)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.outcome.alloc_retries >= 2
+    assert any("allocator" in warning for warning in result.outcome.warnings)
+    assert cuda.run(limits={"memory_bytes": BUDGET}).outcome.alloc_retries == 0
