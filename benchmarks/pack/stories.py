@@ -1,12 +1,16 @@
-"""Judges what a GPU pack has seen. Pure: stories of trials in, checks out."""
+"""What trials came to, and the checks that all of them have to pass. Pure: results in, stories and checks out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.trial import Memory, TrialStatus
+from autotune.checks import SoakTask
+from autotune.output.table import measurement_detail, trial_line
+from autotune.result import Change
+from autotune.trial import Failure, Memory, TrialResult, TrialStatus
 from autotune.units import show_memory
+from pack.check import Check
 
 # Between what a trial reports and what NVML shows at intervals: fragments of the driver, and peaks between readings.
 TOLERANCE = 0.05
@@ -14,9 +18,9 @@ TOLERANCE_BYTES = 256 << 20
 
 
 class Story(NamedTuple):
-    """What one trial of one search came to."""
+    """What one trial of one part came to."""
 
-    search: str
+    part: str
     number: int
     status: TrialStatus
     budget_bytes: int
@@ -28,21 +32,40 @@ class Story(NamedTuple):
     @property
     def title(self) -> str:
         """Name the trial."""
-        return f"{self.search} {self.number}"
+        return f"{self.part} {self.number}"
 
 
-class Check(NamedTuple):
-    """One thing that has to hold."""
+def story_of(
+    part: str, result: TrialResult, *, observed_bytes: int | None, named: str = "", changes: Sequence[Change] = ()
+) -> Story:
+    """Return the story of a trial; its line tells what `changes` against the baseline, or what it is `named`."""
+    outcome, number = result.outcome, result.request.number
+    detail = outcome.cause if isinstance(outcome, Failure) else measurement_detail(outcome)
+    line = f"{named}: {result.status}: {detail}" if named else trial_line(number, result.status, changes, detail)
+    seen = f", {show_memory(observed_bytes)} seen from outside" if observed_bytes is not None else ""
+    return Story(
+        part=part,
+        number=number,
+        status=result.status,
+        budget_bytes=result.request.limits.memory_bytes,
+        memory=outcome.memory,
+        observed_bytes=observed_bytes,
+        gave_up=_gave_up(result),
+        line=f"{line}{seen} ({result.request.purpose}, {result.duration_s:.1f} s)",
+    )
 
-    name: str
-    passed: bool
-    detail: str
+
+def _gave_up(result: TrialResult) -> bool:
+    """Return whether a soak had to try a smaller evaluation batch than the first."""
+    task, measured = result.request.task, result.measurement
+    if not isinstance(task, SoakTask) or measured is None or measured.soaked is None:
+        return False
+    return measured.soaked.eval_batch_size != task.eval_batch_sizes[0]
 
 
-def check_trials(stories: Sequence[Story], *, capped: Sequence[str]) -> list[Check]:
-    """Return the checks that can be made of `stories`; `capped` names the searches that had to run out of memory."""
+def check_trials(stories: Sequence[Story]) -> list[Check]:
+    """Return the checks that can be made of `stories`."""
     checks = [_no_crash(stories), _budget_kept(stories)]
-    checks += [_ran_out_and_went_on(name, [s for s in stories if s.search == name]) for name in capped]
     if any(s.memory is not None and s.memory.device_bytes is not None for s in stories):
         checks.append(_figures_in_order(stories))
     if any(s.observed_bytes is not None for s in stories):
@@ -62,7 +85,9 @@ def _budget_kept(stories: Sequence[Story]) -> Check:
     return _check("no completed trial reports more than its budget", bad, len(done), details)
 
 
-def _ran_out_and_went_on(name: str, stories: Sequence[Story]) -> Check:
+def ran_out_and_went_on(name: str, stories: Sequence[Story]) -> Check:
+    """Check that of the trials of a part under a small budget some ran out of memory and others did not."""
+    stories = [s for s in stories if s.part == name]
     out = sum(s.status is TrialStatus.OUT_OF_MEMORY for s in stories)
     done = sum(s.status is TrialStatus.COMPLETED for s in stories)
     detail = f"{out} of {len(stories)} trials ran out of memory, {done} completed"

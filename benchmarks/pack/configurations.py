@@ -1,0 +1,90 @@
+"""Trainings that users ask for, each a trial in the real runner: a table, by the part that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from autotune.checkpointing import KINDS
+from pack.check import Kind
+
+
+class Configuration(NamedTuple):
+    """A training of one of the small models, and how its trial has to come out."""
+
+    name: str
+    config: Mapping[str, Any]  # fields of TrainConfig that differ from BASE
+    model: str = "llama"
+    seen: Mapping[str, str] = {}  # by knob what its effect has to match, a regular expression
+    fails: bool = False  # the trial must not complete
+    kind: Kind = Kind.ANYWHERE
+
+
+BASE: dict[str, Any] = {"per_device_train_batch_size": 4, "attn_implementation": "sdpa", "precision": "bf16"}
+_ADAPTED: dict[str, Any] = {"adapter": {"kind": "lora", "rank": 8}}
+_COMPILED: dict[str, Any] = {"torch_compile_backend": "inductor"}
+
+PRECISION = (
+    Configuration("fp32", {"precision": "fp32"}),
+    Configuration("tf32", {"precision": "fp32", "tf32": True}, seen={"tf32": "tf32"}),
+    Configuration("bf16", {}, seen={"precision": "bfloat16"}),
+    Configuration("fp16", {"precision": "fp16", "optim": "adamw_torch"}),
+    Configuration("fp16, fused optimizer", {"precision": "fp16"}),
+    Configuration("pure bf16", {"precision": "pure_bf16"}, seen={"precision": "weights bfloat16"}),
+)
+OVERFLOW = (
+    Configuration("the model in bf16", {}, model="overflowing-llama", kind=Kind.VALUES_OR_TIME),
+    Configuration(
+        "fp16 that always overflows, fused optimizer",
+        {"precision": "fp16"},
+        model="overflowing-llama",
+        fails=True,
+        kind=Kind.VALUES_OR_TIME,
+    ),
+    Configuration(
+        "fp16 that always overflows",
+        {"precision": "fp16", "optim": "adamw_torch"},
+        model="overflowing-llama",
+        fails=True,
+        kind=Kind.VALUES_OR_TIME,
+    ),
+)
+ATTENTION = (
+    Configuration("eager", {"attn_implementation": "eager"}),
+    # On compute capability 9.0 and 10.0 torch prefers cuDNN's kernel; on a CPU it has a flash kernel too.
+    Configuration("flash kernel of sdpa", {}, seen={"attn_implementation": "flash|cudnn"}),
+    Configuration("flash_attention_2", {"attn_implementation": "flash_attention_2"}),
+    Configuration("flex_attention", {"attn_implementation": "flex_attention"}),
+)
+CHECKPOINTING = tuple(
+    Configuration(kind, {"checkpointing": kind}, seen={"checkpointing": "^[1-9][0-9]* checkpointed"}) for kind in KINDS
+)
+COMPILED = {"torch_compile_backend": "^inductor: [1-9]"}
+COMPILATION = (
+    Configuration("inductor", _COMPILED, seen=COMPILED),
+    Configuration("inductor, fp32", {**_COMPILED, "precision": "fp32"}, seen=COMPILED),
+    Configuration("inductor, checkpointing", {**_COMPILED, "checkpointing": "full"}, seen=COMPILED),
+    Configuration("max-autotune", {**_COMPILED, "torch_compile_mode": "max-autotune"}, seen=COMPILED),
+)
+LIGER = (
+    Configuration("Liger", {"use_liger_kernel": True}, seen={"use_liger_kernel": "^[1-9]"}),
+    Configuration("Liger, compiled", {"use_liger_kernel": True, **_COMPILED}, seen={"use_liger_kernel": "^[1-9]"}),
+)
+ADAPTERS = (
+    Configuration("LoRA", _ADAPTED, seen={"adapter": "^lora"}),
+    Configuration("QLoRA (nf4)", {**_ADAPTED, "quantization": "nf4"}, seen={"quantization": "^nf4 in"}),
+    Configuration("LoRA on int8", {**_ADAPTED, "quantization": "int8"}, seen={"quantization": "^int8 in"}),
+    Configuration("LoRA, checkpointing", {**_ADAPTED, "checkpointing": "full"}),
+)
+OPTIMIZERS = tuple(
+    Configuration(name, {"optim": name}) for name in ("adamw_torch", "adafactor", "adamw_bnb_8bit", "paged_adamw_8bit")
+)
+VISION = (
+    Configuration("images", {"dataloader_num_workers": 0}, model="vit"),
+    Configuration(
+        "images, 2 workers",
+        {"dataloader_num_workers": 2, "dataloader_pin_memory": True},
+        model="vit",
+        seen={"dataloader_num_workers": "^2$"},
+    ),
+)
