@@ -59,12 +59,14 @@ ATTENTION = (
 CHECKPOINTING = tuple(
     Configuration(kind, {"checkpointing": kind}, seen={"checkpointing": "^[1-9][0-9]* checkpointed"}) for kind in KINDS
 )
-COMPILED = {"torch_compile_backend": "^inductor: [1-9]"}
+_SEEN_COMPILED = {"torch_compile_backend": "^inductor: [1-9]"}
 COMPILATION = (
-    Configuration("inductor", _COMPILED, seen=COMPILED),
-    Configuration("inductor, fp32", {**_COMPILED, "precision": "fp32"}, seen=COMPILED),
-    Configuration("inductor, checkpointing", {**_COMPILED, "checkpointing": "full"}, seen=COMPILED),
-    Configuration("max-autotune", {**_COMPILED, "torch_compile_mode": "max-autotune"}, seen=COMPILED),
+    Configuration("inductor", _COMPILED, seen=_SEEN_COMPILED),
+    Configuration("inductor, fp32", {**_COMPILED, "precision": "fp32"}, seen=_SEEN_COMPILED),
+    Configuration("inductor, checkpointing", {**_COMPILED, "checkpointing": "full"}, seen=_SEEN_COMPILED),
+    Configuration(
+        "max-autotune", {**_COMPILED, "torch_compile_mode": "max-autotune"}, model="square-llama", seen=_SEEN_COMPILED
+    ),
 )
 LIGER = (
     Configuration("Liger", {"use_liger_kernel": True}, seen={"use_liger_kernel": "^[1-9]"}),

@@ -20,6 +20,8 @@ _LLAMA: dict[str, Any] = {
     "num_attention_heads": 8,
 }
 _TINY_LLAMA = {**_LLAMA, "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+_TINIEST = {**_TINY_LLAMA, "num_hidden_layers": 1}
+_WIDE = {**_TINIEST, "vocab_size": 32000}
 _VIT: dict[str, Any] = {
     "model_type": "vit",
     "image_size": 224,
@@ -31,19 +33,27 @@ _VIT: dict[str, Any] = {
 }
 _TINY_VIT = {**_VIT, "image_size": 32, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 
-# Weights this large make the product of gate and input of each MLP leave fp16 (65,504) and stay far within fp32: at
-# width 256 each factor is around 100 x sqrt(256).
-_OVERFLOWING = {**_LLAMA, "hidden_size": 256, "num_attention_heads": 4, "initializer_range": 100.0}
+# Few shapes of products: max-autotune compiles dozens of kernels for each.
+_SQUARE = {**_LLAMA, "vocab_size": 512, "intermediate_size": 512, "num_hidden_layers": 1}
+
+# With weights of standard deviation 1 (the most that transformers takes) what an MLP puts out spreads by around
+# 0.6 x width x sqrt(inner width) = 55,000: among a thousand values some always leave fp16 (65,504), and none bf16.
+_OVERFLOWING = {
+    **_LLAMA,
+    "vocab_size": 512,
+    "hidden_size": 1024,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 2,
+    "initializer_range": 1.0,
+}
 
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {"cuda": _LLAMA, "cpu": _TINY_LLAMA},
     "vit": {"cuda": _VIT, "cpu": _TINY_VIT},
+    "square-llama": {"cuda": _SQUARE, "cpu": _SQUARE},
     "overflowing-llama": {"cuda": _OVERFLOWING, "cpu": _OVERFLOWING},
-    "tiny-llama": {"cuda": {**_TINY_LLAMA, "num_hidden_layers": 1}, "cpu": {**_TINY_LLAMA, "num_hidden_layers": 1}},
-    "wide-llama": {
-        "cuda": {**_TINY_LLAMA, "num_hidden_layers": 1, "vocab_size": 32000},
-        "cpu": {**_TINY_LLAMA, "num_hidden_layers": 1, "vocab_size": 32000},
-    },
+    "tiny-llama": {"cuda": _TINIEST, "cpu": _TINIEST},
+    "wide-llama": {"cuda": _WIDE, "cpu": _WIDE},
 }
 LENGTH = {"cuda": 256, "cpu": 16}
 GLOBAL_BATCH = 8

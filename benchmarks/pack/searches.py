@@ -1,4 +1,4 @@
-"""Whole searches, as `autotune.find` runs them: answers, trials that run out of memory, the winner's losses."""
+"""Whole searches, as `autotune.find` runs them: answers, and trials that run out of memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from autotune.errors import AutotuneError, NothingFitsError
 from autotune.events import Event, Note, TrialEnded
 from autotune.output.table import verdict_line
 from autotune.result import TuningResult
-from autotune.trial import Purpose, TrialResult
 from autotune.tuner import SearchInterrupted
 from autotune.units import GIB
 from pack.alarm import OutOfTime
-from pack.check import Check, Kind
+from pack.check import Check
 from pack.models import reference
 from pack.part import Part
 from pack.session import Session
 from pack.stories import ran_out_and_went_on, story_of
 
 GRACE_S = 12.0  # a search may need this beyond its time: the launcher's start, and the trial that is running
-LOSS_STEPS = 10
 
 
 class Search(NamedTuple):
@@ -38,7 +36,7 @@ class Search(NamedTuple):
 
 # A baseline of t5-3b takes 11 s for a step of 64 samples on a fast GPU: 16 leave time to search.
 SEARCHES = {
-    "t5-small": [Search("t5-small", "t5-small", 40, {}, needs_bytes=4 * GIB)],
+    "t5-small": [Search("t5-small", "t5-small", 40, {"check_loss": 10}, needs_bytes=4 * GIB)],
     "bert-large-uncased": [
         Search(
             "bert-large-uncased-8gib",
@@ -62,7 +60,6 @@ SEARCHES = {
         ),
     ],
 }
-LOSSES = Search("losses", "llama", 25, {"seq_len": 16, "global_batch": 8, "max_trials": 1, "check_loss": LOSS_STEPS})
 
 
 def parts_of(models: list[str]) -> list[Part]:
@@ -116,27 +113,10 @@ def _keep_answer(search: Search, answer: TuningResult, session: Session, status:
         verdict=answer.verdict,
         speedup=answer.speedup.model_dump(mode="json") if answer.speedup else None,
         best=answer.best.config.model_dump(mode="json"),
+        loss_check=answer.loss_check.model_dump(mode="json") if answer.loss_check else None,
         notes=answer.notes,
     )
     session.report.check(Check(f"{search.name}: an answer", True, f"{status}, {verdict_line(answer)}"))
-
-
-def check_losses(session: Session) -> None:
-    """Search with `--check-loss`: the winner's losses are compared, and with real values they agree."""
-    runs: list[TrialResult] = []
-    answer = run_search(LOSSES, session)
-    if answer is None:
-        return
-    runs = [r for r in answer.trials if r.request.purpose is Purpose.LOSS_CHECK]
-    curves = [r.measurement.curve for r in runs if r.measurement is not None]
-    steps = [len(curve.losses) for curve in curves if curve is not None]
-    whole = bool(runs) and len(steps) == len(runs) and set(steps) == {LOSS_STEPS}
-    shown = f"{len(runs)} runs, of {', '.join(map(str, steps))} steps"
-    session.report.check(Check("losses are kept of each step", whole, shown))
-    verdict = answer.loss_check
-    detail = verdict.statement if verdict is not None else "; ".join(answer.notes)
-    agree = verdict is not None and verdict.passed
-    session.report.check(Check("the winner's losses are the baseline's", agree, detail, Kind.VALUES_OR_TIME))
 
 
 def _observer(session: Session) -> Callable[[Event], None]:

@@ -9,9 +9,10 @@ from pack import configurations as table
 from pack.configurations import Configuration
 from pack.estimates import compare
 from pack.exporting import train_exported
+from pack.losses import check_losses
 from pack.machine import calibrate, look_at_machine, start_launcher
 from pack.part import CUDA, DATA_SHEET, TF32, Part
-from pack.searches import LOSSES, check_losses, parts_of
+from pack.searches import parts_of
 from pack.sharing import share_device
 from pack.tf32 import preset_tf32
 from pack.trials import run_configurations
@@ -42,7 +43,7 @@ def parts(models: list[str]) -> list[Part]:
         Part("estimates", "estimates beside what trials measure", 20, compare, (DATA_SHEET,)),
         Part("tf32", "TF32 from the environment, and by a script", 32, preset_tf32, (CUDA, TF32)),
         Part("sharing", "another process holds most of the memory", 18, share_device, (CUDA,)),
-        Part(LOSSES.name, "the winner's losses, --check-loss", LOSSES.seconds, check_losses),
+        Part("losses", "losses beside the reference's, as --check-loss holds them", 20, check_losses),
         *parts_of(models),
         Part("export", "exported against measured throughput", 55, train_exported),
         Part("calibrate", "measured rates of the device", 20, calibrate, (CUDA,)),

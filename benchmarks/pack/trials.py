@@ -58,7 +58,7 @@ def config_of(fields: Any, hardware: Hardware) -> TrainConfig:
 def request_of(
     number: int, config: TrainConfig, task: Workload, hardware: Hardware, *, memory_bytes: int | None = None
 ) -> TrialRequest:
-    """Return the request for a trial of a few steps."""
+    """Return the request for a trial of a few steps, within `memory_bytes` if not in what is free."""
     return TrialRequest(
         number=number,
         purpose=Purpose.SEARCH,
