@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from autotune.checkpointing import KINDS
 from pack.check import Kind
+from pack.models import GLOBAL_BATCH
 
 
 class Configuration(NamedTuple):
@@ -60,12 +61,16 @@ CHECKPOINTING = tuple(
     Configuration(kind, {"checkpointing": kind}, seen={"checkpointing": "^[1-9][0-9]* checkpointed"}) for kind in KINDS
 )
 _SEEN_COMPILED = {"torch_compile_backend": "^inductor: [1-9]"}
+_TUNED: dict[str, Any] = {**_COMPILED, "torch_compile_mode": "max-autotune"}
+_SQUARE: dict[str, Any] = {"model": "square-llama", "seen": _SEEN_COMPILED}
 COMPILATION = (
     Configuration("inductor", _COMPILED, seen=_SEEN_COMPILED),
     Configuration("inductor, fp32", {**_COMPILED, "precision": "fp32"}, seen=_SEEN_COMPILED),
     Configuration("inductor, checkpointing", {**_COMPILED, "checkpointing": "full"}, seen=_SEEN_COMPILED),
+    # With CUDA graphs micro-steps can't be accumulated: torch says that outputs of one were overwritten by the next.
+    Configuration("max-autotune", {**_TUNED, "per_device_train_batch_size": GLOBAL_BATCH}, **_SQUARE),
     Configuration(
-        "max-autotune", {**_COMPILED, "torch_compile_mode": "max-autotune"}, model="square-llama", seen=_SEEN_COMPILED
+        "max-autotune-no-cudagraphs", {**_TUNED, "torch_compile_mode": "max-autotune-no-cudagraphs"}, **_SQUARE
     ),
 )
 LIGER = (
