@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from autotune.checkpointing import KINDS
 from pack.check import Kind
 from pack.models import GLOBAL_BATCH
+from pack.part import CUDA, Need
 
 
 class Configuration(NamedTuple):
@@ -19,6 +20,7 @@ class Configuration(NamedTuple):
     seen: Mapping[str, str] = {}  # by knob what its effect has to match, a regular expression
     fails: bool = False  # the trial must not complete
     kind: Kind = Kind.ANYWHERE
+    needs: tuple[Need, ...] = ()  # beside what autotune itself asks for
 
 
 BASE: dict[str, Any] = {"per_device_train_batch_size": 4, "attn_implementation": "sdpa", "precision": "bf16"}
@@ -52,8 +54,8 @@ OVERFLOW = (
 )
 ATTENTION = (
     Configuration("eager", {"attn_implementation": "eager"}),
-    # On compute capability 9.0 and 10.0 torch prefers cuDNN's kernel; on a CPU it has a flash kernel too.
-    Configuration("flash kernel of sdpa", {}, seen={"attn_implementation": "flash|cudnn"}),
+    # On compute capability 9.0 and 10.0 torch prefers cuDNN's kernel.
+    Configuration("flash kernel of sdpa", {}, seen={"attn_implementation": "flash|cudnn"}, needs=(CUDA,)),
     Configuration("flash_attention_2", {"attn_implementation": "flash_attention_2"}),
     Configuration("flex_attention", {"attn_implementation": "flex_attention"}),
 )

@@ -26,7 +26,8 @@ def run_configurations(session: Session, configurations: Iterable[Configuration]
     for row in configurations:
         task = workload(row.model, session.hardware, session.scratch)
         config = config_of(row.config, session.hardware)
-        reasons = refusals(config, task, session.facts(task), session.hardware)
+        reasons = [f"needs {need.name}" for need in row.needs if not need.is_there(session.hardware)]
+        reasons += refusals(config, task, session.facts(task), session.hardware)
         if reasons:
             refused[row.name] = reason = reasons[0]
             session.report.note(not_run=refused)
