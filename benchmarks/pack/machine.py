@@ -1,0 +1,83 @@
+"""Looks at the machine: what the doctor finds, how trials are started, and what calibration keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+from typing import Any
+
+from autotune.cost.calibrate import rates_by_table
+from autotune.doctor import examine
+from autotune.execution.environment import launcher_environment
+from autotune.execution.launch import launch_command
+from pack.check import Check, Kind
+from pack.ground import Ground
+from pack.session import Session
+
+LAUNCHER_START_S = 120.0
+RATES_WITHIN = 2.0  # measured rates are not further from what the table says is attainable
+
+
+def look_at_machine(session: Session) -> None:
+    """Ask the doctor; a device that torch can't use ends all hope."""
+    diagnosis = examine(session.hardware.device)
+    session.report.note(doctor=diagnosis.model_dump(mode="json", include={"machine", "findings"}))
+    if not session.hardware.is_cpu:
+        finding = next(f for f in diagnosis.findings if f.name in ("CUDA device", "torch"))
+        session.report.check(Check("torch can use the device", finding.available, finding.detail))
+
+
+def start_launcher(session: Session) -> None:
+    """Start the process that trials come from and ask whether it may fork them."""
+    replies, write_end = os.pipe()
+    process = subprocess.Popen(
+        launch_command("--device", session.hardware.device, "--replies", str(write_end)),
+        stdin=subprocess.PIPE,
+        pass_fds=(write_end,),
+        env=launcher_environment(session.hardware.device, {}),
+    )
+    os.close(write_end)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(replies, selectors.EVENT_READ)
+            ready = json.loads(os.read(replies, 1 << 16) or b"null") if selector.select(LAUNCHER_START_S) else None
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(replies)
+    session.report.note(launcher=ready)
+    detail = f"ready after {ready['import_s']:.1f} s" if ready else "the launcher did not start"
+    session.report.check(Check("trials are forked from one process", bool(ready and ready["forkable"]), detail))
+
+
+def calibrate(session: Session) -> None:
+    """Measure the device's rates into a home of the pack's own; those of a stand-in are impossible and not kept."""
+    home = session.scratch / "home"
+    home.mkdir()
+    done = session.autotune(
+        "doctor", "--device", session.hardware.device, "--calibrate", "--json", AUTOTUNE_HOME=str(home)
+    )
+    kept = list((home / "rates").glob("*.json"))
+    told = (done.stderr.strip().splitlines() or [""])[-1]
+    if session.ground is Ground.STAND_IN:
+        refused = done.returncode == 4 and not kept
+        session.report.check(Check("impossible rates are refused", refused, told or f"exit code {done.returncode}"))
+        return
+    answer: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    rates = answer.get("rates")
+    session.report.note(rates=rates, table_rates=answer.get("table_rates"))
+    session.report.check(Check("rates are measured and kept", rates is not None and len(kept) == 1, told or "kept"))
+    if rates is not None:
+        session.report.check(_plausible(rates, session))
+
+
+def _plausible(rates: dict[str, Any], session: Session) -> Check:
+    table = rates_by_table(session.hardware)
+    expected = {**table.matmul_flops, "bandwidth": table.bandwidth}
+    measured = {**rates["matmul_flops"], "bandwidth": rates["bandwidth"]}
+    shares = {what: rate / expected[what] for what, rate in measured.items() if what in expected}
+    passed = all(1 / RATES_WITHIN <= share <= RATES_WITHIN for share in shares.values())
+    shown = ", ".join(f"{what} {share:.2f}" for what, share in shares.items())
+    return Check("rates are near those of the table", passed, f"measured over attainable: {shown}", Kind.VALUES_OR_TIME)
