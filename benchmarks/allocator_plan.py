@@ -12,6 +12,7 @@ import random
 from typing import Any
 
 from autotune.config import Parallelism, Precision, TrainConfig, Workload
+from autotune.workload_plan import TRANSCRIPT_LENGTH
 from autotune.values import Value
 
 SEED = 20261122
@@ -83,6 +84,8 @@ OPTIMIZERS = (
 _DRAWS = 16  # of a family on one device, of which rules refuse some
 _SOAKS = 1
 _SPREAD = 2  # over two devices
+_FURTHER_DRAWS = 10
+_FRAMES = 3000  # of a sample of Whisper
 
 
 class Case(Value):
@@ -112,6 +115,9 @@ def plan() -> list[Case]:
             chance = random.Random(f"{SEED}-{family}")
             for i in range(_DRAWS):
                 cases.append(_drawn(chance, len(cases), part, family, models[i % len(models)], soak=i < _SOAKS))
+            if part == "further":
+                cases[-_DRAWS:] = [_of_convolutions(chance, case) for case in cases[-_DRAWS:]][:_FURTHER_DRAWS]
+                continue
             cases += [_spread(chance, len(cases) + i, part, family, models[0], i) for i in range(_SPREAD)]
     return cases + [_compiled(len(cases) + i, *row) for i, row in enumerate(COMPILED)]
 
@@ -174,6 +180,12 @@ def _drawn(chance: random.Random, number: int, part: str, family: str, model: st
     )
 
 
+def _of_convolutions(chance: random.Random, case: Case) -> Case:
+    """Return a case of images or sound, whose samples have one length."""
+    config = case.config.model_copy(update={"per_device_train_batch_size": chance.choice([4, 8, 16, 31])})
+    return case.model_copy(update={"config": config, "length": _FRAMES, "soak": False})
+
+
 def _spread(chance: random.Random, number: int, part: str, family: str, model: str, which: int) -> Case:
     sharding = ("none", "fsdp_full")[which]
     case = _drawn(chance, number, part, family, model, soak=False)
@@ -213,7 +225,7 @@ def workload_of(case: Case) -> tuple[Workload, Any]:
         model=spec,
         task=task,
         sequence_length=case.length,
-        target_length=case.length,
+        target_length=TRANSCRIPT_LENGTH if task.takes_audio else case.length,
         global_batch_size=case.config.per_device_train_batch_size * case.accumulation * ranks,
     )
     return workload, facts
