@@ -40,10 +40,13 @@ _MEMORY_PRIORS = {
     "temporaries": (1.0, 0.08),
     "unused": (1.0, 0.5),
     "communication": (1.0, 0.2),
+    "compiled": (0.0, 1.2),
 }
 _MEMORY_NOISE = 0.008
 # In units of _CONSTANT_BYTES: what a process takes beside its training differs by 0.3 MiB (benchmarks/tables).
 _CONSTANT_NOISE = 0.0035
+# One compiled configuration says little of the next one: fusion and what is recomputed differ.
+_COMPILED_NOISE = 0.5
 
 # Of the logarithm of the factor that a knob's predicted time is off by. Some devices emulate a precision, and a way of
 # running experts or a compiler may be written for another; what only changes the order of the same work is off by less.
@@ -78,8 +81,11 @@ class Observations(Value):
     observations: tuple[Observation, ...] = ()
 
 
-def memory_features(parts: Components, unused: float) -> dict[str, float]:
-    """Return the share that each component has of the predicted memory."""
+def memory_features(parts: Components, unused: float, *, compiled: bool = False) -> dict[str, float]:
+    """Return the share that each component has of the predicted memory; `compiled`: activations count once more.
+
+    A compiler keeps and recomputes what it likes: so much of them may be missing, or come on top.
+    """
     total = parts.allocated + unused
     return {
         "fixed": (parts.weights + parts.gradients + parts.optimizer_state) / total,
@@ -88,6 +94,7 @@ def memory_features(parts: Components, unused: float) -> dict[str, float]:
         "unused": unused / total,
         "constant": _CONSTANT_BYTES / total,
         **({"communication": parts.communication / total} if parts.communication else {}),
+        **({"compiled": (parts.activations + parts.temporaries) / total} if compiled else {}),
     }
 
 
@@ -199,7 +206,8 @@ class Corrections:
 
 
 def _run_noise(memory_features: Mapping[str, float]) -> float:
-    return _CONSTANT_NOISE * memory_features["constant"]
+    of_compiler = _COMPILED_NOISE * memory_features.get("compiled", 0.0)
+    return math.hypot(_CONSTANT_NOISE * memory_features["constant"], of_compiler)
 
 
 def _file(hardware: Hardware, model_type: str) -> Path:

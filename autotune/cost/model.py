@@ -23,7 +23,7 @@ from autotune.cost.framework import communicators_bytes, framework_bytes, time_d
 from autotune.cost.memory import Components
 from autotune.cost.network import Network, network_of
 from autotune.cost.padding import padded_share
-from autotune.cost.predictions import Predictions, Z, is_rewritten, kind_of, notes_on
+from autotune.cost.predictions import Predictions, Z, is_compiled, is_rewritten, kind_of, notes_on
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
 from autotune.cost.step import StepCost
@@ -135,7 +135,7 @@ class CostModel:
         return Counted(
             seconds=self._step_cost(kind, profile).seconds(padded, accumulation),
             allocated=allocated,
-            features=[memory_features(p, 0.0) for p in parts],
+            features=[memory_features(p, 0.0, compiled=is_compiled(kind)) for p in parts],
             outside=context + communicators_bytes(self.hardware, parallelism),
             unsure=(allocated - profile.weights_bytes) / Z if is_rewritten(kind) else np.zeros(len(sizes)),
         )
@@ -207,17 +207,21 @@ class CostModel:
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
         parts, unused = self._parts(config, profile)
-        features = memory_features(parts, unused)
+        compiled = is_compiled(config)
+        features = memory_features(parts, unused, compiled=compiled)
         allocated, reserved = parts.allocated, parts.allocated + unused
         outside = framework_bytes(self.hardware)[0]
         communicators = communicators_bytes(self.hardware, config.parallelism)
-        allocated_factor, allocated_deviation = self.corrections.memory("allocated", memory_features(parts, 0.0))
+        allocated_factor, allocated_deviation = self.corrections.memory(
+            "allocated", memory_features(parts, 0.0, compiled=compiled)
+        )
         reserved_factor, reserved_deviation = self.corrections.memory("reserved", features)
         device_factor, device_deviation = self.corrections.memory("device", features)
         device = reserved * device_factor + parts.paged + communicators
 
         def interval(total: float, center: float, deviation: float) -> Interval:
-            return Interval(low=center - Z * deviation * total, high=center + Z * deviation * total)
+            low = center - Z * deviation * total
+            return Interval(low=max(low, parts.weights) if compiled else low, high=center + Z * deviation * total)
 
         return MemoryBreakdown(
             weights_bytes=round(parts.weights * allocated_factor),
@@ -268,7 +272,7 @@ class CostModel:
         measured_s = self.workload.samples_per_step(config) / measured.samples_per_second
         return Observation(
             key=self._key(config),
-            memory_features=memory_features(parts, unused),
+            memory_features=memory_features(parts, unused, compiled=is_compiled(config)),
             memory=ratios,
             time_features=time_features(config),
             log_time=math.log(measured_s / float(seconds[0])),

@@ -33,16 +33,24 @@ class Predictions:
         return below((budget_bytes - self.needed_bytes) / self.needed_deviation)
 
 
+def is_compiled(config: TrainConfig) -> bool:
+    """Tell whether a compiler fuses operators."""
+    return config.torch_compile_backend is not None
+
+
 def is_rewritten(config: TrainConfig) -> bool:
     """Tell whether other kernels run than the model is written with, which keep and recompute what they like."""
-    return config.torch_compile_backend is not None or config.use_liger_kernel
+    return is_compiled(config) or config.use_liger_kernel
 
 
 def notes_on(config: TrainConfig) -> tuple[str, ...]:
     """Return what a prediction leaves out of what other kernels do."""
-    compiled = "compiled: memory and time are those of the model as written, fused by a rule of thumb"
+    compiled = (
+        "compiled: memory and time are those of the model as written, fused by a rule of thumb; "
+        "activations may take a small part of what is predicted, or three times as much"
+    )
     liger = "Liger: memory and time are those of the model's own kernels; its own should need less"
-    told = ((config.torch_compile_backend is not None, compiled), (config.use_liger_kernel, liger))
+    told = ((is_compiled(config), compiled), (config.use_liger_kernel, liger))
     return tuple(note for applies, note in told if applies)
 
 

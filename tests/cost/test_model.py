@@ -148,6 +148,57 @@ def test_a_compiled_model_is_noted_and_its_memory_is_unsure(on_gpu):
     assert least < plain
 
 
+@pytest.mark.parametrize("part", ["allocated", "reserved", "device"])
+def test_a_compiled_models_activations_may_be_few_or_three_times_as_many(part):
+    model = make_model([large_profile(make_family(device="cuda"))], hardware=make_gpu())
+    plain, compiled = (make_config(8, torch_compile_backend=name) for name in (None, "inductor"))
+    memory = model.estimate(compiled).memory
+    interval, moving = getattr(memory, f"{part}_interval"), memory.activations_bytes + memory.temporaries_bytes
+    peak = getattr(memory, f"{part}_peak_bytes")
+    assert memory.weights_bytes <= interval.low < peak - 0.7 * moving
+    assert interval.high > peak + 2.0 * moving
+    assert peak == getattr(model.estimate(plain).memory, f"{part}_peak_bytes")
+
+
+def test_a_compiled_model_is_refused_for_its_weights_alone():
+    model = make_model([large_profile(make_family(device="cuda"))], hardware=make_gpu())
+    compiled = make_config(16, torch_compile_backend="inductor")
+    weights = model.estimate(compiled).memory.weights_bytes
+    assert model.predict([compiled]).least_bytes[0] < weights + 2 * GIB  # with the context
+
+
+@pytest.mark.parametrize("factor", [0.3, 2.0])
+def test_one_compiled_model_does_not_refuse_another_that_fits_as_written(factor):
+    model = make_model([large_profile(make_family(device="cuda"))], hardware=make_gpu())
+    learned = model.observe(compiled_trial(model, factor))
+    least = learned.predict([make_config(16, torch_compile_backend="inductor")]).least_bytes[0]
+    assert least < model.predict([make_config(16)]).needed_bytes[0]
+
+
+@pytest.mark.parametrize("factor", [0.3, 2.6])
+def test_what_a_compiler_saves_or_takes_says_nothing_of_models_as_written(factor):
+    model = make_model([large_profile(make_family(device="cuda"))], hardware=make_gpu())
+    trial = compiled_trial(model, factor)
+    learned = model.observe(trial)
+    plain = make_config(8)
+    before, after = (one.estimate(plain).memory.allocated_peak_bytes for one in (model, learned))
+    assert after == pytest.approx(before, rel=0.005)
+    measured = trial.measurement.memory.allocated_bytes
+    misses = [
+        abs(one.estimate(trial.request.config).memory.allocated_peak_bytes - measured) for one in (model, learned)
+    ]
+    assert misses[1] < 0.7 * misses[0]
+
+
+def compiled_trial(model, factor):
+    """A trial whose activations take `factor` times what they take as the model is written."""
+    config = make_config(8, torch_compile_backend="inductor")
+    memory = model.estimate(config).memory
+    more = (factor - 1) * (memory.activations_bytes + memory.temporaries_bytes)
+    peaks = {f"{p}_bytes": int(getattr(memory, f"{p}_peak_bytes") + more) for p in ("allocated", "reserved", "device")}
+    return make_result(config, make_measurement(5.0, memory=Memory(**peaks)))
+
+
 def test_an_unknown_family_has_no_prediction(model):
     unknown = make_config(attn_implementation="eager")
     assert model.profile(unknown) is None

@@ -1,0 +1,231 @@
+"""Which configurations `allocator_truth.py` measures and predicts: drawn by a fixed seed, and a list of compiled ones.
+
+The drawn ones are split by family of models: rules of the cost model were mended on one half (`MEND`), the other
+(`HELD_OUT`) was only looked at when that was over, BART's attention aside. Families of which errors were known
+beforehand are all in the first.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+from autotune.config import Parallelism, Precision, TrainConfig, Workload
+from autotune.workload_plan import TRANSCRIPT_LENGTH
+from autotune.values import Value
+
+SEED = 20261122
+
+MEND: dict[str, tuple[str, ...]] = {
+    "bert": ("bert-base-uncased", "bert-large-uncased"),
+    "gpt2": ("gpt2", "gpt2-medium", "gpt2-xl"),
+    "t5": ("t5-small", "t5-base", "t5-3b"),
+    "llama-2": ("meta-llama/Llama-2-7b-hf", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    "llama-3": ("meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.2-1B"),
+    "qwen2": ("Qwen/Qwen1.5-0.5B", "Qwen/Qwen2-1.5B"),
+    "opt": ("facebook/opt-125m", "facebook/opt-1.3b"),
+    "pythia": ("EleutherAI/pythia-160m", "EleutherAI/pythia-1.4b"),
+}
+
+HELD_OUT: dict[str, tuple[str, ...]] = {
+    "roberta": ("FacebookAI/roberta-base", "FacebookAI/xlm-roberta-large"),
+    "bart": ("facebook/bart-base", "facebook/bart-large"),
+    "mistral": ("mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-v0.3"),
+    "qwen3": ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"),
+    "gemma2": ("google/gemma-2-2b",),
+    "gemma3": ("google/gemma-3-270m", "google/gemma-3-1b-pt"),
+    "phi": ("microsoft/phi-1_5", "microsoft/Phi-3-mini-4k-instruct"),
+    "modernbert": ("answerdotai/ModernBERT-base", "answerdotai/ModernBERT-large"),
+}
+
+# Convolutions; looked at when the rules were made.
+FURTHER: dict[str, tuple[str, ...]] = {
+    "vit": ("google/vit-base-patch16-224", "google/vit-large-patch16-224"),
+    "whisper": ("openai/whisper-tiny", "openai/whisper-small"),
+}
+
+DRAWN = {"mend": MEND, "held-out": HELD_OUT, "further": FURTHER}
+
+# Family, model, precision, checkpointing, micro-batch and length of what is compiled by inductor.
+COMPILED = (
+    ("bert", "bert-base-uncased", "bf16", "none", 16, 512),
+    ("gpt2", "gpt2", "bf16", "none", 8, 1024),
+    ("t5", "t5-small", "bf16", "none", 16, 512),
+    ("llama-3", "meta-llama/Llama-3.2-1B", "bf16", "none", 4, 512),
+    ("bert", "bert-base-uncased", "fp32", "none", 16, 512),
+    ("gpt2", "gpt2", "fp32", "none", 8, 1024),
+    ("t5", "t5-small", "fp32", "none", 16, 512),
+    ("gpt2", "gpt2", "bf16", "full", 8, 1024),
+    ("bert", "bert-base-uncased", "bf16", "full", 16, 512),
+    ("t5", "t5-small", "bf16", "full", 16, 512),
+    ("llama-3", "meta-llama/Llama-3.2-1B", "bf16", "full", 4, 512),
+    ("gpt2", "gpt2", "bf16", "none", 1, 256),
+    ("bert", "bert-large-uncased", "fp32", "none", 8, 512),
+    ("llama-3", "meta-llama/Llama-3.2-1B", "fp32", "none", 4, 512),
+    ("gpt2", "gpt2-medium", "bf16", "none", 16, 1024),
+)  # fmt: skip
+
+PARTS = (*DRAWN, "compiled")
+
+# Compute capability to the stand-in's multiprocessors and name. On 9.0 the stand-in has cuDNN's attention off.
+DEVICES = {
+    "7.5": (40, "Tesla T4"),
+    "8.0": (108, "NVIDIA A100-SXM4-80GB"),
+    "8.6": (84, "NVIDIA A40"),
+    "9.0": (132, "NVIDIA H100 80GB HBM3"),
+}
+
+OPTIMIZERS = (
+    "adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_32bit",
+    "rmsprop",
+)  # fmt: skip
+
+_DRAWS = 16  # of a family on one device, of which rules refuse some
+_SOAKS = 1
+_SPREAD = 2  # over two devices
+_FURTHER_DRAWS = 10
+_FRAMES = 3000  # of a sample of Whisper
+
+
+class Case(Value):
+    """One configuration of the plan."""
+
+    number: int
+    part: str
+    family: str
+    model: str
+    capability: str
+    length: int
+    accumulation: int
+    soak: bool = False
+    config: TrainConfig
+
+    @property
+    def key(self) -> str:
+        """What tells it from every other one, whatever else the plan comes to hold."""
+        return self.digest(leave_out=frozenset({"number"}))
+
+
+def plan() -> list[Case]:
+    """Return all configurations, drawn for each family by itself."""
+    cases: list[Case] = []
+    for part, families in DRAWN.items():
+        for family, models in families.items():
+            chance = random.Random(f"{SEED}-{family}")
+            for i in range(_DRAWS):
+                cases.append(_drawn(chance, len(cases), part, family, models[i % len(models)], soak=i < _SOAKS))
+            if part == "further":
+                cases[-_DRAWS:] = [_of_convolutions(chance, case) for case in cases[-_DRAWS:]][:_FURTHER_DRAWS]
+                continue
+            cases += [_spread(chance, len(cases) + i, part, family, models[0], i) for i in range(_SPREAD)]
+    return cases + [_compiled(len(cases) + i, *row) for i, row in enumerate(COMPILED)]
+
+
+def _compiled(
+    number: int, family: str, model: str, precision: str, checkpointing: str, micro_batch: int, length: int
+) -> Case:
+    return Case(
+        number=number,
+        part="compiled",
+        family=family,
+        model=model,
+        capability="8.0",
+        length=length,
+        accumulation=1,
+        config=TrainConfig.model_validate(
+            {
+                "per_device_train_batch_size": micro_batch,
+                "precision": precision,
+                "checkpointing": checkpointing,
+                "optim": "adamw_torch_fused",
+                "attn_implementation": "sdpa",
+                "torch_compile_backend": "inductor",
+            }
+        ),
+    )
+
+
+def _drawn(chance: random.Random, number: int, part: str, family: str, model: str, *, soak: bool) -> Case:
+    capability = chance.choice(list(DEVICES))
+    halves = ["bf16", "pure_bf16"] if capability != "7.5" else []
+    precision = chance.choice(["fp32", *(["fp16"] if family != "t5" else []), *halves])
+    checkpointing = chance.choice(["none", "none", "full", "full", "every-2nd", "every-4th", "offload", "reentrant"])
+    kind = chance.choice(["full", "full", "full", "lora", "qlora"])
+    optim = chance.choice(OPTIMIZERS)
+    attention = chance.choice(["sdpa", "sdpa", "eager"])
+    length = chance.choice([128, 256, 512, 512, 1000, 1024] + ([2048] if family not in _SHORT else []))
+    length = min(length, _SHORT.get(family, length))
+    tokens = 2 ** chance.choice([11, 12, 13]) // (2 if _is_large(model) else 1)
+    return Case(
+        number=number,
+        part=part,
+        family=family,
+        model=model,
+        capability=capability,
+        length=length,
+        accumulation=chance.choice([1, 1, 2]),
+        soak=soak,
+        config=TrainConfig.model_validate(
+            {
+                "per_device_train_batch_size": max(1, tokens // length - chance.choice([0, 0, 1])),
+                "precision": precision,
+                "checkpointing": checkpointing,
+                "optim": optim,
+                "attn_implementation": attention,
+                "adapter": None if kind == "full" else {"kind": "lora", "rank": chance.choice([8, 64])},
+                "quantization": chance.choice(["nf4", "nf4-double", "int8"]) if kind == "qlora" else None,
+            }
+        ),
+    )
+
+
+def _of_convolutions(chance: random.Random, case: Case) -> Case:
+    """Return a case of images or sound, whose samples have one length."""
+    config = case.config.model_copy(update={"per_device_train_batch_size": chance.choice([4, 8, 16, 31])})
+    return case.model_copy(update={"config": config, "length": _FRAMES, "soak": False})
+
+
+def _spread(chance: random.Random, number: int, part: str, family: str, model: str, which: int) -> Case:
+    sharding = ("none", "fsdp_full")[which]
+    case = _drawn(chance, number, part, family, model, soak=False)
+    changes = {
+        "parallelism": Parallelism(world_size=2, sharding=sharding),
+        "adapter": None,
+        "quantization": None,
+        "optim": "adamw_torch_fused",
+        "checkpointing": chance.choice(["none", "full"]),
+        "precision": Precision.BF16,
+    }
+    return case.model_copy(update={"config": case.config.model_copy(update=changes), "capability": "8.0"})
+
+
+_SHORT = {"bert": 512, "roberta": 512, "gpt2": 1024, "bart": 1024, "t5": 512}
+
+
+def _is_large(model: str) -> bool:
+    return any(size in model for size in ("7b", "7B", "8B", "3b", "xl", "mini-4k"))
+
+
+@functools.cache
+def _known(model: str) -> tuple[Any, Any, Any]:
+    from autotune.models import default_task, describe
+    from autotune.resolving import resolve
+
+    spec = resolve(model)
+    task = default_task(spec)
+    return spec, task, describe(spec, task)
+
+
+def workload_of(case: Case) -> tuple[Workload, Any]:
+    """Return what a case trains, and the facts of its model."""
+    spec, task, facts = _known(case.model)
+    ranks = case.config.parallelism.data_parallel
+    workload = Workload(
+        model=spec,
+        task=task,
+        sequence_length=case.length,
+        target_length=TRANSCRIPT_LENGTH if task.takes_audio else case.length,
+        global_batch_size=case.config.per_device_train_batch_size * case.accumulation * ranks,
+    )
+    return workload, facts
