@@ -27,6 +27,7 @@ VALUES = {
     "config",
     "budget",
     "hardware",
+    "nvml",
     "trial",
     "checks",
     "result",
