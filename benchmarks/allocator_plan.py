@@ -12,8 +12,8 @@ import random
 from typing import Any
 
 from autotune.config import Parallelism, Precision, TrainConfig, Workload
-from autotune.workload_plan import TRANSCRIPT_LENGTH
 from autotune.values import Value
+from autotune.workload_plan import TRANSCRIPT_LENGTH
 
 SEED = 20261122
 
