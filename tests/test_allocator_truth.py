@@ -2,8 +2,12 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from transformers import masking_utils
+
+from autotune.execution import worker
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -33,3 +37,13 @@ def test_kernels_that_are_not_predicted_are_told():
     row = {"attention": ["flash", "efficient"], "case": {"config": {"attn_implementation": "sdpa"}}}
     assert truth._told_kernels({**row, "predicted": {"attention": ["flash"]}}) is False
     assert truth._told_kernels({**row, "predicted": {"attention": ["efficient", "flash"]}}) is True
+
+
+def test_a_trial_asks_of_masks_what_the_stand_in_can_answer(monkeypatch, tmp_path):
+    """On it a sum reads as 0 and `all()` as true."""
+    asked = []
+    mask = SimpleNamespace(all=lambda: True, sum=lambda: 0, numel=lambda: 4)
+    monkeypatch.setattr(masking_utils, "fast_all", masking_utils.fast_all)  # put back afterwards
+    monkeypatch.setattr(worker, "run_trial", lambda directory: asked.append(masking_utils.fast_all(mask)))
+    truth.trial(tmp_path)
+    assert asked == [True]
