@@ -59,7 +59,12 @@ def verdict(directory: Path, request_of, ending: Ending, *, log: str = "", budge
             "died of a failed allocation (killed by SIGABRT)",
         ),
         (Ending(returncode=1), BITSANDBYTES, "out of memory", "died of a failed allocation (exit code 1)"),
-        (Ending(returncode=1), BITSANDBYTES + "goodbye\n", "out of memory", "died of a failed allocation (exit code 1)"),
+        (
+            Ending(returncode=1),
+            BITSANDBYTES + "goodbye\n",
+            "out of memory",
+            "died of a failed allocation (exit code 1)",
+        ),
         (Ending(returncode=1), BITSANDBYTES + "step\n" * 200, "crashed", "ended without a result (exit code 1)"),
         (Ending(returncode=3), BITSANDBYTES, "crashed", "ended without a result (exit code 3)"),
         (
