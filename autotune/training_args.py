@@ -145,9 +145,9 @@ def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
     return decided
 
 
-# Nothing is saved, pushed, evaluated, reported or drawn during a trial. The Trainer's filter of NaN, which waits for the
-# device in each micro-step, stays as it is in the training that is exported. The data of a trial hold the columns of the
-# model and nothing else.
+# Nothing is saved, pushed, evaluated, reported or drawn during a trial. The Trainer's filter of NaN, which waits for
+# the device in each micro-step, stays as it is in the training that is exported. The data of a trial hold the columns
+# of the model and nothing else.
 _HARNESS: dict[str, Any] = {
     "save_strategy": "no",
     "push_to_hub": False,

@@ -31,8 +31,9 @@ from autotune.hardware import installed_versions
 DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
 
 _OWN_MODULES = (
-    "adapters", "data", "loss", "models", "quick_weights", "training_args", "execution.checking", "execution.divergence", "execution.effects",
-    "execution.measure", "execution.noise", "execution.setting_up", "execution.stepping", "execution.worker",
+    "adapters", "data", "loss", "models", "quick_weights", "training_args", "execution.checking",
+    "execution.divergence", "execution.effects", "execution.measure", "execution.noise", "execution.setting_up",
+    "execution.stepping", "execution.worker",
 )  # fmt: skip
 
 _FORK_TEST_LIMIT_S = 120.0

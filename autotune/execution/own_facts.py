@@ -113,7 +113,7 @@ def _tf32_is_on() -> bool:
     import torch
     from transformers.utils import is_torch_tf32_available
 
-    return is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return bool(is_torch_tf32_available()) and torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _written(args: Any) -> dict[str, Any]:
