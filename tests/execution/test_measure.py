@@ -146,19 +146,20 @@ def test_if_every_step_is_skipped_nothing_is_measured(clock):
     assert timer.data_wait_share() == 0.0
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_step_that_a_fused_optimizer_skips_by_itself_is_not_taken_for_a_real_one(clock, fused):
+def test_a_step_that_a_fused_optimizer_skips_by_itself_is_not_taken_for_a_real_one(clock, fused, device):
     """Under accelerate a fused optimizer is stepped in any case, and finds out on the device that it must not."""
-    Accelerator(cpu=True)  # makes the state that the optimizer asks
-    weight = torch.nn.Parameter(torch.ones(4))
+    Accelerator(cpu=device == "cpu")  # makes the state that the optimizer asks
+    weight = torch.nn.Parameter(torch.ones(4, device=device))
     optimizer = AcceleratedOptimizer(
-        torch.optim.AdamW([weight], fused=fused), scaler=torch.amp.GradScaler("cpu"), device_placement=False
+        torch.optim.AdamW([weight], fused=fused), scaler=torch.amp.GradScaler(device), device_placement=False
     )
     timer, control = timer_of(clock, measure_steps=2), SimpleNamespace(should_training_stop=False)
     gradients = [torch.inf] * 4 + [1.0] * 9
     for step, gradient in enumerate(gradients):
         timer.on_step_begin(None, SimpleNamespace(global_step=step), control, optimizer=optimizer)
-        optimizer.scaler.scale(torch.zeros(()))  # as a loss is, which makes the scale
+        optimizer.scaler.scale(torch.zeros((), device=device))  # as a loss is, which makes the scale
         weight.grad = torch.full_like(weight, gradient)
         optimizer.step()
         clock.now += 1

@@ -16,7 +16,7 @@ from autotune.baseline import baseline_config
 from autotune.config import Workload
 from autotune.hardware import TF32_VARIABLE, detect
 from autotune.own_code import OwnCode
-from autotune.training_args import plan
+from autotune.training_args import effective_tf32, plan
 from autotune.trial import DescribeRequest, TrialStatus
 
 pytestmark = pytest.mark.cuda
@@ -34,12 +34,12 @@ def cuda(model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def cuda_with_tf32(model, tmp_path_factory):
     """Trials in an environment as images of vendors have it."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(TF32_VARIABLE, "1")
-        made = Bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
-        with made.runner:
+    made = Bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
+    with made.runner:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv(TF32_VARIABLE, "1")
             made.runner._ready_launcher()
-            yield made
+        yield made
 
 
 def effects(bench: Any, **config: Any) -> dict[str, str]:
@@ -84,17 +84,19 @@ def test_a_process_that_begins_with_tf32_is_the_baselines(cuda_with_tf32, monkey
 def test_inductors_autotuning_can_ask_for_the_precision_of_products(cuda, config, tmp_path):
     """It asks by torch's older interface, which raises after the newer was used alone."""
     request = cuda.request(config={"torch_compile_backend": "inductor", **config})
-    tuned = plan(request.config, request.workload, detect("cuda:0")).tuned
+    hardware = detect("cuda:0")
+    tuned = plan(request.config, request.workload, hardware).tuned
     code = f"""
 import torch
 from accelerate import Accelerator
 from transformers import Trainer, TrainingArguments
 arguments = TrainingArguments({str(tmp_path)!r}, **{tuned!r})
 Trainer(torch.nn.Linear(2, 2), arguments)
-torch.get_float32_matmul_precision()
+print(torch.get_float32_matmul_precision(), tf32 := torch.backends.cuda.matmul.fp32_precision == "tf32")
+raise SystemExit(tf32 != {effective_tf32(request.config, hardware)})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
