@@ -231,12 +231,16 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[A
     order = _spread(lengths, len(samples)) if reorders else None
     whole = first_batch(trainer, samples if order is None else view(samples, order), SAMPLES)
     starts = range(0, SAMPLES, SPLIT_SAMPLES)
-    if _has_rows(whole):
-        return whole, [_rows(whole, slice(start, start + SPLIT_SAMPLES)) for start in starts]
+    rows = (
+        [_rows(whole, slice(start, start + SPLIT_SAMPLES)) for start in starts] if _has_rows(whole, SAMPLES) else None
+    )
     if order is None:
-        return whole, None
-    orders = [order[start : start + SPLIT_SAMPLES] for start in starts]
-    return whole, [first_batch(trainer, view(samples, o), SPLIT_SAMPLES) for o in orders]
+        return whole, rows
+    parts = [
+        first_batch(trainer, view(samples, order[start : start + SPLIT_SAMPLES]), SPLIT_SAMPLES) for start in starts
+    ]
+    # What has as many rows all the same has another dimension first, of time for example.
+    return whole, rows if rows and _has_rows(parts[0], SPLIT_SAMPLES) else parts
 
 
 def _spread(lengths: Any, count: int) -> Any:
@@ -245,9 +249,9 @@ def _spread(lengths: Any, count: int) -> Any:
     return np.resize(order[:: max(1, count // SAMPLES)][:SAMPLES], SAMPLES).astype(np.int64)
 
 
-def _has_rows(batch: Mapping[str, Any]) -> bool:
+def _has_rows(batch: Mapping[str, Any], count: int) -> bool:
     tensors = [v for v in batch.values() if isinstance(v, torch.Tensor) and v.ndim]
-    return bool(tensors) and all(len(t) == SAMPLES for t in tensors)
+    return bool(tensors) and all(len(t) == count for t in tensors)
 
 
 def _rows(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:

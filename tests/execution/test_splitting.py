@@ -66,6 +66,23 @@ def test_a_loss_is_judged_by_its_gradients_and_so_is_the_remedy(loss, is_scaled,
         assert f"with loss_is_scaled_for_ga = {remedy} on your Trainer it does not" in found.changes
 
 
+@pytest.mark.parametrize("times", [4, 6])
+def test_rows_of_a_batch_whose_first_dimension_is_time_are_no_samples(times):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.LSTM(8, 8)
+
+        def forward(self, batch):
+            return {"loss": (self.net(batch)[0] - batch).square().mean()}
+
+    args = TrainingArguments("out", use_cpu=True, remove_unused_columns=False)
+    samples = [{"batch": torch.randn(times, 8, generator=torch.Generator().manual_seed(i))} for i in range(8)]
+    collated = lambda chosen: {"batch": torch.stack([sample["batch"] for sample in chosen], 1)}  # noqa: E731
+    found = split_of(Trainer(Recurrent(), args, train_dataset=samples, data_collator=collated))
+    assert found == Split()
+
+
 def test_mixed_precision_rounds_as_weights_of_16_bits_do():
     def off(logits, labels):  # by 1 % with another split
         return cross_entropy(logits, labels) * (1 + 0.005 * len(labels))
