@@ -1,15 +1,17 @@
 """Watches one optimizer step of a loop that isn't ours: the samples that it consumes, the gradient that it steps by.
 
-Samples are counted twice: as rows of what data loaders hand out, and as rows of the first tensor that a model is given.
+Samples are counted in three ways: those that data loaders draw, rows of what they hand out, and rows of the first
+tensor that a model is given. A batch whose first dimension is time, or that is a list, is known by the first alone.
 While a step is watched nothing is compiled, gradients aren't clipped, and a model draws nothing at random.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -22,25 +24,29 @@ from autotune.execution.splitting import Gradient, gradient_of, is_short, still_
 # Values of a row by which it is known again: the first ones, which padding on the right leaves alone.
 _KNOWN_BY = 8
 
+# Kinds of devices for which autocast, under which gradients are rounded to 16 bits, is switched on by itself.
+_DEVICES = ("cpu", "cuda")
+
 
 class Watched:
     """What was seen of a step."""
 
     def __init__(self) -> None:
-        self.read: Counter[int] = Counter()  # rows by data loader
+        self.drawn: Counter[int] = Counter()  # samples by data set, as loaders draw them
+        self.read: Counter[int] = Counter()  # rows by data set
         self.seen: Counter[int] = Counter()  # rows by outermost model
         self.rows: Counter[bytes] = Counter()  # that models were given, as far as they are looked at
         self.declared: int | None = None  # samples, as the step says itself
         self.gradient: Gradient | None = None  # of all that is stepped; None: no optimizer of torch's was
         self.weights: Gradient | None = None  # the values of the same
-        self.is_short = False  # some of them have less than 32 bits
+        self.is_short = False  # some of them, or of what is computed, have less than 32 bits
 
     @property
     def counts(self) -> tuple[int, ...]:
         """The samples of the step, by every way of counting that saw some; as the step says, if it says so."""
         if self.declared is not None:
             return (self.declared,)
-        return tuple(dict.fromkeys((*self.read.values(), *self.seen.values())))
+        return tuple(dict.fromkeys((*self.drawn.values(), *self.read.values(), *self.seen.values())))
 
     def is_like(self, other: Watched) -> bool:
         """Whether both steps begin from the same weights and are given the same samples."""
@@ -64,22 +70,33 @@ def watched() -> Iterator[Watched]:
 
 @contextmanager
 def _reading(found: Watched) -> Iterator[None]:
-    """Count the rows of batches as loaders hand them out."""
+    """Count the samples of batches, and their rows, as loaders hand them out; workers are told of some before."""
     kind = dataloader._BaseDataLoaderIter
-    original = kind.__next__
+    original, drawing = kind.__next__, kind._next_index
+    ahead: WeakKeyDictionary[Any, deque[int]] = WeakKeyDictionary()
+
+    def drawn(iterator: Any) -> Any:
+        index = drawing(iterator)  # type: ignore[no-untyped-call]
+        if isinstance(index, Sized):  # otherwise the data set makes the batches
+            ahead.setdefault(iterator, deque()).append(len(index))
+        return index
 
     def following(iterator: Any) -> Any:
         batch = original(iterator)
+        if ahead.get(iterator):
+            found.drawn[id(iterator._dataset)] += ahead[iterator].popleft()
         tensor = _first_tensor(batch)
         if tensor is not None:
             found.read[id(iterator._dataset)] += len(tensor)
         return batch
 
     kind.__next__ = following  # type: ignore[method-assign, assignment]
+    kind._next_index = drawn  # type: ignore[method-assign]
     try:
         yield
     finally:
         kind.__next__ = original  # type: ignore[method-assign]
+        kind._next_index = drawing  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -99,6 +116,7 @@ def _calling(found: Watched, stack: ExitStack) -> Iterator[None]:
             if tensor is not None and torch.is_grad_enabled():
                 found.seen[id(module)] += len(tensor)
                 found.rows.update(_known_by(tensor))
+        found.is_short |= any(map(torch.is_autocast_enabled, _DEVICES))
         depth += 1
         try:
             return original(module, *args, **kwargs)

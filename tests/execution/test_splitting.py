@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import make_config, make_facts
+from factories import make_config, make_facts, make_hardware
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -25,7 +25,7 @@ class Net(nn.Module):
         return self.layers(features)
 
 
-def trainer_of(loss, model=None, **attributes):
+def trainer_of(loss, model=None, *, bf16=False, **attributes):
     """A Trainer with a loss of its own; `loss` gets logits and labels."""
 
     class OwnTrainer(Trainer):
@@ -33,7 +33,7 @@ def trainer_of(loss, model=None, **attributes):
             return loss(model(inputs["features"]), inputs["labels"])
 
     torch.manual_seed(0)
-    args = TrainingArguments("out", use_cpu=True, remove_unused_columns=False, gradient_accumulation_steps=4)
+    args = TrainingArguments("out", use_cpu=True, bf16=bf16, remove_unused_columns=False, gradient_accumulation_steps=4)
     trainer = OwnTrainer(model=model or Net(), args=args, train_dataset=ROWS)
     for name, value in attributes.items():
         setattr(trainer, name, value)
@@ -64,6 +64,32 @@ def test_a_loss_is_judged_by_its_gradients_and_so_is_the_remedy(loss, is_scaled,
     if remedy is not None:
         assert "50% apart" in found.changes
         assert f"with loss_is_scaled_for_ga = {remedy} on your Trainer it does not" in found.changes
+
+
+@pytest.mark.parametrize("times", [4, 6])
+def test_rows_of_a_batch_whose_first_dimension_is_time_are_no_samples(times):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.LSTM(8, 8)
+
+        def forward(self, batch):
+            return {"loss": (self.net(batch)[0] - batch).square().mean()}
+
+    args = TrainingArguments("out", use_cpu=True, remove_unused_columns=False)
+    samples = [{"batch": torch.randn(times, 8, generator=torch.Generator().manual_seed(i))} for i in range(8)]
+    collated = lambda chosen: {"batch": torch.stack([sample["batch"] for sample in chosen], 1)}  # noqa: E731
+    found = split_of(Trainer(Recurrent(), args, train_dataset=samples, data_collator=collated))
+    assert found == Split()
+
+
+def test_mixed_precision_rounds_as_weights_of_16_bits_do():
+    def off(logits, labels):  # by 1 % with another split
+        return cross_entropy(logits, labels) * (1 + 0.005 * len(labels))
+
+    assert "1% apart" in split_of(trainer_of(off, loss_is_scaled_for_ga=False)).changes
+    assert split_of(trainer_of(off, bf16=True, loss_is_scaled_for_ga=False)) == Split()
+    assert split_of(trainer_of(summed, bf16=True, loss_is_scaled_for_ga=False)).changes is not None
 
 
 def test_a_loss_that_compares_the_samples_of_a_micro_batch_changes_with_the_split_and_nothing_helps():
@@ -145,8 +171,8 @@ def test_another_split_needs_the_permission_for_another_method_where_it_changes_
     facts, lines = split_told(make_facts(), Split(changes="the gradient of a step changes"), None)
     assert lines == ("the gradient of a step changes: another micro-batch is another training, tried with --allow "
                      "method alone",)  # fmt: skip
-    assert allowance_of(make_config(16), make_config(8), facts) is Allowance.METHOD
+    assert allowance_of(make_config(16), make_config(8), facts, make_hardware()) is Allowance.METHOD
     facts, lines = split_told(make_facts(), Split(unknown="no rows"), "the loss is T.compute_loss's")
-    assert allowance_of(make_config(16), make_config(8), facts) is Allowance.NUMERICS
+    assert allowance_of(make_config(16), make_config(8), facts, make_hardware()) is Allowance.NUMERICS
     assert "could not be measured: no rows" in lines[0]
     assert split_told(make_facts(), Split(), None) == (make_facts(), ())

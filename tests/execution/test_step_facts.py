@@ -80,6 +80,59 @@ def test_a_loop_that_keeps_to_the_global_batch_is_left_alone(examine):
     assert examine(loop(reduction="sum", divides=False)) == Description(facts=make_facts())
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [None, 1])
+def test_samples_are_known_where_the_first_dimension_of_a_batch_is_time(examine, workers, steps):
+    def make(config, accumulation_steps):
+        net = nn.LSTM(4, 4)
+        optimizer = torch.optim.AdamW(net.parameters())
+        batches = torch.utils.data.DataLoader(
+            ROWS.view(256, 4, 4).repeat(1, 5, 1),
+            batch_size=config.per_device_train_batch_size,
+            collate_fn=lambda samples: torch.stack(samples, 1),
+            num_workers=workers,
+        )
+        following = iter(batches)
+
+        def step():
+            for _ in range(steps or accumulation_steps):
+                batch = next(following)
+                (mse_loss(net(batch)[0], batch) / (steps or accumulation_steps)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    found = examine(make)
+    assert (found.kind == "refusal") == (steps == 1)
+    if steps is None:
+        assert found.facts.split_changes is None
+    else:
+        assert "consumed 8 or 20 samples, and 32 are a step" in found.message
+
+
+def test_autocast_rounds_gradients_to_16_bits_which_is_no_other_gradient(examine):
+    def make(config, accumulation_steps):
+        torch.manual_seed(7)  # the two gradients are 1 % apart
+        rows = torch.randn(64, 64)
+        layers = [layer for _ in range(10) for layer in (nn.Linear(64, 64), nn.Tanh())]
+        net = nn.Sequential(*layers, nn.Linear(64, 1))
+        optimizer = torch.optim.AdamW(net.parameters())
+        batches = iter(torch.utils.data.DataLoader(rows, batch_size=config.per_device_train_batch_size))
+
+        def step():
+            for _ in range(accumulation_steps):
+                batch = next(batches)
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = mse_loss(net(batch), batch[:, :1]) / accumulation_steps
+                loss.backward()
+            optimizer.step()
+
+        return step
+
+    assert examine(make, batch=64) == Description(facts=make_facts())
+
+
 @pytest.mark.parametrize("loader", [True, False])
 def test_a_step_that_ignores_accumulation_is_refused_with_what_it_consumed(examine, loader):
     refused = examine(loop(micro_steps=1, loader=loader), takes_accumulation=False)
