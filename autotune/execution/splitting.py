@@ -137,8 +137,9 @@ def split_told(facts: ModelFacts, split: Split, whose: str | None) -> tuple[Mode
 
 
 def is_short(parameters: Iterable[torch.Tensor]) -> bool:
-    """Return whether any of the weights has less than 32 bits."""
-    return any(p.is_floating_point() and p.element_size() < 4 for p in parameters)
+    """Return whether any of the weights has less than 32 bits, or their products are TF32, of 10 bits as fp16's."""
+    of_16_bits = any(p.is_floating_point() and p.element_size() < 4 for p in parameters)
+    return of_16_bits or (torch.cuda.is_available() and torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def seeded(seed: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from factories import make_config, make_facts, make_hardware
@@ -10,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from autotune.config import Allowance
-from autotune.execution.splitting import Gradient, Split, compared, gradient_of, split_of_trainer, split_told
+from autotune.execution.splitting import Gradient, Split, compared, gradient_of, is_short, split_of_trainer, split_told
 from autotune.search.allowance import allowance_of
 
 ROWS = [{"features": torch.randn(16, generator=torch.Generator().manual_seed(i)), "labels": i % 4} for i in range(32)]
@@ -157,6 +159,15 @@ def test_what_another_seed_changes_is_not_put_down_to_the_split():
     shapes = ("1 micro-batch of 4", "2 of 2")
     assert compared(whole, lambda: gradient(0.9, -0.1), split, shapes=shapes, rounding=5e-3) == Split()
     assert compared(whole, lambda: whole, split, shapes=shapes, rounding=5e-3).changes
+
+
+def test_tf32_rounds_as_16_bits_do(monkeypatch):
+    layer = nn.Linear(2, 2)
+    assert not is_short(layer.parameters())
+    assert is_short(layer.bfloat16().parameters())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
+    assert is_short(nn.Linear(2, 2).parameters())
 
 
 def test_gradients_count_parameters_without_one_as_zero():
