@@ -149,7 +149,7 @@ def test_every_knob_reaches_the_configuration(estimate):
         "--gpu", "a100-80gb", "--json", "--micro-batch", 4, "--precision", "bf16", "--tf32", "--optim", "adafactor",
         "--checkpointing", "full", "--attention", "eager", "--compile", "inductor", "--adapter", "lora",
         "--adapter-rank", 4, "--adapter-alpha", 8, "--adapter-dropout", 0.1, "--adapter-target-modules", "attention",
-        "--quantization", "nf4", "--workers", 2, "--no-pin-memory", "--compile-mode", "max-autotune",
+        "--quantization", "nf4", "--workers", 2, "--no-pin-memory", "--compile-mode", "reduce-overhead",
         "--prefetch", 4, "--sampling", "sequential",
     )  # fmt: skip
     config = TrainConfig(**json.loads(done.stdout)["predicted"]["config"])
