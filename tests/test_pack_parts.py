@@ -345,3 +345,10 @@ def test_a_capped_search_in_which_nothing_ran_out_fails():
 
 def test_without_trials_nothing_is_known_to_be_right():
     assert "no trial crashed" in failed_of([])
+
+
+def test_a_prefix_of_a_uuid_means_one_device_alone():
+    one, other = "GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-0000-000000000010"
+    assert visible.prefix_of(one, [one]) == one[:12]
+    assert visible.prefix_of(one, [one, other]) == one[:-1]
+    assert visible.prefix_of(one, [one, "GPU-1" + one[5:]]) == one[:12]

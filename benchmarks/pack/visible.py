@@ -36,7 +36,7 @@ def check_forms(session: Session) -> None:
     forms: dict[str, tuple[str, str | None]] = {
         "index": (str(index), uuid),
         "UUID": (uuid, uuid),
-        "UUID prefix": (uuid[:12], uuid),
+        "UUID prefix": (prefix_of(uuid, _every_uuid()), uuid),
         "stale index behind it": (f"{index},{STALE}", uuid),
         "stale index": (str(STALE), None),
         "empty": ("", None),
@@ -65,6 +65,18 @@ def judged(name: str, found: dict[str, Any], uuid: str | None) -> Check:
 def uuid_of(index: int) -> str:
     """Return the UUID of the CUDA device `index`, as CUDA counts."""
     return str(pynvml.nvmlDeviceGetUUID(nvml_handle(index)))
+
+
+def prefix_of(uuid: str, every: list[str]) -> str:
+    """Return the beginning of a UUID that no other one has, 12 characters at the least; all of it if there is none."""
+    others = [other for other in every if other != uuid]
+    prefixes = (uuid[:length] for length in range(12, len(uuid)))
+    return next((p for p in prefixes if not any(other.startswith(p) for other in others)), uuid)
+
+
+def _every_uuid() -> list[str]:
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
 
 
 def look() -> dict[str, Any]:
