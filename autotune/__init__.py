@@ -16,10 +16,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from autotune.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from autotune.adapter_config import (
+    from autotune.api import find, resume
+    from autotune.errors import AutotuneError
+    from autotune.estimates.estimate import estimate
+    from autotune.integrations.callback import AutotuneCallback
+    from autotune.training.loss import normalize_loss
+    from autotune.tuning_result import TuningResult, load
+    from autotune.values.adapters import (
         BitfitAdapter,
         DoraAdapter,
         Ia3Adapter,
@@ -32,22 +38,16 @@ if TYPE_CHECKING:
         RsloraAdapter,
         VeraAdapter,
     )
-    from autotune.api import find, resume
-    from autotune.budget import Budget, Effort
-    from autotune.callback import AutotuneCallback
-    from autotune.config import Allowance, Precision, TrainConfig, Workload
-    from autotune.cost_estimate import CostEstimate
-    from autotune.errors import AutotuneError
-    from autotune.estimating import estimate
-    from autotune.loss import normalize_loss
-    from autotune.result import TuningResult, load
+    from autotune.values.budget import Budget, Effort
+    from autotune.values.config import Allowance, Precision, TrainConfig, Workload
+    from autotune.values.estimate import CostEstimate
 
 _HOMES = {
     "find": "api",
     "resume": "api",
-    "Allowance": "config",
-    "Budget": "budget",
-    "Effort": "budget",
+    "Allowance": "values.config",
+    "Budget": "values.budget",
+    "Effort": "values.budget",
     **dict.fromkeys(
         (
             "BitfitAdapter",
@@ -62,18 +62,18 @@ _HOMES = {
             "RsloraAdapter",
             "VeraAdapter",
         ),
-        "adapter_config",
+        "values.adapters",
     ),
-    "Precision": "config",
-    "TrainConfig": "config",
-    "Workload": "config",
-    "AutotuneCallback": "callback",
+    "Precision": "values.config",
+    "TrainConfig": "values.config",
+    "Workload": "values.config",
+    "AutotuneCallback": "integrations.callback",
     "AutotuneError": "errors",
-    "CostEstimate": "cost_estimate",
-    "estimate": "estimating",
-    "normalize_loss": "loss",
-    "TuningResult": "result",
-    "load": "result",
+    "CostEstimate": "values.estimate",
+    "estimate": "estimates.estimate",
+    "normalize_loss": "training.loss",
+    "TuningResult": "tuning_result",
+    "load": "tuning_result",
 }
 
 __all__ = [

@@ -8,33 +8,32 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from autotune import own_loop, own_plan, planning, tracking, trust
-from autotune.architecture import Task
-from autotune.budget import Effort
-from autotune.complaints import first_complaint
-from autotune.conducting import conduct
-from autotune.config import Allowance
-from autotune.crew import check, crew_of
-from autotune.delivery import wanted_file
-from autotune.errors import InputError
-from autotune.events import Note, Observer, Phase, PhaseBegan
-from autotune.listening import heard_by
-from autotune.options import Options
-from autotune.reopening import NOTHING_RUN, limits_of, reopened
-from autotune.result import TuningResult
-from autotune.run_cost import parse_count
-from autotune.rundir import RunDirectory, default_run_directory
-from autotune.search_plan import read_plan
-from autotune.stopwatch import Stopwatch
-from autotune.trial import DescribeRequest
+from autotune.errors import InputError, first_complaint
+from autotune.estimates.run_cost import parse_count
+from autotune.integrations import tracking
+from autotune.output.default_observer import heard_by
+from autotune.planning import planner, user_loop, user_trainer
+from autotune.planning.options import Options
+from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
+from autotune.search.backend import check, crew_of
+from autotune.search.run import conduct, wanted_file
+from autotune.storage import trust
+from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
+from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import parse_memory, parse_time_s
+from autotune.values.budget import Effort
+from autotune.values.config import Allowance
+from autotune.values.events import Note, Observer, Phase, PhaseBegan
+from autotune.values.model import Task
+from autotune.values.stopwatch import Stopwatch
+from autotune.values.trial import DescribeRequest
 
 
 def find(
     model: str | None = None,
     *,
     step: Callable[..., Any] | None = None,
-    knobs: own_loop.Knobs | None = None,
+    knobs: user_loop.Knobs | None = None,
     trainer: Any = None,
     make_trainer: Callable[[], Any] | None = None,
     script: Sequence[str] | None = None,
@@ -127,7 +126,7 @@ def find(
         output: File that the answer is written to as well, also when the search is stopped or gone on with.
         quiet: Tell nothing while it searches. Without an observer, what happens is logged (logger `autotune`, level
             INFO) where logging is set up for that, and else shown on stderr, if that is a terminal or a notebook.
-        observer: Called with each :data:`autotune.events.Event` instead.
+        observer: Called with each :data:`autotune.values.events.Event` instead.
 
     Raises:
         InputError: An argument can't be used.
@@ -173,8 +172,8 @@ def find(
         output=wanted_file(output),
     )
     check(options)
-    with own_plan.aside(trainer), heard_by(observer, quiet=quiet) as heard:
-        code = own_plan.asked_of(options, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
+    with user_trainer.aside(trainer), heard_by(observer, quiet=quiet) as heard:
+        code = user_trainer.asked_of(options, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
         return _begin(options, heard, run_dir, code, step, knobs)
 
 
@@ -182,25 +181,25 @@ def _begin(
     options: Options,
     observer: Observer,
     run_dir: str | Path | None,
-    code: own_plan.Own | None,
+    code: user_trainer.Own | None,
     step: Callable[..., Any] | None,
-    knobs: own_loop.Knobs | None,
+    knobs: user_loop.Knobs | None,
 ) -> TuningResult:
     """Find out what is to be tuned, plan the search of it and run that."""
-    own = own_loop.asked_of(step, knobs, options) if step is not None else None
+    own = user_loop.asked_of(step, knobs, options) if step is not None else None
     stopwatch = Stopwatch("planning")
     called = options.model or (own.name if own is not None else code.code.name if code is not None else "")
     directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(called))
     with directory, crew_of(options.fleet, directory.path, device=options.device) as crew:
         crew.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
-        outline = planning.outline(options, crew.allotment, own, code.code if code is not None else None)
+        outline = planner.outline(options, crew.allotment, own, code.code if code is not None else None)
         if own is not None and step is not None:
-            own = own_loop.keep(step, own, directory.path)
+            own = user_loop.keep(step, own, directory.path)
             workload = outline.workload.model_copy(update={"own_step": own})
             outline = outline.model_copy(update={"workload": workload})
         if code is not None:
-            own_plan.keep(code, directory.path)
-        here = planning.machine_notes(outline.hardware, directory.path) if options.engine == "local" else []
+            user_trainer.keep(code, directory.path)
+        here = planner.machine_notes(outline.hardware, directory.path) if options.engine == "local" else []
         for text in (*outline.notes, *here):
             observer(Note(text=text))
         said = len(outline.notes)
@@ -209,22 +208,22 @@ def _begin(
         stopwatch.enter("describing")
         observer(PhaseBegan(phase=Phase.LOOKING))
         description = (
-            own_loop.described(outline.space)
+            user_loop.described(outline.space)
             if own is not None and outline.workload.task is Task.OWN
             else crew.asker.describe(DescribeRequest(workload=outline.workload))
         )
         stopwatch.enter("planning")
         workload = outline.workload.model_copy(update={"lengths": description.lengths})
         if code is not None:
-            outline, workload = own_plan.settled(outline, description)
-        plan = planning.complete(outline, description.facts, workload, description.notes)
+            outline, workload = user_trainer.settled(outline, description)
+        plan = planner.complete(outline, description.facts, workload, description.notes)
         if own is not None:
-            plan = own_loop.examined(plan, crew.asker.examine(own_loop.to_examine(plan)))
+            plan = user_loop.examined(plan, crew.asker.examine(user_loop.to_examine(plan)))
         directory.write_plan(plan)
         trust.remember(plan)
         for text in plan.notes[said:]:
             observer(Note(text=text))
-        return conduct(plan, directory, crew, observer, stopwatch)
+        return with_methods(conduct(plan, directory, crew, observer, stopwatch))
 
 
 def resume(
@@ -278,7 +277,7 @@ def resume(
             result = conduct(plan, directory, crew, heard, stopwatch)
         if len(directory.results()) == len(results):
             heard(Note(text=NOTHING_RUN))
-    return result
+    return with_methods(result)
 
 
 def _count(tokens: float | str | None) -> float | None:

@@ -11,15 +11,53 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.cost.calibrate import calibrate, keep_rates, kept_rates, rates_by_table, rates_path
-from autotune.device_check import why_unusable
+from autotune.cost.calibrate import calibrate, rates_by_table
 from autotune.errors import MachineError
 from autotune.execution.environment import ENVIRONMENT
-from autotune.hardware import Hardware, OtherProcess, cuda_count, detect, other_processes
-from autotune.home import writable
-from autotune.rates import Rates
+from autotune.storage.home import writable
+from autotune.storage.learned import rates_path, read_rates, write_rates
 from autotune.units import show_memory
-from autotune.values import Value
+from autotune.value import Value
+from autotune.values.estimate import Rates
+from autotune.values.hardware import Hardware, OtherProcess, cuda_count, detect, other_processes
+
+# Tries whether torch can compute on a CUDA device: a product, in a process of its own. Called by the doctor. That a
+# driver shows a device says little: a driver that is too old for torch's CUDA, or an architecture that this build has
+# no kernels for, shows when something is computed. Nothing here is asked of NVML alone, as trials' launchers do.
+
+TIME_LIMIT_S = 180
+
+_PRODUCT = """
+import sys, torch
+torch.cuda.init()
+a = torch.randn(64, 64, device=sys.argv[1])
+float((a @ a).sum())
+torch.cuda.synchronize(sys.argv[1])
+"""
+
+# What torch adds to an error of CUDA, of which the first line tells enough.
+_ADVICE = ("CUDA kernel errors might", "For debugging", "Compile with", "Search for", "Device-side assertion")
+
+
+def why_unusable(device: str) -> str | None:
+    """Return why torch can't compute on `device` ('cuda:N', as NVML counts), in a line; None: it can."""
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
+    environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", _PRODUCT, device],
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return f"a product on it took more than {TIME_LIMIT_S} s"
+    if not probe.returncode:
+        return None
+    told = [line for line in probe.stderr.strip().splitlines() if line and not line.startswith((*_ADVICE, " "))]
+    return told[-1] if told else f"a product on it ended with exit code {probe.returncode}"
+
 
 _PROBE_TIMEOUT_S = 180
 
@@ -61,16 +99,16 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
     """Return what `device` and this installation can do.
 
     Args:
-        device: As :func:`autotune.hardware.detect` takes it.
+        device: As :func:`autotune.values.hardware.detect` takes it.
         measure: Measure the device's rates and keep them, which takes seconds.
 
     Raises:
-        InputError, MachineError: As :func:`autotune.hardware.detect`; the measured rates can't be kept.
+        InputError, MachineError: As :func:`autotune.values.hardware.detect`; the measured rates can't be kept.
         MachineError, InfrastructureError: As :func:`autotune.cost.calibrate.calibrate`.
     """
     hardware = detect(device)
     busy = _measure(hardware) if measure else []
-    rates = kept_rates(hardware)
+    rates = read_rates(hardware)
     libraries = _libraries()
     findings = (
         *_device(hardware, libraries),
@@ -101,7 +139,7 @@ def _measure(hardware: Hardware) -> list[OtherProcess]:
     """Measure and keep the rates; return who else was computing when it began."""
     writable("rates")  # fails at once rather than when all is measured
     busy = other_processes(hardware)
-    keep_rates(calibrate(hardware), hardware)
+    write_rates(calibrate(hardware), hardware)
     return busy
 
 

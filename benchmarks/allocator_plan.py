@@ -11,9 +11,9 @@ import functools
 import random
 from typing import Any
 
-from autotune.config import Parallelism, Precision, TrainConfig, Workload
-from autotune.values import Value
-from autotune.workload_plan import TRANSCRIPT_LENGTH
+from autotune.planning.workload import TRANSCRIPT_LENGTH
+from autotune.value import Value
+from autotune.values.config import Parallelism, Precision, TrainConfig, Workload
 
 SEED = 20261122
 
@@ -209,8 +209,8 @@ def _is_large(model: str) -> bool:
 
 @functools.cache
 def _known(model: str) -> tuple[Any, Any, Any]:
-    from autotune.models import default_task, describe
-    from autotune.resolving import resolve
+    from autotune.training.build import default_task, describe
+    from autotune.training.resolve import resolve
 
     spec = resolve(model)
     task = default_task(spec)

@@ -33,7 +33,7 @@ from typing import Any
 from allocator_plan import DEVICES, PARTS, SEED, Case, plan, workload_of
 from provenance import RESULTS, provenance
 
-from autotune.config import Workload
+from autotune.values.config import Workload
 
 # More than any of these cards has: what is looked for is the peak of all configurations, and not which of them fit.
 MEMORY = "200GiB"
@@ -83,8 +83,8 @@ def measure(parts: Iterable[str], out: Path) -> None:
 
 def _measure_here(capability: str, parts: Iterable[str], out: Path) -> None:
     from autotune.execution.runner import LocalRunner
-    from autotune.hardware import detect
-    from autotune.search.rules import refusals
+    from autotune.space.rules import refusals
+    from autotune.values.hardware import detect
 
     hardware = detect("cuda:0")
     known = {row["key"] for row in read(out)}
@@ -105,8 +105,8 @@ def _measure_here(capability: str, parts: Iterable[str], out: Path) -> None:
 
 
 def _run(case: Case, workload: Workload, runner: Any, scratch: Path) -> dict[str, Any]:
-    from autotune.checks import SoakTask
-    from autotune.trial import Limits, Purpose, TrialRequest
+    from autotune.values.checks import SoakTask
+    from autotune.values.trial import Limits, Purpose, TrialRequest
 
     started = time.monotonic()
     request = TrialRequest(
@@ -179,7 +179,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 def hardware_of(capability: str, measured: Path) -> Any:
     """Return the stand-in that a file's cases were measured on."""
-    from autotune.hardware import Hardware
+    from autotune.values.hardware import Hardware
 
     for line in measured.read_text().splitlines():
         row = json.loads(line)
@@ -190,7 +190,7 @@ def hardware_of(capability: str, measured: Path) -> Any:
 
 def predict(parts: Iterable[str], measured: Path, out: Path, families: Iterable[str] = ()) -> None:
     """Predict each measured case with the cost model as it is, nothing learned, and append a row for each."""
-    from autotune.hardware import detect
+    from autotune.values.hardware import detect
 
     chosen = set(families)
     append(out, {"run": provenance(detect("cpu"))})

@@ -34,11 +34,11 @@ from provenance import ROOT, provenance, results_path
 import autotune
 from autotune.execution.environment import launcher_environment
 from autotune.execution.runner import LocalRunner
-from autotune.files import write_text
-from autotune.hardware import Hardware, detect, like_devices
-from autotune.result import TuningResult
-from autotune.statistics import half_width
-from autotune.trial import DescribeRequest, Limits, Purpose, TrialRequest
+from autotune.tuning_result import TuningResult
+from autotune.value import write_text
+from autotune.values.hardware import Hardware, detect, like_devices
+from autotune.values.statistics import half_width
+from autotune.values.trial import DescribeRequest, Limits, Purpose, TrialRequest
 
 EXAMPLE = ROOT / "examples" / "train_with_result.py"
 TIMEOUT_S = 900.0

@@ -21,9 +21,9 @@ from provenance import ROOT
 
 import autotune
 from autotune.exports.draft import Draft
+from autotune.exports.launch_files import ARGUMENTS, SCRIPT
 from autotune.exports.targets import draft, written
-from autotune.launch_files import ARGUMENTS, SCRIPT
-from autotune.result import TuningResult
+from autotune.tuning_result import TuningResult
 
 TIMEOUT_S = 900.0
 SCRIPTS = ("python", "accelerate", "accelerate-loop", "trl")
@@ -117,7 +117,7 @@ def _module_path() -> str:
 
 def save_checkpoint(result: TuningResult, folder: Path) -> None:
     """Save the model of an answer with random weights, and a tokenizer whose words are numbers."""
-    from autotune.models import build_model
+    from autotune.training.build import build_model
 
     model: Any = build_model(result.workload.model, result.workload.task, dtype="float32", device="cpu")
     model.save_pretrained(folder)

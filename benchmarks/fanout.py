@@ -32,19 +32,19 @@ from typing import Any
 
 from provenance import ROOT, provenance, results_path
 
-from autotune.adapter_config import LoraAdapter
-from autotune.budget import Effort
-from autotune.config import Allowance, Precision
-from autotune.events import Event, TrialEnded
 from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
-from autotune.exhaustive import plan_of
-from autotune.fanout import FanOut
-from autotune.files import write_text
-from autotune.hardware import detect
-from autotune.recording import RecordedPoint, RecordedTrial, Table, load_table
-from autotune.rundir import RunDirectory
-from autotune.search_plan import SearchPlan
-from autotune.trial import TrialResult
+from autotune.planning.plan import SearchPlan
+from autotune.search.exhaustive import plan_of
+from autotune.search.parallel import FanOut
+from autotune.storage.run_directory import RunDirectory
+from autotune.value import write_text
+from autotune.values.adapters import LoraAdapter
+from autotune.values.budget import Effort
+from autotune.values.config import Allowance, Precision
+from autotune.values.events import Event, TrialEnded
+from autotune.values.hardware import detect
+from autotune.values.recorded_table import RecordedPoint, RecordedTrial, Table, load_table
+from autotune.values.trial import TrialResult
 
 WORKERS = (1, 2, 4, 8, 16, 32, 50)
 GUIDED_WORKERS = (1, 2, 4, 8)

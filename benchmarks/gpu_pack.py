@@ -42,8 +42,8 @@ from pack.table import DEADLINE_S, parts
 from provenance import results_path
 
 from autotune.errors import AutotuneError
-from autotune.hardware import Hardware, detect
 from autotune.units import show_memory
+from autotune.values.hardware import Hardware, detect
 
 LEAST_S = 1.0  # a part with less isn't begun
 

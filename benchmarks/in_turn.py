@@ -22,11 +22,11 @@ from typing import Any
 from provenance import provenance, results_path
 from shallow import LAYERS, MODELS, SMALL_DEPTHS
 
-from autotune.architecture import ModelSpec, Task
-from autotune.depth import shallower
-from autotune.files import write_text
-from autotune.hardware import detect
-from autotune.models import build_config, build_model
+from autotune.training.build import build_config, build_model
+from autotune.training.depth import shallower
+from autotune.value import write_text
+from autotune.values.hardware import detect
+from autotune.values.model import ModelSpec, Task
 
 CASES = (("llama-256", 4), ("llama-256", 1), ("bert-256", 4), ("llama-512", 1))
 BURST_LAYERS = 12  # steps of a burst, times the depth

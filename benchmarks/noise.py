@@ -29,11 +29,11 @@ from typing import Any, Self
 from provenance import provenance, results_path
 
 import autotune
-from autotune.config import TrainConfig
-from autotune.events import Event, TrialStarted
-from autotune.files import write_text
-from autotune.hardware import detect
-from autotune.result import TuningResult
+from autotune.tuning_result import TuningResult
+from autotune.value import write_text
+from autotune.values.config import TrainConfig
+from autotune.values.events import Event, TrialStarted
+from autotune.values.hardware import detect
 
 ALIKE = 0.95
 

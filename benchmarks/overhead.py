@@ -29,11 +29,11 @@ from typing import Any
 from provenance import provenance, results_path
 
 import autotune
-from autotune.events import TrialEnded
-from autotune.files import write_text
-from autotune.hardware import detect
-from autotune.result import TuningResult
-from autotune.trial import TrialResult
+from autotune.tuning_result import TuningResult
+from autotune.value import write_text
+from autotune.values.events import TrialEnded
+from autotune.values.hardware import detect
+from autotune.values.trial import TrialResult
 
 MOST_TRIAL_S = 1.0
 MOST_SHARE = 0.15

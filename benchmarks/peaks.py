@@ -21,20 +21,20 @@ from typing import Any
 
 from provenance import provenance, results_path
 
-from autotune.adapter_config import LoraAdapter
-from autotune.budget import Budget, Effort
-from autotune.config import TrainConfig, Workload
-from autotune.cost.calibrate import rates_of
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.errors import AutotuneError
 from autotune.execution.runner import LocalRunner
-from autotune.hardware import Hardware, default_budget_bytes, detect
-from autotune.models import default_task, describe
-from autotune.resolving import resolve
-from autotune.search.rules import refusals
-from autotune.trial import Limits, Purpose, TrialRequest, TrialResult
+from autotune.space.rules import refusals
+from autotune.storage.learned import rates_of
+from autotune.training.build import default_task, describe
+from autotune.training.resolve import resolve
+from autotune.values.adapters import LoraAdapter
+from autotune.values.budget import Budget, Effort
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.hardware import Hardware, default_budget_bytes, detect
+from autotune.values.trial import Limits, Purpose, TrialRequest, TrialResult
 
 # Small enough for two cores; on a GPU the larger ones of the same kinds.
 MODELS = {

@@ -36,8 +36,8 @@ from autotune.cost.profiler import profile
 from autotune.cost.reserve import unused_bytes
 from autotune.cost.sharding import share_of
 from autotune.errors import AutotuneError, InputError, one_line
-from autotune.hardware import detect
 from autotune.units import GIB
+from autotune.values.hardware import detect
 
 ROWS = Path(__file__).with_name("ground_truth.jsonl")
 

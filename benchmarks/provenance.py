@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
-from autotune.hardware import Hardware
+from autotune.values.hardware import Hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -29,8 +29,8 @@ from searching.ours import model_of
 from autotune.cost.attainable import table_rates
 from autotune.cost.profile import Profile
 from autotune.cost.time import step_seconds
-from autotune.exhaustive import plan_of
-from autotune.recording import load_table
+from autotune.search.exhaustive import plan_of
+from autotune.values.recorded_table import load_table
 
 NEAR = 0.05
 

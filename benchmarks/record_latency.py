@@ -28,20 +28,20 @@ from unittest.mock import patch
 import optuna
 from provenance import ROOT, provenance, results_path
 
-from autotune.databases import VARIABLE, Database
 from autotune.errors import AutotuneError
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.exhaustive import plan_of
-from autotune.files import write_text
-from autotune.hardware import detect
-from autotune.kept import KeptTrial
-from autotune.record import Record
-from autotune.recordable import Identity, described
-from autotune.recording import Table, load_table
-from autotune.requesting import request_of
+from autotune.planning.plan import SearchPlan
+from autotune.planning.requests import request_of
+from autotune.search.exhaustive import plan_of
 from autotune.search.study import Study
-from autotune.search_plan import SearchPlan
-from autotune.trial import Purpose, TrialResult
+from autotune.storage.database import VARIABLE, Database
+from autotune.storage.record import Record
+from autotune.storage.recorded import KeptTrial
+from autotune.storage.sync import Identity, described
+from autotune.value import write_text
+from autotune.values.hardware import detect
+from autotune.values.recorded_table import Table, load_table
+from autotune.values.trial import Purpose, TrialResult
 
 TABLE = ROOT / "benchmarks" / "tables" / "llama-1m.jsonl"
 

@@ -24,10 +24,10 @@ from export_throughput import parsed, parser_of, search, steps_for, train
 from provenance import provenance, results_path
 
 import autotune
-from autotune.files import write_text
-from autotune.hardware import detect
-from autotune.result import TuningResult
-from autotune.trial import Interval
+from autotune.tuning_result import TuningResult
+from autotune.value import write_text
+from autotune.values.hardware import detect
+from autotune.values.trial import Interval
 
 ASKED_SHARE = 19 / 20
 

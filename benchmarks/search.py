@@ -27,13 +27,13 @@ from searching.ours import search, search_unguided
 from searching.plots import plot_regret
 from searching.scores import best_so_far, figures, near_best, noise_of, performance_score, rates_of
 
-from autotune.budget import Effort
 from autotune.errors import AutotuneError
-from autotune.exhaustive import plan_of
-from autotune.files import write_text
-from autotune.hardware import detect
-from autotune.recording import Table, load_table
-from autotune.trial import TrialStatus
+from autotune.search.exhaustive import plan_of
+from autotune.value import write_text
+from autotune.values.budget import Effort
+from autotune.values.hardware import detect
+from autotune.values.recorded_table import Table, load_table
+from autotune.values.trial import TrialStatus
 
 TABLES = ROOT / "benchmarks" / "tables"
 

@@ -23,13 +23,13 @@ from typing import Any
 
 from provenance import provenance, results_path
 
-from autotune.config import TrainConfig, Workload
 from autotune.execution.runner import LocalRunner, trial_directory
-from autotune.files import write_text
-from autotune.hardware import Hardware, default_budget_bytes, detect
-from autotune.models import default_task
-from autotune.resolving import resolve
-from autotune.trial import Limits, Purpose, TrialRequest
+from autotune.training.build import default_task
+from autotune.training.resolve import resolve
+from autotune.value import write_text
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.hardware import Hardware, default_budget_bytes, detect
+from autotune.values.trial import Limits, Purpose, TrialRequest
 
 MOMENTS_FILE = "moments.json"
 LAYERS = 24

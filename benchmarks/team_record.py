@@ -27,20 +27,20 @@ from typing import Any
 
 from provenance import ROOT, provenance, results_path
 
-from autotune.databases import VARIABLE
 from autotune.errors import AutotuneError
-from autotune.events import Event, Note, TrialEnded
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.exhaustive import plan_of
-from autotune.files import write_text, write_value
-from autotune.hardware import detect
-from autotune.keeping import keeper_of
-from autotune.record import Record, record
-from autotune.recordable import Identity, kept_trials
-from autotune.recording import load_table
-from autotune.rundir import RunDirectory
-from autotune.trial import TrialRequest, TrialResult
-from autotune.tuner import Tuner
+from autotune.search.exhaustive import plan_of
+from autotune.search.tuner import Tuner
+from autotune.storage.database import VARIABLE
+from autotune.storage.record import Record, record
+from autotune.storage.run_directory import RunDirectory
+from autotune.storage.sync import Identity, kept_trials
+from autotune.storage.writer import keeper_of
+from autotune.value import write_text, write_value
+from autotune.values.events import Event, Note, TrialEnded
+from autotune.values.hardware import detect
+from autotune.values.recorded_table import load_table
+from autotune.values.trial import TrialRequest, TrialResult
 
 TABLE = ROOT / "benchmarks" / "tables" / "llama-1m.jsonl"
 REPORT = "held_up.json"

@@ -18,9 +18,9 @@ from typing import Any
 from peaks import run_model
 from provenance import provenance, results_path
 
-from autotune.adapter_config import LoraAdapter
-from autotune.config import TrainConfig
-from autotune.hardware import detect
+from autotune.values.adapters import LoraAdapter
+from autotune.values.config import TrainConfig
+from autotune.values.hardware import detect
 
 MODELS = {"cpu": ["bert-small", "t5-small"], "cuda": ["bert-large-uncased", "t5-base"]}
 LARGE, SMALL = 8, 1

@@ -26,10 +26,10 @@ from provenance import ROOT, provenance, results_path
 from repeat import finite
 
 import autotune
-from autotune.callback import FILE_NAME
-from autotune.files import write_text
-from autotune.hardware import detect
-from autotune.production import Production
+from autotune.integrations.callback import FILE_NAME
+from autotune.integrations.promise import Production
+from autotune.value import write_text
+from autotune.values.hardware import detect
 
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 1800.0

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.architecture import ModelSpec, Task
-from autotune.config import TrainConfig, Workload
 from autotune.execution.runner import LocalRunner, trial_directory
-from autotune.hardware import detect
-from autotune.trial import Limits, Purpose, TrialRequest, TrialResult
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.hardware import detect
+from autotune.values.model import ModelSpec, Task
+from autotune.values.trial import Limits, Purpose, TrialRequest, TrialResult
 
 # Measuring ends after two steps: the interval is always narrow enough.
 LIMITS = Limits(

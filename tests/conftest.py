@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).parents[1]
 
 # Files that take long come first: no process is left alone with one of them at the end.
-LONG = ("test_find.py", "test_examples.py", "test_tuner.py")
+LONG = ("test_api.py", "test_examples.py", "test_tuner.py")
 
 TINY_LLAMA = {
     "model_type": "llama",
@@ -122,7 +122,7 @@ def bench(tiny_llama, tmp_path_factory):
     """What runs trials of the tiny Llama, and of other models."""
     from benches import Bench
 
-    from autotune.resolving import resolve
+    from autotune.training.resolve import resolve
 
     made = Bench(resolve(str(tiny_llama)), tmp_path_factory.mktemp("run"))
     with made.runner:

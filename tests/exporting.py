@@ -7,15 +7,16 @@ from typing import Any
 
 from factories import make_config, make_gpu, make_hardware, make_plan, make_result, make_spec, make_workload
 
-from autotune.answer import assemble
-from autotune.architecture import Task
-from autotune.config import Parallelism, TrainConfig
 from autotune.exports.draft import Draft
 from autotune.exports.targets import draft
-from autotune.result import Arguments, TuningResult
-from autotune.search.history import History
-from autotune.training_args import plan as mapped
-from autotune.trial import Purpose
+from autotune.space.history import History
+from autotune.training.arguments import plan as mapped
+from autotune.tuning_result import TuningResult, with_methods
+from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.model import Task
+from autotune.values.result import Arguments
+from autotune.values.trial import Purpose
+from autotune.verification.verdict import assemble
 
 GPU = make_gpu(cores=8)
 
@@ -41,7 +42,7 @@ def _assembled() -> TuningResult:
         history.add(trial)
     found = assemble(made, history, trials, {}, 1.0)
     assert found is not None
-    return found
+    return with_methods(found)
 
 
 def answer_with(

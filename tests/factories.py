@@ -11,18 +11,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.architecture import ModelFacts, ModelSpec, Task
-from autotune.budget import Budget, Effort
-from autotune.checkpointing import Checkpointing, arguments
-from autotune.config import Allowance, TrainConfig, Workload
-from autotune.files import write_value
-from autotune.hardware import Hardware, installed_versions
-from autotune.search.space import SearchSpace
-from autotune.search.space_file import SpaceFile, load_space
-from autotune.search_plan import SearchPlan
-from autotune.statistics import rate_interval
-from autotune.training_args import transformers_version
-from autotune.trial import (
+from autotune.planning.plan import SearchPlan
+from autotune.space.file import SpaceFile, load_space
+from autotune.space.space import SearchSpace
+from autotune.training.arguments import transformers_version
+from autotune.units import GIB
+from autotune.value import write_value
+from autotune.values.budget import Budget, Effort
+from autotune.values.checkpointing import Checkpointing, arguments
+from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.hardware import Hardware, installed_versions
+from autotune.values.model import ModelFacts, ModelSpec, Task
+from autotune.values.statistics import rate_interval
+from autotune.values.trial import (
     Failure,
     Limits,
     Measurement,
@@ -33,7 +34,6 @@ from autotune.trial import (
     TrialResult,
     TrialStatus,
 )
-from autotune.units import GIB
 
 VERSIONS = {"transformers": "5.23.0", "torch": "2.13.0", "bitsandbytes": "0.49.0"}
 

@@ -24,17 +24,17 @@ from factories import (
     make_space_file,
 )
 
-from autotune.config import TrainConfig
-from autotune.cost_estimate import MemoryBreakdown
-from autotune.events import ignore
-from autotune.reporting import gather
-from autotune.result import TuningResult
-from autotune.run_report import Breakdown, RunReport
-from autotune.rundir import RunDirectory
-from autotune.search_plan import SearchPlan
-from autotune.trial import Interval, Memory, Outcome, Prediction, TrialRequest, TrialStatus
-from autotune.tuner import Tuner
+from autotune.output.gather import gather
+from autotune.output.run_report import Breakdown, RunReport
+from autotune.planning.plan import SearchPlan
+from autotune.search.tuner import Tuner
+from autotune.storage.run_directory import RunDirectory
+from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
+from autotune.values.config import TrainConfig
+from autotune.values.estimate import MemoryBreakdown
+from autotune.values.events import ignore
+from autotune.values.trial import Interval, Memory, Outcome, Prediction, TrialRequest, TrialStatus
 
 BASE = make_config()
 BEST = make_config(16, precision="bf16", optim="adamw_torch")
@@ -110,8 +110,11 @@ def _searched(told: Callable[[TrialRequest], Outcome], finalists: int) -> tuple[
     run_directory = RunDirectory.create(directory)
     run_directory.write_plan(plan)
     runner = PredictingRunner(directory, told, clock=Clock())
-    with mock.patch("autotune.tuner.PATIENCE_ASKS", 1):  # the sampler's attempts in a small space take a second each
-        return directory, plan, Tuner(plan, run_directory, runner, ignore, clock=Clock()).run()
+    with mock.patch(
+        "autotune.search.tuner.PATIENCE_ASKS", 1
+    ):  # the sampler's attempts in a small space take a second each
+        found = Tuner(plan, run_directory, runner, ignore, clock=Clock()).run()
+        return directory, plan, with_methods(found)
 
 
 def make_report(directory: Path, told: Callable[[TrialRequest], Outcome] = without_memory) -> RunReport:

@@ -6,10 +6,10 @@ from typing import Any
 
 from factories import make_config, make_plan, make_request, make_result
 
-from autotune.config import TrainConfig
-from autotune.kept import KeptSearch, KeptTrial, key_of
-from autotune.search_plan import SearchPlan
-from autotune.trial import Outcome, Purpose
+from autotune.planning.plan import SearchPlan
+from autotune.storage.recorded import KeptSearch, KeptTrial, key_of
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Outcome, Purpose
 
 DAY = "2026-11-20"
 MOMENT = f"{DAY}T12:00:00+00:00"

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 from autotune.execution.job import PROCESS_FILE
-from autotune.execution.verdict import OUTCOME_FILE
+from autotune.execution.outcome import OUTCOME_FILE
 from autotune.execution.worker import run_trial
-from autotune.files import read_value, write_value
-from autotune.trial import Failure, Memory, TrialRequest, TrialStatus
+from autotune.value import read_value, write_value
+from autotune.values.trial import Failure, Memory, TrialRequest, TrialStatus
 
 FLOOD_BYTES = 200 << 20
 FOR_EVER_S = 3600
@@ -271,7 +271,7 @@ def hold_device_memory(directory: Path) -> None:
 
     import torch
 
-    from autotune.hardware import cuda_used_bytes
+    from autotune.values.hardware import cuda_used_bytes
 
     kept = torch.ones(1 << 30, dtype=torch.uint8, device="cuda:0")
     torch.cuda.synchronize()
@@ -295,7 +295,7 @@ def grow_beside_the_allocator(directory: Path) -> None:
     import torch
 
     from autotune.execution.guard import memory_guard
-    from autotune.hardware import cuda_used_bytes
+    from autotune.values.hardware import cuda_used_bytes
 
     budget = read_value(TrialRequest, directory / "request.json").limits.memory_bytes
     idle = cuda_used_bytes("cuda:0")

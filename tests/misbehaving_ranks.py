@@ -13,8 +13,8 @@ from pathlib import Path
 
 from autotune.execution.outcome_files import outcome_file
 from autotune.execution.ranks import own_rank
-from autotune.files import write_text, write_value
-from autotune.trial import Failure, TrialStatus
+from autotune.value import write_text, write_value
+from autotune.values.trial import Failure, TrialStatus
 
 PLAN_FILE = "misbehaviour.json"
 FOR_EVER_S = 3600

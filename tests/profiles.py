@@ -15,7 +15,7 @@ from autotune.cost.family import Family
 from autotune.cost.kinds import CONTRACTION
 from autotune.cost.model import CostModel
 from autotune.cost.profile import Excerpt, Line, MemoryPoint, ParameterGroup, Profile, Work
-from autotune.rates import Rates
+from autotune.values.estimate import Rates
 
 MB = 1_000_000
 

@@ -1,4 +1,4 @@
-"""What runs trials on the nodes of a test's Ray cluster: makers (`module:function`) for `autotune.execution.engine`."""
+"""Runs trials on the nodes of a test's Ray cluster: makers (`module:function`) for `autotune.execution.ray_pool`."""
 
 import os
 import signal
@@ -10,10 +10,10 @@ from factories import make_measurement, make_result, product_rate
 
 from autotune.errors import InfrastructureError
 from autotune.execution import launcher
-from autotune.execution.node import Job
+from autotune.execution.ray_worker import Job
 from autotune.execution.runner import LocalRunner, Runner
-from autotune.hardware import detect
-from autotune.trial import TrialRequest, TrialResult
+from autotune.values.hardware import detect
+from autotune.values.trial import TrialRequest, TrialResult
 
 # The launcher's own code, without the import of torch.
 _LIGHT = "from autotune.execution import launch; launch._preload = lambda device: True; launch.main()"

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.execution.runner import Runner
-from autotune.trial import Failure, TrialRequest, TrialStatus
+from autotune.values.trial import Failure, TrialRequest, TrialStatus
 
 
 class RunnerContract:

@@ -6,11 +6,11 @@ from typing import Any
 
 from factories import make_config, make_result
 
-from autotune.config import Allowance
-from autotune.events import Event, Leader, Note, Standing, TrialEnded, TrialStarted
-from autotune.result import Change
-from autotune.trial import Prediction, Purpose
 from autotune.units import GIB
+from autotune.values.config import Allowance
+from autotune.values.events import Event, Leader, Note, Standing, TrialEnded, TrialStarted
+from autotune.values.result import Change
+from autotune.values.trial import Prediction, Purpose
 
 BF16 = Change(knob="precision", before="fp32", after="bf16", allowance=Allowance.NUMERICS)
 MICRO_BATCH = Change(knob="per_device_train_batch_size", before="8", after="16", allowance=Allowance.EXACT)

@@ -10,8 +10,8 @@ import time
 from rich.console import Console
 from search_events import make_ended, make_started
 
-from autotune.events import Note
 from autotune.output.progress import Progress
+from autotune.values.events import Note
 
 if __name__ == "__main__":
     try:

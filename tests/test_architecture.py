@@ -1,7 +1,10 @@
-"""The arrows between modules run one way, and importing the package stays light."""
+"""Imports between the folders run one way, in no circle, and importing the package stays light.
+
+Every import counts: those inside functions and those under `TYPE_CHECKING` as well as those at the top of a module.
+"""
 
 import ast
-import functools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,205 +13,178 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "autotune"
 
-VALUES = {
-    "values",
-    "visible",
-    "errors",
-    "architecture",
-    "checkpointing",
-    "compilers",
-    "complaints",
-    "not_offered",
-    "optimizers",
-    "objective",
-    "options",
-    "own_code",
-    "own_step",
-    "config",
-    "budget",
-    "hardware",
-    "nvml",
-    "trial",
-    "checks",
-    "result",
-    "events",
-    "units",
-    "statistics",
-    "stopwatch",
-    "conditions",
-    "spending",
-    "cost_estimate",
-    "estimate_report",
-    "rates",
-    "knobs",
-    "recording",
-    "adapter_config",
-    "kept",
-    "kept_rows",
-    "explanation",
-    "attribution",
-    "run_report",
-    "fleet",
-}
-PURE_FILES = {"files"}
-LASTING = {"home", "mounts", "shown_urls", "databases", "record"}
-FOUNDATIONS = {
-    "adapters",
-    "depth",
-    "shrinking",
-    "audio",
-    "batches",
-    "images",
-    "models",
-    "resolving",
-    "model_facts",
-    "catalogue",
-    "data",
-    "corpus",
-    "textfile",
-    "training_args",
-    "loaded",
-    "peft_arguments",
-    "parallel_arguments",
-    "parallel_facts",
-    "tensor_parallel",
-    "whole_weights",
-    "launch_files",
-    "own_fit",
-    "own_launch",
-    "trainer_parts",
-    "quantized",
-    "quick_weights",
-    "loss",
-    "baseline",
-}
-PACKAGES = {"search", "cost", "execution", "output", "exports"}
+# A folder, or a module at the top, imports what stands above it here, and nothing that stands beside or below it.
+LAYERS = (
+    {"errors"},
+    {"value", "units", "version"},
+    {"values"},
+    {"training"},
+    {"space", "cost", "execution", "exports"},
+    {"planning"},
+    {"storage"},
+    {"verification", "integrations", "estimates", "doctor"},
+    {"search"},
+    {"output"},
+    {"tuning_result"},
+    {"api"},
+    {"cli"},
+    {"__init__", "__main__"},
+)
+HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
+
+MOST_MODULES_AT_THE_TOP = 10
+MOST_FOLDERS = 15
+MOST_LINES = 320
+
 HEAVY = {
     "torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "sqlalchemy", "ray",
 }  # fmt: skip
 
 
-@functools.cache
-def modules() -> dict[str, Path]:
+def modules(package: Path) -> dict[str, Path]:
+    """Return all modules by their dotted name without that of the package: 'cost.model', 'cost', '__init__'."""
     found = {}
-    for path in PACKAGE.rglob("*.py"):
-        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in sorted(package.rglob("*.py")):
+        name = ".".join(path.relative_to(package).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
 
 
-@functools.cache
-def imports(path: Path, *, inside_functions: bool) -> set[str]:
-    """Return the modules that `path` imports: at its top level, or anywhere; type-checking blocks are left out."""
+def imported(path: Path, *, lazy: bool = True) -> set[str]:
+    """Return the full names of what a module imports; not `lazy`: only what importing it imports at once."""
     found = set()
-    pending = list(ast.parse(path.read_text()).body)
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if not lazy and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not inside_functions:
+        if not lazy and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        pending += list(ast.iter_child_nodes(node))
+        pending += ast.iter_child_nodes(node)
     return found
 
 
-def own_imports(name: str, path: Path, *, inside_functions: bool) -> set[str]:
-    known = modules()
-    found = {i.removeprefix("autotune.") for i in imports(path, inside_functions=inside_functions) if "autotune." in i}
-    return {i for i in found if i in known and i != name}
+def arrows(package: Path) -> dict[str, set[str]]:
+    """Return for each module the modules of the package that it imports."""
+    known = modules(package)
+
+    def target(name: str) -> str:
+        if name == "autotune":
+            return "__init__"
+        inside = name.removeprefix("autotune.")
+        while inside and inside not in known:
+            inside = inside.rpartition(".")[0]
+        return inside or "__init__"
+
+    return {
+        module: {target(name) for name in imported(path) if name.split(".")[0] == "autotune"} - {module}
+        for module, path in known.items()
+    }
 
 
 def room(module: str) -> str:
     return module.split(".")[0]
 
 
-MODULES = sorted(modules().items())
+def violations(package: Path) -> list[str]:
+    """Return what is against the rule, a line each."""
+    graph = arrows(package)
+    homeless = [f"{module} is in no layer" for module in graph if room(module) not in HEIGHT]
+    against = [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in sorted(others)
+        if room(module) in HEIGHT
+        and room(module) != room(other)
+        and HEIGHT.get(room(other), len(LAYERS)) >= HEIGHT[room(module)]
+    ]
+    return [*homeless, *against, *circles(graph)]
 
 
-@pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])
-def test_arrows_run_one_way(name, path):
-    allowed = {
-        **dict.fromkeys(VALUES, VALUES | PURE_FILES),
-        **dict.fromkeys(FOUNDATIONS, FOUNDATIONS | VALUES | PURE_FILES),
-        **dict.fromkeys(LASTING, VALUES | LASTING),
-        "cost": FOUNDATIONS | VALUES | PURE_FILES | LASTING | {"cost"},
-        "search": FOUNDATIONS | VALUES | PURE_FILES | {"search"},
-        "execution": FOUNDATIONS | VALUES | PURE_FILES | {"execution"},
-        "exports": FOUNDATIONS | VALUES | PURE_FILES | {"exports"},
-    }
-    # The conductor and the command line see everything; `result` maps to training arguments inside its methods.
-    if room(name) in allowed and room(name) != "result":
-        outside = {i for i in own_imports(name, path, inside_functions=True) if room(i) not in allowed[room(name)]}
-        assert not outside, f"{name} must not import {outside}"
-
-
-def test_packages_never_import_each_other():
-    for name, path in MODULES:
-        if room(name) in PACKAGES - {"output"}:
-            others = {room(i) for i in own_imports(name, path, inside_functions=True)} & (PACKAGES - {room(name)})
-            assert not others, f"{name} imports {others}"
-
-
-def test_output_is_called_by_the_command_line_only():
-    users = {
-        name
-        for name, path in MODULES
-        if any(room(i) == "output" for i in own_imports(name, path, inside_functions=True))
-    }
-    callers = {
-        "cli",
-        "listing_commands",
-        "history_commands",
-        "report_commands",
-        "notebook",
-        "dashboard_command",
-        "watched",
-        "listening",
-    }
-    assert {room(user) for user in users} <= callers | {"output"}
-
-
-def test_no_module_imports_itself_in_a_circle():
-    graph = {name: own_imports(name, path, inside_functions=False) for name, path in MODULES if name}
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """Return the circles that a walk along all imports meets."""
     done: set[str] = set()
+    found = []
 
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, f"a circle: {' -> '.join((*trail, name))}"
-        if name not in done:
-            for other in graph.get(name, ()):
-                visit(other, (*trail, name))
-            done.add(name)
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        if module in trail:
+            found.append(f"a circle: {' -> '.join((*trail[trail.index(module) :], module))}")
+        elif module not in done:
+            for other in sorted(graph[module]):
+                visit(other, (*trail, module))
+            done.add(module)
 
-    for name in graph:
-        visit(name, ())
+    for module in graph:
+        visit(module, ())
+    return found
+
+
+def test_imports_run_one_way_and_in_no_circle():
+    assert violations(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "planted", "said"),
+    [
+        (
+            "cost/memory.py",
+            "def planted():\n    from autotune.search import tuner\n",
+            "cost.memory imports search.tuner",
+        ),
+        (
+            "values/trial.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from autotune.planning.plan import SearchPlan\n",
+            "values.trial imports planning.plan",
+        ),
+        ("cost/memory.py", "import autotune.execution.guard\n", "cost.memory imports execution.guard"),
+        ("cost/memory.py", "from autotune import find\n", "cost.memory imports __init__"),
+        ("planted.py", "", "planted is in no layer"),
+        ("planted/__init__.py", "", "planted is in no layer"),
+        (
+            "values/trial.py",
+            "def planted():\n    from autotune.values import result\n",
+            "a circle: values.trial -> values.result -> values.trial",
+        ),
+    ],
+)
+def test_what_is_against_the_rule_is_found(file, planted, said, tmp_path):
+    package = shutil.copytree(PACKAGE, tmp_path / "autotune", ignore=shutil.ignore_patterns("*.json", "__pycache__"))
+    (package / file).parent.mkdir(exist_ok=True)
+    with (package / file).open("a") as module:
+        module.write(planted)
+    assert said in violations(package)
+
+
+def test_the_top_stays_small():
+    assert len(list(PACKAGE.glob("*.py"))) <= MOST_MODULES_AT_THE_TOP
+    assert len([p for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"]) <= MOST_FOLDERS
+
+
+def test_no_module_is_long():
+    lengths = {module: len(path.read_text().splitlines()) for module, path in modules(PACKAGE).items()}
+    assert {module: length for module, length in lengths.items() if length > MOST_LINES} == {}
 
 
 def users_of(package: str) -> set[str]:
-    return {n for n, p in MODULES if any(i.split(".")[0] == package for i in imports(p, inside_functions=True))}
+    return {m for m, path in modules(PACKAGE).items() if any(room(name) == package for name in imported(path))}
 
 
-def test_only_the_studies_import_optuna():
-    assert users_of("optuna") == {"search.study", "search.shown_study"}
-
-
-def test_only_the_record_imports_sqlalchemy():
-    assert users_of("sqlalchemy") == {"record", "databases"}
-
-
-def test_only_the_engine_imports_ray():
-    assert users_of("ray") == {"execution.joining", "execution.engine", "execution.cluster"}
+def test_one_folder_knows_each_of_these_libraries():
+    assert users_of("optuna") == {"search.study", "integrations.dashboard"}
+    assert users_of("sqlalchemy") == {"storage.record", "storage.database"}
+    assert users_of("ray") == {"execution.ray_session", "execution.ray_pool", "execution.ray_nodes"}
 
 
 def test_values_import_nothing_heavy():
-    for name, path in MODULES:
-        if name in VALUES:
-            heavy = {i.split(".")[0] for i in imports(path, inside_functions=False)} & HEAVY
-            assert not heavy, f"{name} imports {heavy}"
+    for module, path in modules(PACKAGE).items():
+        if HEIGHT[room(module)] <= HEIGHT["values"]:
+            heavy = {room(name) for name in imported(path, lazy=False)} & HEAVY
+            assert not heavy, f"{module} imports {heavy}"
 
 
 def test_importing_autotune_loads_nothing_heavy():
@@ -220,7 +196,7 @@ def test_importing_autotune_loads_nothing_heavy():
 def test_help_loads_nothing_heavy():
     code = (
         "import sys; sys.argv = ['autotune', '--help']\n"
-        "from autotune.cli import main\n"
+        "from autotune.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print('MODULES', sorted({m.split('.')[0] for m in sys.modules}))"

@@ -19,15 +19,16 @@ from conftest import write_model
 from typer.testing import CliRunner
 
 import autotune as package
-from autotune import baseline, run_cost
-from autotune.budget import Effort
-from autotune.catalogue.gpus import gpu_named
-from autotune.cli import app
-from autotune.config import Allowance
-from autotune.knobs import point_of
-from autotune.resolving import resolve
-from autotune.search.space_file import builtin_spaces, read_space
+from autotune.cli.main import app
+from autotune.estimates import run_cost
+from autotune.space.file import builtin_spaces, read_space
+from autotune.space.knobs import point_of
+from autotune.training import baseline
+from autotune.training.resolve import resolve
 from autotune.units import parse_memory, parse_time_s
+from autotune.values.budget import Effort
+from autotune.values.catalogue.gpus import gpu_named
+from autotune.values.config import Allowance
 
 BASH, PYTHON, DATA, OTHER = "bash", "python", ("yaml", "json"), ("text",)
 
@@ -86,7 +87,7 @@ def parsed(words: list[str]) -> dict[str, object]:
         if not hasattr(command, "commands"):
             break
     assert context.parent is not None, f"{words}: no such command"
-    return {**context.params, "knobs": context.meta.get("autotune.knobs", {})}
+    return {**context.params, "knobs": context.meta.get("autotune.space.knobs", {})}
 
 
 def test_every_block_has_a_language_that_is_checked():

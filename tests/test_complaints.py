@@ -5,8 +5,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from autotune.complaints import complaint, first_complaint
-from autotune.options import Options
+from autotune.errors import complaint, first_complaint
+from autotune.planning.options import Options
 
 
 def refused(**fields) -> ValidationError:
@@ -41,7 +41,7 @@ def test_every_word_of_ours_fits_an_error_of_pydantic():
 
     from pydantic_core.core_schema import ErrorType
 
-    from autotune.complaints import _WORDS
+    from autotune.errors import _WORDS
 
     assert set(_WORDS) <= set(get_args(ErrorType))
 

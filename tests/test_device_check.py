@@ -6,7 +6,7 @@ import pytest
 from factories import make_gpu
 
 from autotune import doctor
-from autotune.device_check import why_unusable
+from autotune.doctor import why_unusable
 
 # A torch whose driver shows a device, as NVML tells, and which fails when something is computed there.
 TORCH = """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.run_cost import read_prices
-from autotune.search.space_file import read_space
+from autotune.estimates.run_cost import read_prices
+from autotune.space.file import read_space
 
 PACKAGE = Path(autotune.__file__).parent
 SOURCES = {
@@ -21,7 +21,7 @@ SOURCES = {
 WITH_DOCTESTS = [name for name, source in SOURCES.items() if re.search(r"^ *>>> ", source, re.MULTILINE)]
 
 # Files that docstrings show, and what reads them.
-FILES = {"autotune.search.space_file": read_space, "autotune.run_cost": read_prices}
+FILES = {"autotune.space.file": read_space, "autotune.estimates.run_cost": read_prices}
 
 
 def shown(module: str) -> list[str]:
@@ -32,7 +32,7 @@ def shown(module: str) -> list[str]:
 
 
 def test_there_are_examples():
-    assert {"autotune.units", "autotune.config"} <= set(WITH_DOCTESTS)
+    assert {"autotune.units", "autotune.values.config"} <= set(WITH_DOCTESTS)
 
 
 @pytest.mark.parametrize("name", WITH_DOCTESTS)

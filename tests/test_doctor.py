@@ -7,7 +7,7 @@ from factories import make_gpu
 from typer.testing import CliRunner
 
 from autotune import doctor
-from autotune.cli import app
+from autotune.cli.main import app
 from autotune.cost import calibrate
 
 LIBRARIES = dict.fromkeys(("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "triton"), "")

@@ -12,7 +12,7 @@ from code_blocks import ROOT
 
 import autotune
 from autotune import errors
-from autotune.cli import app
+from autotune.cli.main import app
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from autotune import errors
 from autotune.errors import AutotuneError, suggestion
-from autotune.tuner import SearchInterrupted
+from autotune.search.tuner import SearchInterrupted
 
 EXIT_CODES = {
     "AutotuneError": 1,

@@ -9,7 +9,7 @@ from running_examples import run_example
 
 import autotune
 from autotune.exports.targets import TARGETS
-from autotune.result import Verdict
+from autotune.values.result import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -8,8 +8,8 @@ import pytest
 from running_examples import ROOT, run_example
 
 import autotune
-from autotune.adapter_config import LoraAdapter
-from autotune.training_args import plan
+from autotune.training.arguments import plan
+from autotune.values.adapters import LoraAdapter
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -119,7 +119,7 @@ def test_the_wheel_holds_the_package_and_its_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert package_files() <= names
     assert {f"autotune/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.yaml")} <= names
-    assert {"autotune/py.typed", "autotune/catalogue/gpus.json"} <= names
+    assert {"autotune/py.typed", "autotune/values/catalogue/gpus.json"} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names} == {"autotune", f"autotune_train-{__version__}.dist-info"}
 

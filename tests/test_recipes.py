@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 
-from autotune.cli import app
+from autotune.cli.main import app
 from autotune.errors import InputError, MachineError, NothingFitsError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -11,16 +11,16 @@ import pytest
 from conftest import TINY_LLAMA, write_model
 from pydantic import ValidationError
 
-from autotune.adapter_config import ADAPTERS
-from autotune.checkpointing import KINDS
-from autotune.config import TrainConfig, Workload
-from autotune.hardware import detect
-from autotune.models import default_task, describe
-from autotune.optimizers import OPTIMIZERS
-from autotune.resolving import resolve
-from autotune.search.rules import refusals
-from autotune.training_args import transformers_version
-from autotune.trial import TrialStatus
+from autotune.space.rules import refusals
+from autotune.training.arguments import transformers_version
+from autotune.training.build import default_task, describe
+from autotune.training.resolve import resolve
+from autotune.values.adapters import ADAPTERS
+from autotune.values.checkpointing import KINDS
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.hardware import detect
+from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.trial import TrialStatus
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 MODELS: dict[str, dict[str, Any]] = {

@@ -6,8 +6,8 @@ import pytest
 from factories import make_config, make_result, make_workload
 from pydantic import ValidationError
 
-from autotune.trial import Interval, TrialResult
-from autotune.values import Value
+from autotune.value import Value
+from autotune.values.trial import Interval, TrialResult
 
 
 class Pair(Value):

@@ -13,15 +13,15 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from autotune.cli import app
-from autotune.events import Note
-from autotune.notebook import html_of, report_of, text_of
+from autotune.cli.main import app
 from autotune.output.fitted import Fitted
+from autotune.output.notebook import html_of, report_of, text_of
 from autotune.output.progress import Progress
 from autotune.output.report_html import html_report
 from autotune.output.report_text import csv_report, markdown_report
-from autotune.terminal import Console
-from autotune.visible import visible
+from autotune.output.terminal import Console
+from autotune.units import visible
+from autotune.values.events import Note
 
 NAME = "m\nRUN touch PWNED\n# \x1b[2J\x07\x9b\u202e\u2028<img src=x onerror=alert(1)>[/x][red]:smile:![a](http://b)`c`"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from autotune.architecture import ModelSpec
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import Profile
+from autotune.values.model import ModelSpec
 
 _trace = profiler.profile
 

@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.cost.calibrate import NO_DEVICE, BenchmarkRequest, BenchmarkSizes
-from autotune.rates import Arithmetic, Rates
+from autotune.values.estimate import Arithmetic, Rates
 
 _DTYPES: dict[Arithmetic, torch.dtype] = {
     "fp32": torch.float32,

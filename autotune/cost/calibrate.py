@@ -1,4 +1,4 @@
-"""The rates of a device: measured once, kept in the home, found again by the hardware's fingerprint.
+"""The rates of a device: measured in a process of its own, or as data sheets let expect.
 
 `calibrate` runs `autotune.cost.benchmark` in a process of its own, so that the caller's never starts a thread pool or
 a CUDA context. What it gives holds for this device with these drivers, libraries and cores: the fingerprint changes
@@ -8,26 +8,20 @@ with them, and what was kept for another is not used.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from autotune.cost.attainable import cpu_rates, table_rates
-from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.files import read_value, write_value
-from autotune.hardware import Hardware
-from autotune.home import home, writable
-from autotune.rates import Arithmetic, Rates
+from autotune.errors import InfrastructureError, MachineError
 from autotune.units import show_rate
-from autotune.values import Value
-
-logger = logging.getLogger(__name__)
+from autotune.value import Value
+from autotune.values.estimate import Arithmetic, Rates
+from autotune.values.hardware import Hardware
 
 NO_DEVICE = 3  # exit code of a benchmark whose device torch can't use
 _TIME_LIMIT_S = 240
@@ -121,7 +115,7 @@ def calibrate(hardware: Hardware, sizes: BenchmarkSizes | None = None) -> Rates:
 
 def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
     """Return which rate no such GPU can have, beside its data sheet's peak; None: none, or no data sheet is known."""
-    from autotune.catalogue.gpus import gpu_of
+    from autotune.values.catalogue.gpus import gpu_of
 
     gpu = None if hardware.is_cpu else gpu_of(hardware.name)
     if gpu is None:
@@ -136,15 +130,6 @@ def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
     return None
 
 
-def rates_of(hardware: Hardware) -> Rates:
-    """Return the rates of a device: the measured ones if any are kept, otherwise those of the table.
-
-    Raises:
-        MachineError: Nothing is kept, and no data sheet of this GPU is known.
-    """
-    return kept_rates(hardware) or rates_by_table(hardware)
-
-
 def rates_by_table(hardware: Hardware) -> Rates:
     """Return what the device should attain.
 
@@ -153,53 +138,12 @@ def rates_by_table(hardware: Hardware) -> Rates:
     """
     if hardware.is_cpu:
         return cpu_rates(hardware.features, hardware.cores * _cores_per_thread(), _frequency_hz(hardware.name))
-    from autotune.catalogue.gpus import gpu_of
+    from autotune.values.catalogue.gpus import gpu_of
 
     gpu = gpu_of(hardware.name)
     if gpu is None:
         raise MachineError(f"{hardware.name}: its data sheet isn't known: autotune doctor --calibrate measures it")
     return table_rates(gpu.peak_flops, gpu.bandwidth, gpu.capability, name=gpu.name)
-
-
-def rates_path(hardware: Hardware) -> Path:
-    """Return the file that holds the measured rates of a device, if there are any.
-
-    Raises:
-        InputError: As :func:`autotune.home.home`.
-    """
-    return home() / "rates" / f"{hardware.fingerprint}.json"
-
-
-def keep_rates(rates: Rates, hardware: Hardware) -> Path:
-    """Keep the measured rates of a device and return the file.
-
-    Raises:
-        InputError: The home can't be written.
-    """
-    path = writable("rates") / rates_path(hardware).name
-    try:
-        write_value(rates, path)
-    except OSError as error:
-        raise InputError(f"{path}: can't be written: {error.strerror}") from None
-    return path
-
-
-def kept_rates(hardware: Hardware) -> Rates | None:
-    """Return the measured rates of a device; None if none are kept. A file that can't be read is ignored, and said."""
-    try:
-        path = rates_path(hardware)
-        rates = read_value(Rates, path)
-    except (FileNotFoundError, NotADirectoryError, InputError):
-        return None
-    except (OSError, ValidationError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it isn't what autotune writes"
-    else:
-        too_much = beyond_data_sheet(rates, hardware)
-        if too_much is None:
-            return rates
-        reason = f"it has {too_much}"
-    logger.warning("autotune: %s is ignored: %s; autotune doctor --calibrate makes it anew", path, reason)
-    return None
 
 
 def _arithmetics(hardware: Hardware) -> tuple[Arithmetic, ...]:

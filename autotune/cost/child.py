@@ -11,12 +11,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from autotune.config import Workload
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.errors import InputError
-from autotune.files import read_value, write_value
-from autotune.values import Value
+from autotune.value import Value, read_value, write_value
+from autotune.values.config import Workload
 
 ENTRY = "autotune.cost.child:run_trace"
 

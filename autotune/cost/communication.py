@@ -18,11 +18,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.config import Parallelism, Sharding
 from autotune.cost.layers import total_bytes
 from autotune.cost.network import Channel, Network
 from autotune.cost.profile import Profile
-from autotune.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.values.config import Parallelism, Sharding
 
 Vector = NDArray[np.float64]
 

@@ -7,28 +7,18 @@ from a prior, so the first measurement moves everything alike and the later ones
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from autotune.config import TrainConfig
-from autotune.cost.gaussian import Regression
+from autotune.cost.gaussian_process import SIZE, Process
 from autotune.cost.memory import Components
-from autotune.cost.process import SIZE, Process
-from autotune.files import read_value, write_value
-from autotune.hardware import Hardware
-from autotune.home import home, writable
-from autotune.values import Value
-
-logger = logging.getLogger(__name__)
-
-KEPT = 300  # the latest observations; a regression over them takes milliseconds
+from autotune.cost.regression import Regression
+from autotune.value import Value
+from autotune.values.config import TrainConfig
 
 # Unit of what is taken beside all components.
 _CONSTANT_BYTES = float(100 << 20)
@@ -72,13 +62,6 @@ class Observation(Value):
     memory: dict[str, float] = Field(description="by 'allocated', 'reserved' and 'device'")
     time_features: dict[str, float]
     log_time: float | None = Field(description="logarithm of measured over predicted seconds; None: not measured")
-
-
-class Observations(Value):
-    """Of one device and one type of model."""
-
-    schema_version: Literal[2] = Field(description="1: with peaks on CPUs that counted freed blocks")
-    observations: tuple[Observation, ...] = ()
 
 
 def memory_features(parts: Components, unused: float, *, compiled: bool = False) -> dict[str, float]:
@@ -208,33 +191,3 @@ class Corrections:
 def _run_noise(memory_features: Mapping[str, float]) -> float:
     of_compiler = _COMPILED_NOISE * memory_features.get("compiled", 0.0)
     return math.hypot(_CONSTANT_NOISE * memory_features["constant"], of_compiler)
-
-
-def _file(hardware: Hardware, model_type: str) -> Path:
-    return home() / "corrections" / hardware.fingerprint / f"{model_type}.json"
-
-
-def kept(hardware: Hardware, model_type: str) -> tuple[Observation, ...]:
-    """Return what earlier searches observed on this device with this type of model; nothing if it can't be read."""
-    path = _file(hardware, model_type)
-    try:
-        return read_value(Observations, path).observations
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValidationError, ValueError) as error:
-        logger.warning("%s: ignored, it can't be read (%s)", path, type(error).__name__)
-        return ()
-
-
-def keep(hardware: Hardware, model_type: str, observations: Sequence[Observation]) -> None:
-    """Add observations to those that are kept for the next search; where home can't be written, do without."""
-    known: dict[str, Observation] = {}
-    for observation in (*kept(hardware, model_type), *observations):
-        known.pop(observation.key, None)  # what was measured again is the latest
-        known[observation.key] = observation
-    path = _file(hardware, model_type)
-    try:
-        writable("corrections", hardware.fingerprint)
-        write_value(Observations(schema_version=2, observations=tuple(known.values())[-KEPT:]), path)
-    except Exception as error:
-        logger.warning("%s: corrections are not kept (%s)", path, error)

@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from autotune.adapter_config import AnyAdapter
-from autotune.architecture import Task
-from autotune.checkpointing import KINDS, Checkpointing
-from autotune.config import Precision, Quantization, TrainConfig, Workload
 from autotune.cost.generation import Generation, generation_of
-from autotune.hardware import Hardware
-from autotune.values import Value
+from autotune.value import Value
+from autotune.values.adapters import AnyAdapter
+from autotune.values.checkpointing import KINDS, Checkpointing
+from autotune.values.config import Precision, Quantization, TrainConfig, Workload
+from autotune.values.hardware import Hardware
+from autotune.values.model import Task
 
 Half = Literal["bfloat16", "float16"]
 Dtype = Literal["float32"] | Half

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.config import Parallelism
 from autotune.cost.network import NCCL_BYTES
-from autotune.hardware import Hardware
-from autotune.rates import Rates
+from autotune.values.config import Parallelism
+from autotune.values.estimate import Rates
+from autotune.values.hardware import Hardware
 
 _MIB = float(1 << 20)
 

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.config import TrainConfig, Workload
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
-from autotune.cost.counted import Counted, Counts
 from autotune.cost.family import Family, family_of
-from autotune.cost.footprint import Footprints
+from autotune.cost.footprint import Counted, Counts, Footprints
 from autotune.cost.framework import communicators_bytes, framework_bytes, time_deviation
 from autotune.cost.memory import Components
 from autotune.cost.network import Network, network_of
@@ -28,11 +26,11 @@ from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
 from autotune.cost.step import StepCost
 from autotune.cost.time import dense_peak
-from autotune.cost_estimate import CostEstimate, MemoryBreakdown
-from autotune.hardware import Hardware
-from autotune.rates import Rates
-from autotune.training_args import effective_tf32
-from autotune.trial import Failure, Interval, TrialResult, TrialStatus
+from autotune.training.arguments import effective_tf32
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.estimate import CostEstimate, MemoryBreakdown, Rates
+from autotune.values.hardware import Hardware
+from autotune.values.trial import Failure, Interval, TrialResult, TrialStatus
 
 # A trial that ran out of memory is taken to have needed this much of its budget: how much more isn't known.
 _BEYOND = 1.01

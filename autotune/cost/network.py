@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.catalogue.gpus import gpu_of
-from autotune.hardware import Hardware
+from autotune.values.catalogue.gpus import gpu_of
+from autotune.values.hardware import Hardware
 
 # Share of a link that large collectives attain: 230 to 250 of the 300 GB/s of A100's NVLink 3 in all-reduces over 8
 # (https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests), 376 of H100's 450

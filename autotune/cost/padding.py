@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.config import LengthProfile, TrainConfig
+from autotune.values.config import LengthProfile, TrainConfig
 
 
 def padded_share(lengths: LengthProfile | None, kind: TrainConfig, sizes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,8 +13,8 @@ import copy
 from typing import Any
 
 from autotune.cost.family import Family
-from autotune.depth import shallower, stacks
 from autotune.errors import InputError
+from autotune.training.depth import shallower, stacks
 
 # Fields whose sizes a plan splits, by the names that transformers' configs give them.
 _SPLIT = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.config import TrainConfig
-from autotune.cost.gaussian import below
+from autotune.cost.regression import below
+from autotune.values.config import TrainConfig
 
 # Half of a 95 % interval, in standard deviations.
 Z = 1.96

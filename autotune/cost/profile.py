@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from autotune.cost.family import Family
-from autotune.cost_estimate import TracedBy
-from autotune.values import Value
+from autotune.value import Value
+from autotune.values.estimate import TracedBy
 
 
 class ParameterGroup(Value):

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from autotune.adapter_config import is_new_weight
-from autotune.architecture import ModelSpec
 from autotune.cost import quantized
 from autotune.cost.autocast import seen_autocast
 from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks, stretch, stretches
@@ -27,10 +25,12 @@ from autotune.cost.parts import part_of
 from autotune.cost.profile import Excerpt, ParameterGroup, Profile, Repeat
 from autotune.cost.tensors import is_fake, quiet, tensors_of
 from autotune.cost.trace import micro_step
-from autotune.cost_estimate import TracedBy
-from autotune.depth import Stack, shallower, stacks, without_chance
 from autotune.errors import InputError, one_line
-from autotune.training_args import routing
+from autotune.training.arguments import routing
+from autotune.training.depth import Stack, shallower, stacks, without_chance
+from autotune.values.adapters import is_new_weight
+from autotune.values.estimate import TracedBy
+from autotune.values.model import ModelSpec
 
 # Micro-batches that are traced. Not 1: tensors of one sample are contiguous where others aren't.
 SAMPLES = (2, 4)
@@ -106,7 +106,7 @@ def _by(
     known: Known,
 ) -> Profile:
     """Return the profile as traced with one kind of tensors."""
-    from autotune.models import build_config
+    from autotune.training.build import build_config
 
     config = part_of(without_chance(build_config(spec, shape.task)), family)
     if (family.tensor_parallel, family.pipeline_parallel) != (1, 1):
@@ -194,7 +194,7 @@ def build(
     Raises:
         Untraceable: It is too large to be made of real tensors.
     """
-    from autotune.models import build_model
+    from autotune.training.build import build_model
 
     flash = (family.attn_implementation or "").startswith("flash_attention")
     if device != "meta" and not is_fake():
@@ -219,8 +219,8 @@ def build(
             raise Untraceable(f"layers of {family.quantization} weights are traced on the meta device alone")
         quantized.pack(model, family, shape.task)
     if family.adapter is not None:
-        from autotune.adapters import put_on
-        from autotune.peft_arguments import adapter_arguments
+        from autotune.training.adapters import put_on
+        from autotune.training.peft_arguments import adapter_arguments
 
         try:
             model = put_on(model, adapter_arguments(family.adapter, shape.task))

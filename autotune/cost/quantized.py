@@ -17,11 +17,11 @@ from bitsandbytes import functional
 from bitsandbytes.nn import Linear4bit, Linear8bitLt, Params4bit
 from torch import nn
 
-from autotune.architecture import Task
-from autotune.config import Precision
 from autotune.cost.family import Family
-from autotune.peft_arguments import quantization_arguments
-from autotune.quantized import quantized_layers, replace_layers
+from autotune.training.peft_arguments import quantization_arguments
+from autotune.training.quantized import quantized_layers, replace_layers
+from autotune.values.config import Precision
+from autotune.values.model import Task
 
 # Where tensors of a layer that are no parameters are kept, so that they count as weights.
 _STATE = "_packing_"

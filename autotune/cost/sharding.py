@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.config import Parallelism, Precision, Sharding, TrainConfig
 from autotune.cost.layers import total_bytes
 from autotune.cost.optimizers import state_bytes, temporary_bytes
 from autotune.cost.profile import ParameterGroup, Profile
-from autotune.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.values.config import Parallelism, Precision, Sharding, TrainConfig
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.config import Parallelism
 from autotune.cost.communication import Passes, exposed_seconds
 from autotune.cost.network import Network
-from autotune.cost.offloading import host_seconds
+from autotune.cost.offload import host_seconds
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread, stepped
 from autotune.cost.time import micro_step_seconds, optimizer_seconds, step_seconds
-from autotune.rates import Rates
+from autotune.values.config import Parallelism
+from autotune.values.estimate import Rates
 
 Vector = NDArray[np.float64]
 

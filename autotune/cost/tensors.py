@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from autotune.cost_estimate import TracedBy
+from autotune.values.estimate import TracedBy
 
 
 @contextlib.contextmanager

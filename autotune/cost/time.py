@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.config import Precision
 from autotune.cost.kinds import CONTRACTION, TRANSFER
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import Profile
-from autotune.rates import Arithmetic, Rates
+from autotune.values.config import Precision
+from autotune.values.estimate import Arithmetic, Rates
 
 # A compiled model runs chains of element-wise operators as one: of the bytes of all of them about this share is left.
 # Published: Llama-2-1B, micro-batch 4, 6,200 against 9,000 tokens/s (torchao's low-bit optimizers table).

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from autotune.architecture import Task
-from autotune.audio import audio_input, labels_of
-from autotune.checkpointing import KINDS
 from autotune.cost.autocast import switched_off_by_libraries
 from autotune.cost.family import Family, Shape
 from autotune.cost.kernels import flash_attention_2
@@ -24,8 +21,10 @@ from autotune.cost.reentrant import reentrant
 from autotune.cost.scratch import scratch_bytes
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
-from autotune.images import image_input
-from autotune.model_facts import experts_of
+from autotune.training.facts import experts_of
+from autotune.training.inputs import audio_input, image_input, labels_of
+from autotune.values.checkpointing import KINDS
+from autotune.values.model import Task
 
 
 def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:

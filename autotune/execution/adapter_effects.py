@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.adapter_config import is_new_weight
-from autotune.config import TrainConfig
-from autotune.execution.no_effect import NoEffectError
-from autotune.peft_arguments import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
-from autotune.quantized import quantization_of, quantized_layers
+from autotune.errors import NoEffectError
+from autotune.training.peft_arguments import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
+from autotune.training.quantized import quantization_of, quantized_layers
+from autotune.values.adapters import is_new_weight
+from autotune.values.config import TrainConfig
 
 # What of an adapter's arguments peft resolves to names of its own.
 _RESOLVED = ("target_modules", "target_parameters", "feedforward_modules")

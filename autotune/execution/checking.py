@@ -18,13 +18,13 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
-from autotune.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
 from autotune.execution.guard import MemoryGuard, is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
 from autotune.execution.shortage import first_line
 from autotune.units import show_memory
+from autotune.values.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
 
 # Draws of dropout whose spread is looked at.
 _DRAWS = 8

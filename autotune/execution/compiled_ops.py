@@ -13,10 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from autotune.files import read_value
-from autotune.parallel_arguments import ZERO_STAGES
-from autotune.trial import TrialRequest
-from autotune.values import Value
+from autotune.training.parallel_arguments import ZERO_STAGES
+from autotune.value import Value, read_value
+from autotune.values.trial import TrialRequest
 
 ENTRY = "autotune.execution.compiled_ops:build"
 LIMIT_S = 1800.0  # two operators, on a slow machine that does other things as well

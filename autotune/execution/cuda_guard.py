@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Self
 
 from autotune.execution.ranks import open_channels
-from autotune.trial import Memory, worst_memory
 from autotune.units import show_memory
+from autotune.values.trial import Memory, worst_memory
 
 # Of what the allocator may have, for what the first step loads before the rest is read again: a guess, since how much
 # that is differs by GPU and build. A step that loads more is over the budget for a moment, and the cap makes up for it.
@@ -46,7 +46,7 @@ class CudaGuard:
     def __enter__(self) -> Self:
         import torch
 
-        from autotune.hardware import cuda_used_bytes
+        from autotune.values.hardware import cuda_used_bytes
 
         self._used_before = cuda_used_bytes(self._device)
         torch.cuda.set_device(self._device)
@@ -124,7 +124,7 @@ class CudaGuard:
         """Return what this process takes of the device beside the allocator's reservation; None: it can't be told."""
         import torch
 
-        from autotune.hardware import cuda_used_bytes
+        from autotune.values.hardware import cuda_used_bytes
 
         now = cuda_used_bytes(self._device)
         if now is None or self._used_before is None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from autotune.baseline import unknown_argument
-from autotune.config import Workload
 from autotune.errors import AutotuneError, InputError
-from autotune.files import read_value, write_value
-from autotune.trial import DescribeRequest, Description, Refusal
+from autotune.training.baseline import unknown_argument
+from autotune.value import read_value, write_value
+from autotune.values.config import Workload
+from autotune.values.trial import DescribeRequest, Description, Refusal
 
 ENTRY = "autotune.execution.describe:run_describe"
 ANSWER_FILE = "description.json"
@@ -30,13 +30,13 @@ def run_describe(directory: Path) -> None:
 
 
 def _describe(request: DescribeRequest, directory: Path) -> Description:
-    from autotune.data import prepare
-    from autotune.models import describe
-    from autotune.shrinking import probe_depths
+    from autotune.training.build import describe
+    from autotune.training.dataset import prepare
+    from autotune.training.depth import probe_depths
 
     workload, data_directory = request.workload, directory.parent / "data"
     if workload.own_code is not None:
-        from autotune.execution.own_facts import describe_own
+        from autotune.execution.user_facts import describe_own
 
         return describe_own(workload.own_code, directory, data_directory)
     _check_arguments(workload)

@@ -19,15 +19,15 @@ from transformers import TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from autotune.adapter_config import is_new_weight
-from autotune.batches import PackCollator
-from autotune.checkpointing import KINDS, CheckpointingKind
-from autotune.config import Precision, TrainConfig
+from autotune.errors import NoEffectError
 from autotune.execution import adapter_effects, parallel_effects
-from autotune.execution.no_effect import NoEffectError
-from autotune.hardware import Hardware
-from autotune.optimizers import OPTIMIZERS
-from autotune.training_args import effective_tf32
+from autotune.training.arguments import effective_tf32
+from autotune.training.batches import PackCollator
+from autotune.values.adapters import is_new_weight
+from autotune.values.checkpointing import KINDS, CheckpointingKind
+from autotune.values.config import Precision, TrainConfig
+from autotune.values.hardware import Hardware
+from autotune.values.optimizers import OPTIMIZERS
 
 _OUTPUT_DTYPE = {
     Precision.FP32: torch.float32,

@@ -23,8 +23,8 @@ from typing import Protocol, Self
 from autotune.execution.cuda_guard import CudaGuard
 from autotune.execution.environment import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
 from autotune.execution.shortage import with_causes
-from autotune.trial import Memory, worst_memory
 from autotune.units import show_memory
+from autotune.values.trial import Memory, worst_memory
 
 # What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
 _ALLOCATION_MESSAGES = (

@@ -26,14 +26,14 @@ from autotune.execution.environment import trial_device
 from autotune.execution.job import END_LIMIT_S, LOOK_EVERY_S, Host, has_ended, run_job, tell_where_it_stands
 from autotune.execution.processes import become_subreaper, die_with_parent, end_descendants
 from autotune.execution.ranks import own_rank
-from autotune.hardware import installed_versions
+from autotune.values.hardware import installed_versions
 
 DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
 
 _OWN_MODULES = (
-    "adapters", "data", "loss", "models", "quick_weights", "training_args", "execution.checking",
-    "execution.divergence", "execution.effects", "execution.measure", "execution.noise", "execution.setting_up",
-    "execution.stepping", "execution.worker",
+    "training.adapters", "training.arguments", "training.build", "training.dataset", "training.loss",
+    "training.random_weights", "execution.checking", "execution.divergence", "execution.effects", "execution.measure",
+    "execution.noise", "execution.trainer_setup", "execution.user_steps", "execution.worker",
 )  # fmt: skip
 
 _FORK_TEST_LIMIT_S = 120.0
@@ -118,7 +118,7 @@ def _capability_without_context() -> Iterator[None]:
     import pynvml
     import torch
 
-    from autotune.nvml import capability_of, nvml_handle
+    from autotune.values.nvml import capability_of, nvml_handle
 
     original = torch.cuda.get_device_capability
 
@@ -143,7 +143,7 @@ def _survives_fork(device: str) -> bool:
         try:
             import torch
 
-            from autotune.hardware import cuda_used_bytes
+            from autotune.values.hardware import cuda_used_bytes
 
             torch.ones(1, device=device)
             cuda_used_bytes(device)

@@ -18,7 +18,7 @@ from autotune.execution.launch import launch_command
 from autotune.execution.logtail import read_tail
 from autotune.execution.places import Place
 from autotune.execution.processes import MARK_VARIABLE, end_marked
-from autotune.files import write_text
+from autotune.value import write_text
 
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry; each of several places has its own
 

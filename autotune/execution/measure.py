@@ -24,12 +24,12 @@ from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
-from autotune.conditions import Conditions
 from autotune.execution.noise import HostWatch, Watch
 from autotune.execution.shortage import ran_short
-from autotune.statistics import half_width, rate_interval, relative_half_width
-from autotune.stopwatch import Stopwatch
-from autotune.trial import Limits, Measurement, Memory, TrialRequest
+from autotune.values.conditions import Conditions
+from autotune.values.statistics import half_width, rate_interval, relative_half_width
+from autotune.values.stopwatch import Stopwatch
+from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
 EXTRA_DISCARDED_STEPS = 100

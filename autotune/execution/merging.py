@@ -16,13 +16,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.conditions import worst_of
-from autotune.execution.logtail import read_tail
+from autotune.execution.logtail import place_in, read_tail
+from autotune.execution.outcome import Ending, outcome_of
 from autotune.execution.outcome_files import log_file
-from autotune.execution.stacks import place_in
-from autotune.execution.verdict import Ending, outcome_of
-from autotune.statistics import rate_interval
-from autotune.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus, worst_memory
+from autotune.values.conditions import worst_of
+from autotune.values.statistics import rate_interval
+from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus, worst_memory
 
 # What gloo, NCCL and torch say where the other end of a connection is gone.
 _LOST_PEER = (

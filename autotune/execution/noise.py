@@ -1,4 +1,4 @@
-"""Reads off the machine what went on beside the measured steps: see `autotune.conditions`.
+"""Reads off the machine what went on beside the measured steps: see `autotune.values.conditions`.
 
 A watch is begun with the first measured step, looks where the measurement looks whether it is done, and ends after
 the last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import psutil
 
-from autotune.conditions import Conditions, throttle_reasons
+from autotune.values.conditions import Conditions, throttle_reasons
 
 
 class Watch(Protocol):
@@ -189,7 +189,7 @@ def watch(device: str, *, ranks: bool = False) -> Watch:
         return HostWatch(ranks=ranks)
     import pynvml
 
-    from autotune.nvml import nvml_handle
+    from autotune.values.nvml import nvml_handle
 
     try:
         return NvmlWatch(nvml_handle(int(device.partition(":")[2] or 0)), pynvml, ranks=ranks)

@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.config import Parallelism, Precision, TrainConfig
-from autotune.execution.no_effect import NoEffectError
-from autotune.parallel_arguments import FSDP_KINDS, ZERO_STAGES
+from autotune.errors import NoEffectError
+from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
+from autotune.values.config import Parallelism, Precision, TrainConfig
 
 # What steps in for AdamW where DeepSpeed offloads its states.
 _ADAM_OF_THE_HOST = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"

@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import Field
 
 from autotune.errors import InputError, MachineError
-from autotune.hardware import Hardware, cuda_count, detect, like_devices
 from autotune.units import GIB
-from autotune.values import Value
+from autotune.value import Value
+from autotune.values.hardware import Hardware, cuda_count, detect, like_devices
 
 # Resident memory of a launcher with its imported libraries: 467 to 531 MB were seen (torch 2.13, transformers 5.23).
 LAUNCHER_BYTES = 512 << 20

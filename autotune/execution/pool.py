@@ -19,8 +19,8 @@ from typing import Protocol, Self
 from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.places import Place
 from autotune.execution.runner import LocalRunner, Runner
-from autotune.hardware import Hardware
-from autotune.trial import TrialRequest, TrialResult
+from autotune.values.hardware import Hardware
+from autotune.values.trial import TrialRequest, TrialResult
 
 
 class Pool(Runner, Protocol):

@@ -11,10 +11,10 @@ import heapq
 import random
 from collections import Counter
 
-from autotune.config import TrainConfig
-from autotune.recording import RecordedTrial, Table
-from autotune.trial import Failure, Limits, Outcome, TrialRequest, TrialResult, TrialStatus
 from autotune.units import show_memory
+from autotune.values.config import TrainConfig
+from autotune.values.recorded_table import RecordedTrial, Table
+from autotune.values.trial import Failure, Limits, Outcome, TrialRequest, TrialResult, TrialStatus
 
 
 class ReplayClock:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.checks import Routed
-from autotune.execution.no_effect import NoEffectError
-from autotune.model_facts import experts_of
+from autotune.errors import NoEffectError
+from autotune.training.facts import experts_of
+from autotune.values.checks import Routed
 
 
 class Router:

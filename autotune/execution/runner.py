@@ -23,11 +23,11 @@ from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.launcher import Launcher, end_what_was_left
 from autotune.execution.logtail import read_tail
 from autotune.execution.merging import merged_outcome
+from autotune.execution.outcome import LOG_FILE, Ending, host_oom_kills
 from autotune.execution.places import Place, whole
-from autotune.execution.verdict import LOG_FILE, Ending, host_oom_kills
-from autotune.files import write_value
-from autotune.hardware import Hardware, cuda_used_bytes
-from autotune.trial import (
+from autotune.value import Value, write_value
+from autotune.values.hardware import Hardware, cuda_used_bytes
+from autotune.values.trial import (
     DescribeAnswer,
     DescribeRequest,
     Description,
@@ -36,7 +36,6 @@ from autotune.trial import (
     TrialRequest,
     TrialResult,
 )
-from autotune.values import Value
 
 LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own time limit
 IDLE_LIMIT_S = 10.0

@@ -21,11 +21,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from autotune.architecture import ModelFacts
 from autotune.execution.guard import is_out_of_memory
-from autotune.execution.own_data import first_batch, view
 from autotune.execution.randomness import randomness_off
-from autotune.loss import leaves_out_first_label, normalize_loss
+from autotune.execution.user_data import first_batch, view
+from autotune.training.loss import leaves_out_first_label, normalize_loss
+from autotune.values.model import ModelFacts
 
 # Samples of a Trainer's step that is looked at, and of a micro-batch of it.
 SAMPLES, SPLIT_SAMPLES = 4, 2

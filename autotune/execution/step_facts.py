@@ -9,15 +9,15 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from autotune.config import TrainConfig
 from autotune.errors import InputError
 from autotune.execution.consumed import Watched, watched
 from autotune.execution.describe import ANSWER_FILE
 from autotune.execution.splitting import ROUNDING, SHORT_ROUNDING, Gradient, Split, compared, seeded, split_told
-from autotune.execution.stepping import set_up, told
-from autotune.files import read_value, write_value
-from autotune.own_step import ACCUMULATION, STEP_FILE
-from autotune.trial import Description, ExamineRequest, Refusal
+from autotune.execution.user_steps import set_up, told
+from autotune.value import read_value, write_value
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Description, ExamineRequest, Refusal
+from autotune.values.user_code import ACCUMULATION, STEP_FILE
 
 
 def run_examine(directory: Path) -> None:

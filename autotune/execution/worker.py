@@ -15,13 +15,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotune.checks import LossTask, SoakTask
 from autotune.errors import AutotuneError
 from autotune.execution.environment import cold_compile_cache
 from autotune.execution.guard import MemoryGuard, is_out_of_memory, memory_guard
 from autotune.execution.outcome_files import outcome_file
 from autotune.execution.ranks import agree, meet, own_rank
-from autotune.execution.setting_up import (
+from autotune.execution.shortage import first_line, shortage
+from autotune.execution.trainer_setup import (
     SCALER_STEPS,
     device_of,
     longest_first_of,
@@ -29,11 +29,11 @@ from autotune.execution.setting_up import (
     padding_share_of,
     trainer_of,
 )
-from autotune.execution.shortage import first_line, shortage
-from autotune.files import read_value, write_value
-from autotune.hardware import detect
-from autotune.stopwatch import Stopwatch
-from autotune.trial import Failure, Memory, Outcome, Phases, TrialRequest, TrialStatus
+from autotune.value import read_value, write_value
+from autotune.values.checks import LossTask, SoakTask
+from autotune.values.hardware import detect
+from autotune.values.stopwatch import Stopwatch
+from autotune.values.trial import Failure, Memory, Outcome, Phases, TrialRequest, TrialStatus
 
 if TYPE_CHECKING:
     from autotune.execution.checking import Reading
@@ -71,7 +71,7 @@ def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> Ou
 
 
 def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure:
-    from autotune.execution.no_effect import NoEffectError
+    from autotune.errors import NoEffectError
 
     traceback.print_exc()  # into the trial's log
     memory, in_use = _memory_of(guard)
@@ -95,7 +95,7 @@ def _memory_of(guard: MemoryGuard) -> tuple[Memory | None, int | None]:
 def _measure(request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard) -> Outcome:
     timer = _timer(request, stopwatch, guard)
     if request.workload.own_step is not None:
-        from autotune.execution.stepping import run_steps
+        from autotune.execution.user_steps import run_steps
 
         return run_steps(request, request.workload.own_step, directory, timer, stopwatch, guard)
     return _with_trainer(request, directory, timer, stopwatch, guard)
@@ -135,7 +135,7 @@ def _with_trainer(
     )
     watching = _Watching(timer, probe, guard)
     if code is not None:
-        from autotune.execution.own_trial import run_own
+        from autotune.execution.user_trial import run_own
 
         stopwatch.enter("trainer_s")
         return run_own(

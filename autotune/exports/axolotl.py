@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune import launch_files
-from autotune.config import Precision, TrainConfig
+from autotune.exports import launch_files
 from autotune.exports.dialect import (
     lost_knobs,
     own_settings,
@@ -23,7 +22,8 @@ from autotune.exports.dialect import (
 from autotune.exports.draft import Draft
 from autotune.exports.winner import Winner, lost_arguments
 from autotune.exports.yaml_text import yaml_text
-from autotune.training_args import effective_tf32, routing
+from autotune.training.arguments import effective_tf32, routing
+from autotune.values.config import Precision, TrainConfig
 
 FILE = "axolotl.yaml"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune import launch_files
-from autotune.architecture import Task
-from autotune.checkpointing import KINDS
-from autotune.config import Precision, TrainConfig
 from autotune.errors import InputError
+from autotune.exports import launch_files
 from autotune.exports.winner import Winner
+from autotune.values.checkpointing import KINDS
+from autotune.values.config import Precision, TrainConfig
+from autotune.values.model import Task
 
 # Of adapters, what LoRA's family shares.
 LORA_KINDS = ("lora", "rslora", "dora")

@@ -13,8 +13,8 @@ from autotune.exports import scripts
 from autotune.exports.draft import Draft
 from autotune.exports.templating import rendered, word
 from autotune.exports.winner import Winner
-from autotune.optimizers import OPTIMIZERS
-from autotune.visible import visible
+from autotune.units import visible
+from autotune.values.optimizers import OPTIMIZERS
 
 DOCKERFILE, COMPOSE, REQUIREMENTS = "Dockerfile", "compose.yaml", "requirements.txt"
 

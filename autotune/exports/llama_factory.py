@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune import launch_files
-from autotune.config import Precision
+from autotune.exports import launch_files
 from autotune.exports.dialect import (
     lost_knobs,
     own_settings,
@@ -23,6 +22,7 @@ from autotune.exports.dialect import (
 from autotune.exports.draft import Draft
 from autotune.exports.winner import DEFAULTS, EVALUATING, Winner, lost_arguments
 from autotune.exports.yaml_text import yaml_text
+from autotune.values.config import Precision
 
 FILE = "llama_factory.yaml"
 

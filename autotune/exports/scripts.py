@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune import launch_files
-from autotune.architecture import Task
 from autotune.errors import InputError
+from autotune.exports import launch_files
 from autotune.exports.draft import Draft
 from autotune.exports.loop_optimizers import STAND_IN, loop_optimizer, made
 from autotune.exports.stand_ins import stand_ins
 from autotune.exports.templating import Code, literal, rendered
 from autotune.exports.winner import EVALUATING, Winner, lost_arguments
-from autotune.peft_arguments import CLASSIFICATION_HEADS
-from autotune.training_args import effective_tf32, transformers_version
+from autotune.training.arguments import effective_tf32, transformers_version
+from autotune.training.peft_arguments import CLASSIFICATION_HEADS
+from autotune.values.model import Task
 
 TRAIN, LOOP, TRL = "train.py", "accelerate_loop.py", "train_trl.py"
 
@@ -110,7 +110,7 @@ def _optimizer_words(winner: Winner) -> str:
 
 def _launch(winner: Winner, script: str) -> tuple[str, ...]:
     """Return the command that runs a script: torchrun's, or the plain one, which must see one device alone."""
-    command = winner.result.launch_commands[0].replace(launch_files.SCRIPT, script)
+    command = launch_files.launch_commands(winner.result)[0].replace(launch_files.SCRIPT, script)
     plain = command.startswith("python ") and not winner.result.hardware.is_cpu
     return (f"CUDA_VISIBLE_DEVICES=0 {command}" if plain else command,)
 
@@ -147,7 +147,7 @@ def _shared(winner: Winner, script: str) -> dict[str, Any]:
 
 
 def _head(task: Task) -> str:
-    from autotune.model_facts import HEADS
+    from autotune.training.facts import HEADS
 
     return HEADS[task][0]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from autotune.architecture import Task
 from autotune.exports.templating import Code
 from autotune.exports.winner import Winner
+from autotune.values.model import Task
 
 # Distinct samples, which take turns; of images and recordings few, since they are large.
 _TEXTS, _DENSE = 512, 8
@@ -83,9 +83,8 @@ def _about_texts(winner: Winner) -> str:
 
 def _dense(winner: Winner) -> StandIns:
     """Return images or recordings; how large they are is for the library's config to say."""
-    from autotune.audio import audio_input, labels_of
-    from autotune.images import image_input
-    from autotune.models import build_config
+    from autotune.training.build import build_config
+    from autotune.training.inputs import audio_input, image_input, labels_of
 
     workload, task = winner.workload, winner.workload.task
     config = build_config(workload.model, task)

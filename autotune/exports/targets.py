@@ -11,18 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from autotune import launch_files
 from autotune.errors import InputError, suggestion
-from autotune.exports import images, scripts
+from autotune.exports import images, launch_files, scripts
 from autotune.exports.axolotl import axolotl
 from autotune.exports.draft import Draft
 from autotune.exports.llama_factory import llama_factory
 from autotune.exports.torchtune import torchtune
 from autotune.exports.winner import Winner
-from autotune.files import save_text
+from autotune.value import save_text
 
 if TYPE_CHECKING:
-    from autotune.result import TuningResult
+    from autotune.values.result import ResultData
 
 ALL = "all"
 LAUNCH_FILE = "launch.txt"
@@ -58,7 +57,7 @@ TARGETS: dict[str, Callable[[Winner], Draft]] = {
 }
 
 
-def draft(result: TuningResult, target: str) -> Draft:
+def draft(result: ResultData, target: str) -> Draft:
     """Return what a target's files hold, without writing them.
 
     Raises:
@@ -71,10 +70,10 @@ def draft(result: TuningResult, target: str) -> Draft:
     if made_by_user and target not in launch_files.FILE_NAMES:
         raise InputError(f"{target}: your own code makes the model, which no script can; --to {launch_files.ARGUMENTS}")
     made = TARGETS[target](Winner(result))
-    return made if made.launch else made._replace(launch=result.launch_commands)
+    return made if made.launch else made._replace(launch=launch_files.launch_commands(result))
 
 
-def drafts(result: TuningResult) -> tuple[dict[str, Draft], dict[str, str]]:
+def drafts(result: ResultData) -> tuple[dict[str, Draft], dict[str, str]]:
     """Return the drafts of all targets that can train an answer, and why the others can't."""
     made: dict[str, Draft] = {}
     left_out: dict[str, str] = {}
@@ -86,7 +85,7 @@ def drafts(result: TuningResult) -> tuple[dict[str, Draft], dict[str, str]]:
     return made, left_out
 
 
-def save(result: TuningResult, target: str, directory: Path) -> Exported:
+def save(result: ResultData, target: str, directory: Path) -> Exported:
     """Write the files of a target, or of all that can train the answer, into a directory.
 
     Raises:
@@ -97,13 +96,15 @@ def save(result: TuningResult, target: str, directory: Path) -> Exported:
         made = draft(result, target)
         return Exported(written(made.files, directory), made.launch, made.lost)
     found, _ = drafts(result)
-    return Exported(written(files_of_all(result, found), directory), result.launch_commands, lost_of_all(found))
+    return Exported(
+        written(files_of_all(result, found), directory), launch_files.launch_commands(result), lost_of_all(found)
+    )
 
 
-def files_of_all(result: TuningResult, found: dict[str, Draft]) -> dict[str, str]:
+def files_of_all(result: ResultData, found: dict[str, Draft]) -> dict[str, str]:
     """Return the files of several targets, which may share some, and the command lines."""
     files = {name: text for one in found.values() for name, text in one.files.items()}
-    return {**files, LAUNCH_FILE: "".join(f"{command}\n" for command in result.launch_commands)}
+    return {**files, LAUNCH_FILE: "".join(f"{command}\n" for command in launch_files.launch_commands(result))}
 
 
 def lost_of_all(found: dict[str, Draft]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from autotune.errors import InputError
-from autotune.visible import escaped, visible
+from autotune.units import escaped, visible
 
 # A literal that is no longer than this is left on one line.
 _WIDTH = 90

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from autotune.config import Precision, TrainConfig
 from autotune.errors import InputError
 from autotune.exports.dialect import LORA_KINDS, lost_knobs, require_causal_lm
 from autotune.exports.draft import Draft
 from autotune.exports.loop_optimizers import STAND_IN, loop_optimizer, made
 from autotune.exports.winner import Winner, lost_arguments
 from autotune.exports.yaml_text import yaml_text
-from autotune.parallel_arguments import FSDP_KINDS
-from autotune.training_args import effective_tf32
+from autotune.training.arguments import effective_tf32
+from autotune.training.parallel_arguments import FSDP_KINDS
+from autotune.values.config import Precision, TrainConfig
 
 FILE = "torchtune.yaml"
 _CHECKPOINT = "${checkpoint_dir}"

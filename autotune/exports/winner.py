@@ -15,14 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.architecture import Task
-from autotune.config import Precision, TrainConfig, Workload
 from autotune.errors import InputError
-from autotune.peft_arguments import BITFIT
+from autotune.training.peft_arguments import BITFIT
 from autotune.units import show_rate
+from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.model import Task
 
 if TYPE_CHECKING:
-    from autotune.result import TuningResult
+    from autotune.values.result import ResultData
 
 # What TrainingArguments does where it isn't told, of what decides a training's numbers (transformers 5.17 to 5.23).
 DEFAULTS: dict[str, Any] = {
@@ -47,7 +47,7 @@ _PREPENDING = ("prompt", "p-tuning")
 class Winner:
     """An answer as it is exported."""
 
-    result: TuningResult
+    result: ResultData
 
     @property
     def config(self) -> TrainConfig:

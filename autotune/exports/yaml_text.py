@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from autotune.exports.winner import Winner
-from autotune.visible import visible
+from autotune.units import visible
 
 _WIDTH = 100
 

@@ -9,16 +9,27 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.cost_estimate import MemoryBreakdown
-from autotune.explanation import Contribution, Explanation
-from autotune.knobs import SHORT_NAMES
-from autotune.output.axes import round_values
-from autotune.output.svg import Chart, Scale, line, logarithmic, mark, number, rectangle, text, text_width, ticks
-from autotune.result import Change
-from autotune.run_report import Breakdown
-from autotune.spending import Spent
-from autotune.trial import Interval
+from autotune.output.run_report import Breakdown
+from autotune.output.svg import (
+    Chart,
+    Scale,
+    line,
+    logarithmic,
+    mark,
+    number,
+    rectangle,
+    round_values,
+    text,
+    text_width,
+    ticks,
+)
+from autotune.space.knobs import SHORT_NAMES
 from autotune.units import show_memory, show_rate, show_time
+from autotune.values.estimate import MemoryBreakdown
+from autotune.values.explanation import Contribution, Explanation
+from autotune.values.result import Change
+from autotune.values.time_spent import Spent
+from autotune.values.trial import Interval
 
 _ROW = 42.0
 _BAR = 14.0

@@ -6,8 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.config import Precision, TrainConfig, Workload
-from autotune.estimate_report import (
+from autotune.estimates.report import (
     ConfigReport,
     Device,
     DeviceRow,
@@ -22,8 +21,9 @@ from autotune.estimate_report import (
 from autotune.output.fitted import Fitted
 from autotune.output.spread_table import spread_parts
 from autotune.output.table import show_config
-from autotune.trial import Interval
 from autotune.units import GIB, show_memory, show_rate
+from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.trial import Interval
 
 _FITS = {
     "yes": "fits {memory}",

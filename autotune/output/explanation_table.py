@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.explanation import Explanation
 from autotune.output.bars import change_words, how_known, ratio_words, together_words
 from autotune.output.fitted import Fitted
 from autotune.units import show_rate
+from autotune.values.explanation import Explanation
 
 
 def explanation_table(found: Explanation) -> RenderableType:

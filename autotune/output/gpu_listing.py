@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.catalogue.gpus import Dtype, Gpu
 from autotune.output.fitted import Fitted
+from autotune.values.catalogue.gpus import Dtype, Gpu
 
 NOTE = (
     "TFLOP/s are dense peaks with fp32 accumulation, by the data sheets; attainable is less. Memory is what a process "

@@ -8,12 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.kept import KeptSearch
-from autotune.knobs import SHORT_NAMES
 from autotune.output.fitted import Fitted
-from autotune.units import show_memory, show_rate, show_time
-from autotune.values import Value
-from autotune.visible import visible
+from autotune.space.knobs import SHORT_NAMES
+from autotune.storage.recorded import KeptSearch
+from autotune.units import show_memory, show_rate, show_time, visible
+from autotune.value import Value
 
 
 class SearchGroup(Value):

@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.catalogue import CatalogueEntry
 from autotune.doctor import Report
 from autotune.output.fitted import Fitted
-from autotune.search.sizing import MOST_POINTS
-from autotune.search.space_file import SpaceFile
+from autotune.space.file import SpaceFile
+from autotune.space.sizing import MOST_POINTS
+from autotune.values.catalogue import CatalogueEntry
 
 
 def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:

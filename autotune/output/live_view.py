@@ -14,12 +14,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from autotune.config import TrainConfig
-from autotune.events import Event, Leader, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
 from autotune.output.table import show_changes, show_config
 from autotune.output.trial_details import what_is_left
-from autotune.result import Change
 from autotune.units import GIB, show_memory, show_rate, show_time
+from autotune.values.config import TrainConfig
+from autotune.values.events import Event, Leader, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
+from autotune.values.result import Change
 
 # Of trials that run at once, so many are shown.
 _MOST_SHOWN = 3

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autotune.output.bars import memory_bars, memory_parts, part_words, time_bars, waterfall
+from autotune.output.run_report import RunReport
 from autotune.output.scatter import best_over_time, predicted_against_measured, throughput_against_memory
 from autotune.output.svg import Chart, line, mark, rectangle
-from autotune.run_report import RunReport
-from autotune.trial import TrialStatus
+from autotune.values.trial import TrialStatus
 
 
 class Key(NamedTuple):

@@ -13,13 +13,12 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 
-from autotune.events import Detail, Event, Note, PhaseBegan, TrialEnded, TrialStarted
 from autotune.output.live_view import LiveView
 from autotune.output.table import measurement_detail, trial_line
 from autotune.output.trial_details import closing_lines, opening_line
-from autotune.trial import Failure
-from autotune.units import show_time
-from autotune.visible import visible
+from autotune.units import show_time, visible
+from autotune.values.events import Detail, Event, Note, PhaseBegan, TrialEnded, TrialStarted
+from autotune.values.trial import Failure
 
 # The display must not compete with what is being timed, and seconds tick in no hurry: docs/log.md has what it costs.
 _REFRESHES_PER_SECOND = 0.5

@@ -6,8 +6,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from autotune.output.fitted import Fitted
-from autotune.rates import Rates
 from autotune.units import show_rate
+from autotune.values.estimate import Rates
 
 
 def rates_table(measured: Rates, expected: Rates | None, file: str) -> RenderableType:

@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autotune.knobs import SHORT_NAMES
 from autotune.output.bars import change_words, how_known, memory_parts, part_words, ratio_words, together_words
+from autotune.output.run_report import ReportedTrial, RunReport
 from autotune.output.scatter import median_error, misses
 from autotune.output.table import show_changes, show_config, show_interval, told_lines, verdict_line
-from autotune.result import Contender, TuningResult
-from autotune.run_report import ReportedTrial, RunReport
-from autotune.trial import Interval, Purpose, TrialStatus
+from autotune.space.knobs import SHORT_NAMES
 from autotune.units import show_memory, show_rate, show_time
+from autotune.values.result import Contender, ResultData
+from autotune.values.trial import Interval, Purpose, TrialStatus
 
 Row = tuple[str, ...]
 
@@ -56,14 +56,14 @@ def state(report: RunReport) -> str:
     return words
 
 
-def sides_of(result: TuningResult) -> dict[str, Contender]:
+def sides_of(result: ResultData) -> dict[str, Contender]:
     """Return what is compared, by name: baseline and best, or the one that is both."""
     if result.best.config == result.baseline.config:
         return {"baseline = best": result.best}
     return {"baseline": result.baseline, "best": result.best}
 
 
-def against(result: TuningResult) -> list[Row]:
+def against(result: ResultData) -> list[Row]:
     """Return the figures of what is compared: what, and each side's."""
     sides = tuple(sides_of(result).values())
     rows: list[Row] = [
@@ -119,7 +119,7 @@ def _waiting(contender: Contender) -> str:
     return "–" if share is None else f"{share:.1%} of a step"
 
 
-def knobs(result: TuningResult) -> list[Row]:
+def knobs(result: ResultData) -> list[Row]:
     """Return what the best changes: knob, baseline, best, what it changes of the training."""
     return [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in result.best.changes]
 

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
+from autotune.exports import launch_files
 from autotune.output import report_facts as facts
 from autotune.output.bars import memory_parts
 from autotune.output.palette import variables
 from autotune.output.panels import panels
+from autotune.output.run_report import ReportedTrial, RunReport
 from autotune.output.svg import rectangle, tag
-from autotune.run_report import ReportedTrial, RunReport
-from autotune.trial import TrialStatus
-from autotune.visible import visible
+from autotune.units import visible
+from autotune.values.trial import TrialStatus
 
 # Widths for which charts are drawn: a card of a screen of 1,400 pixels, and one of 400.
 WIDE, NARROW = 620.0, 346.0
@@ -81,7 +82,7 @@ def _context(report: RunReport) -> dict[str, Any]:
         "versions": facts.versions(report),
         "columns": facts.TRIAL_COLUMNS,
         "trials": [_trial_row(t, at, report) for at, t in enumerate(report.trials)],
-        "launch": Markup("\n").join(map(visible, result.launch_commands)) if result is not None else "",
+        "launch": Markup("\n").join(map(visible, launch_files.launch_commands(result))) if result is not None else "",
         "arguments": escape(json.dumps(result.arguments.training_arguments, indent=2)) if result is not None else "",
         **_drawings(report),
     }

@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.exports import launch_files
 from autotune.output import report_facts as facts
-from autotune.run_report import ReportedTrial, RunReport
-from autotune.units import show_time
-from autotune.visible import visible
+from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.units import show_time, visible
 
 # What Markdown reads as emphasis, code, a link, a cell or an escape.
 _MARKDOWN = re.compile(r"[\\|*`\[\]]")
@@ -48,7 +48,7 @@ def markdown_report(report: RunReport) -> str:
     parts.append(_fenced("bash", report.command) if report.command else "The command was not recorded.")
     if result is not None:
         arguments = json.dumps(result.arguments.training_arguments, indent=2)
-        parts.append("Training with the answer:\n\n" + _fenced("bash", *result.launch_commands))
+        parts.append("Training with the answer:\n\n" + _fenced("bash", *launch_files.launch_commands(result)))
         parts.append("with these TrainingArguments, exactly as measured:\n\n" + _fenced("json", *arguments.split("\n")))
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -14,8 +14,8 @@ from autotune.output import report_facts as facts
 from autotune.output.palette import variables
 from autotune.output.panels import Panel, panels
 from autotune.output.report_html import page_environment
+from autotune.output.run_report import RunReport
 from autotune.output.svg import tag
-from autotune.run_report import RunReport
 
 SCOPE = ".autotune-result"
 

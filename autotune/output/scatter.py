@@ -11,25 +11,31 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from autotune.config import TrainConfig
-from autotune.output.axes import Frame, most_labels, round_values, rows, stairs, x_axis, y_axis
+from autotune.output.run_report import ReportedTrial, RunReport
 from autotune.output.svg import (
     Chart,
+    Frame,
     Scale,
     line,
     linear,
     logarithmic,
     mark,
+    most_labels,
     number,
     padded,
     path,
+    round_values,
+    rows,
+    stairs,
     text,
     ticks,
+    x_axis,
+    y_axis,
 )
 from autotune.output.table import show_changes
-from autotune.run_report import ReportedTrial, RunReport
-from autotune.trial import Purpose, TrialStatus
 from autotune.units import GIB, show_memory, show_rate, show_time
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Purpose, TrialStatus
 
 _MIB = 1 << 20
 

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.estimate_report import SpreadReport, SpreadRow
+from autotune.estimates.report import SpreadReport, SpreadRow
 from autotune.output.fitted import Fitted
 from autotune.units import GIB, show_rate
 

@@ -9,15 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune import own_launch
-from autotune.config import TrainConfig
-from autotune.knobs import shown_changes
+from autotune.estimates.many_devices import shown
+from autotune.exports import launch_files, user_launch
 from autotune.output.fitted import Fitted
-from autotune.result import Change, Contender, TuningResult
-from autotune.spread_plan import shown
-from autotune.trial import Interval, Measurement, Prediction, TrialStatus
-from autotune.units import show_memory, show_rate, show_time
-from autotune.visible import visible
+from autotune.space.knobs import shown_changes
+from autotune.units import show_memory, show_rate, show_time, visible
+from autotune.values.config import TrainConfig
+from autotune.values.result import Change, Contender, ResultData
+from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
 
 # A share of padding from which on it is told.
 WORTH_A_WORD = 0.05
@@ -69,7 +68,7 @@ def show_config(config: TrainConfig) -> str:
 
 
 def result_table(
-    result: TuningResult, answer_path: str | None = None, run_directory: str | None = None
+    result: ResultData, answer_path: str | None = None, run_directory: str | None = None
 ) -> RenderableType:
     """Return the answer of a search: the table, the verdict and, if it was written, where, and what shows more.
 
@@ -95,7 +94,7 @@ def result_table(
     to_paste = []
     if answer_path is not None:
         to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
-        to_paste += own_launch.lines(result, answer_path)
+        to_paste += user_launch.lines(result, answer_path)
     if run_directory is not None:
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
@@ -108,21 +107,24 @@ def result_table(
     )
 
 
-def _launch_lines(result: TuningResult, answer_path: str) -> list[str]:
+def _launch_lines(result: ResultData, answer_path: str) -> list[str]:
     """Say how a training of several ranks is started."""
     spread = result.best.config.parallelism
     if spread.is_single:
         return []
-    return [f"launch: {' or '.join(result.launch_commands)} (files: autotune export {answer_path} --output DIR)"]
+    return [
+        f"launch: {' or '.join(launch_files.launch_commands(result))} "
+        f"(files: autotune export {answer_path} --output DIR)"
+    ]
 
 
-def told_lines(result: TuningResult) -> list[str]:
+def told_lines(result: ResultData) -> list[str]:
     """Return what else is to be told of an answer, a line each: compiling, checks, permissions, conditions."""
     lines = [*_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
     return [*lines, *_closing_notes(result)]
 
 
-def _compilation_lines(result: TuningResult) -> list[str]:
+def _compilation_lines(result: ResultData) -> list[str]:
     """Say what compiling costs at the start, and from which step on it pays."""
     if result.compilation is None:
         return []
@@ -131,7 +133,7 @@ def _compilation_lines(result: TuningResult) -> list[str]:
     return [f"compiling: {show_time(result.compilation.cold_start_s)} at the start, which {pays}"]
 
 
-def verdict_line(result: TuningResult) -> str:
+def verdict_line(result: ResultData) -> str:
     """Return the verdict in one sentence."""
     if result.verdict == "faster" and result.speedup is not None:
         s = result.speedup
@@ -174,7 +176,7 @@ def _relative_half(measurement: Measurement) -> float | None:
     return (interval.high - interval.low) / 2 / measurement.samples_per_second
 
 
-def _title(result: TuningResult) -> str:
+def _title(result: ResultData) -> str:
     workload = result.workload
     batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
     length = f", {workload.shown_length}" if workload.shown_length else ""
@@ -205,7 +207,7 @@ def show_interval(interval: Interval) -> str:
     return f" ({show_rate(interval.low)} to {high})"
 
 
-def _proof_lines(result: TuningResult) -> list[str]:
+def _proof_lines(result: ResultData) -> list[str]:
     """Return what the best has passed."""
     lines = [f"soaked: {result.soaked}"] if result.soaked is not None else []
     if result.skewed_routing is not None:
@@ -215,7 +217,7 @@ def _proof_lines(result: TuningResult) -> list[str]:
     return [*lines, *result.proof_notes]
 
 
-def _allowance_lines(result: TuningResult) -> list[str]:
+def _allowance_lines(result: ResultData) -> list[str]:
     """Return what each permission is worth, where more than one class was open."""
     if len(result.best_by_allowance) < 2:
         return []
@@ -227,7 +229,7 @@ def _allowance_lines(result: TuningResult) -> list[str]:
     return [f"fastest seen by what may change, samples/s: {worth}"]
 
 
-def _spending_lines(result: TuningResult) -> list[str]:
+def _spending_lines(result: ResultData) -> list[str]:
     """Return where the time went, the small parts left out."""
     spent = result.spent
     if spent is None or not spent.total_s:
@@ -238,7 +240,7 @@ def _spending_lines(result: TuningResult) -> list[str]:
     return [f"where the time went ({show_time(spent.total_s)}{at_once}): {parts}{each}"]
 
 
-def _closing_notes(result: TuningResult) -> list[str]:
+def _closing_notes(result: ResultData) -> list[str]:
     shown = [result.baseline, result.best, *result.runners_up]
     notes = []
     if any(c.measurement and not c.confirmed for c in shown):

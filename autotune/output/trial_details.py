@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.conditions import Conditions
-from autotune.events import TrialStarted
 from autotune.output.table import show_changes
-from autotune.trial import Phases, Prediction, TrialResult
 from autotune.units import show_memory, show_rate, show_time
+from autotune.values.conditions import Conditions
+from autotune.values.events import TrialStarted
+from autotune.values.trial import Phases, Prediction, TrialResult
 
 _SHARES = {
     "others_share": "other processes",

@@ -1,1 +1,1 @@
-"""What can be tried and what to try next: space, rules, history, proposals, and the Optuna study."""
+"""Which configurations are tried, in what order and for how long: from a plan to an answer."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.search.history import LOADING, WORTHWHILE_DATA_WAIT, History
-from autotune.search.points import Scalar
-from autotune.search.space import MICRO_BATCH, Dimension, Point, SearchSpace
-from autotune.trial import TrialResult, TrialStatus
+from autotune.space.history import LOADING, WORTHWHILE_DATA_WAIT, History
+from autotune.space.points import Scalar
+from autotune.space.space import MICRO_BATCH, Dimension, Point, SearchSpace
+from autotune.values.trial import TrialResult, TrialStatus
 
 # So many different configurations that fail of one cause say that the configuration isn't the cause.
 SAME_FAILURES = 4

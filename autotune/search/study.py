@@ -18,9 +18,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import LOCK_FILE_SUFFIX
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from autotune.objective import Objective
-from autotune.search.space import Point, SearchSpace
-from autotune.trial import TrialResult, TrialStatus
+from autotune.space.space import Point, SearchSpace
+from autotune.values.objective import Objective
+from autotune.values.trial import TrialResult, TrialStatus
 
 STUDY_FILE = "study.log"
 STUDY_NAME = "autotune"

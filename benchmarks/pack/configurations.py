@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from autotune.checkpointing import KINDS
+from autotune.values.checkpointing import KINDS
 from pack.check import Kind
 from pack.models import GLOBAL_BATCH
 from pack.part import CUDA, Need

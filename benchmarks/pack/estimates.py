@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import autotune
-from autotune.cost_estimate import CostEstimate
-from autotune.trial import Measurement
 from autotune.units import show_memory, show_rate
+from autotune.values.estimate import CostEstimate
+from autotune.values.trial import Measurement
 from pack.check import Check, Kind
 from pack.models import workload
 from pack.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 
-from autotune.hardware import Hardware
+from autotune.values.hardware import Hardware
 
 _STAND_IN = "fakecuda_loader"  # every Python of an environment with tests/fakecuda begins with this module
 

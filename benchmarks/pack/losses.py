@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from autotune.checks import PASSES, LossCurve, LossTask
-from autotune.config import Allowance
-from autotune.loss_guard import compare
-from autotune.result import Change
-from autotune.trial import Purpose
+from autotune.values.checks import PASSES, LossCurve, LossTask
+from autotune.values.config import Allowance
+from autotune.values.result import Change
+from autotune.values.trial import Purpose
+from autotune.verification.loss_check import compare
 from pack.check import Check, Kind
 from pack.models import GLOBAL_BATCH, workload
 from pack.session import Session

@@ -8,7 +8,7 @@ from typing import Self
 
 import psutil
 
-from autotune.hardware import Hardware, used_bytes
+from autotune.values.hardware import Hardware, used_bytes
 
 INTERVAL_S = 0.05  # a reading takes microseconds; the caching allocator keeps its peak for much longer than this
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.config import Workload
-from autotune.hardware import Hardware
-from autotune.models import default_task
-from autotune.resolving import resolve
+from autotune.training.build import default_task
+from autotune.training.resolve import resolve
+from autotune.values.config import Workload
+from autotune.values.hardware import Hardware
 
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",

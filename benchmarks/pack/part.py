@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autotune.catalogue.gpus import gpu_of
-from autotune.hardware import Hardware
+from autotune.values.catalogue.gpus import gpu_of
+from autotune.values.hardware import Hardware
 from pack.session import Session
 
 

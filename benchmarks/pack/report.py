@@ -16,9 +16,9 @@ from typing import Any
 
 from provenance import provenance
 
-from autotune.files import write_text
-from autotune.hardware import Hardware
-from autotune.trial import TrialResult
+from autotune.value import write_text
+from autotune.values.hardware import Hardware
+from autotune.values.trial import TrialResult
 from pack.check import Check, Kind
 from pack.ground import Ground, ground_of
 from pack.stories import Story

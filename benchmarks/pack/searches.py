@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import autotune
 from autotune.errors import AutotuneError, NothingFitsError
-from autotune.events import Event, Note, TrialEnded
 from autotune.output.table import verdict_line
-from autotune.result import TuningResult
-from autotune.tuner import SearchInterrupted
+from autotune.search.tuner import SearchInterrupted
+from autotune.tuning_result import TuningResult
 from autotune.units import GIB
+from autotune.values.events import Event, Note, TrialEnded
 from pack.alarm import OutOfTime
 from pack.check import Check
 from pack.models import reference

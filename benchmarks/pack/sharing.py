@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from autotune.hardware import Hardware, default_budget_bytes, detect, other_processes
-from autotune.trial import TrialStatus
 from autotune.units import GIB, show_memory
+from autotune.values.hardware import Hardware, default_budget_bytes, detect, other_processes
+from autotune.values.trial import TrialStatus
 from pack.check import Check
 from pack.models import workload
 from pack.session import Session

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.checks import SoakTask
 from autotune.output.table import measurement_detail, trial_line
-from autotune.result import Change
-from autotune.trial import Failure, Memory, TrialResult, TrialStatus
 from autotune.units import show_memory
+from autotune.values.checks import SoakTask
+from autotune.values.result import Change
+from autotune.values.trial import Failure, Memory, TrialResult, TrialStatus
 from pack.check import Check, Kind
 
 # Between what a trial reports and what NVML shows at intervals: fragments of the driver, and peaks between readings.

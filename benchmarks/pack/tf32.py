@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.files import read_value
-from autotune.hardware import detect
-from autotune.trial import TrialResult
+from autotune.value import read_value
+from autotune.values.hardware import detect
+from autotune.values.trial import TrialResult
 from pack.check import Check
 from pack.configurations import Configuration
 from pack.models import MODELS, workload

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from autotune.config import TrainConfig, Workload
 from autotune.execution.runner import LocalRunner
-from autotune.hardware import Hardware, default_budget_bytes
-from autotune.search.rules import refusals
-from autotune.trial import Failure, Limits, Purpose, TrialRequest, TrialResult, TrialStatus
+from autotune.space.rules import refusals
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.hardware import Hardware, default_budget_bytes
+from autotune.values.trial import Failure, Limits, Purpose, TrialRequest, TrialResult, TrialStatus
 from pack.check import Check
 from pack.configurations import BASE, Configuration
 from pack.models import workload

@@ -14,7 +14,7 @@ Workspaces of cuBLAS come out of torch's allocator.
 
 from __future__ import annotations
 
-from autotune.catalogue.gpus import Gpu
+from autotune.values.catalogue.gpus import Gpu
 from published.software import Version
 
 _GIB = float(1 << 30)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from autotune.architecture import Kind, ModelSpec
-from autotune.catalogue import catalogue
-from autotune.resolving import resolve
+from autotune.training.resolve import resolve
+from autotune.values.catalogue import catalogue
+from autotune.values.model import Kind, ModelSpec
 
 _HUB = "https://huggingface.co/{}/blob/main/config.json"
 

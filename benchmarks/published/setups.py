@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import torch
 
-from autotune.architecture import ModelSpec, Task
-from autotune.catalogue.gpus import Gpu, gpu_named
 from autotune.cost.family import Family, Shape
 from autotune.cost.sharding import Spread
 from autotune.errors import InputError
+from autotune.values.catalogue.gpus import Gpu, gpu_named
+from autotune.values.model import ModelSpec, Task
 from published.models import gptq_group, model_named
 from published.quantized import Quantization
 from published.rows import NotPredicted, Row

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from autotune.config import Parallelism, Sharding
 from autotune.cost.sharding import Spread
+from autotune.values.config import Parallelism, Sharding
 from published.rows import NotPredicted, Row
 
 ALONE = Spread(Parallelism(), mixed=False)

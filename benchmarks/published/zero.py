@@ -16,13 +16,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.catalogue.gpus import Gpu, gpu_named, hypothetical
 from autotune.cost.attainable import table_rates
 from autotune.cost.layers import total_bytes
 from autotune.cost.network import Channel, network_of
 from autotune.cost.profile import Profile
 from autotune.cost.step import StepCost
-from autotune.rates import Rates
+from autotune.values.catalogue.gpus import Gpu, gpu_named, hypothetical
+from autotune.values.estimate import Rates
 from published.rows import NotPredicted, Row
 from published.setups import Setup, read
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autotune.config import TrainConfig
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.recording import RecordedTrial, Table
-from autotune.requesting import request_of
-from autotune.search_plan import SearchPlan
-from autotune.trial import Purpose, TrialStatus
+from autotune.planning.plan import SearchPlan
+from autotune.planning.requests import request_of
 from autotune.units import show_memory
+from autotune.values.config import TrainConfig
+from autotune.values.recorded_table import RecordedTrial, Table
+from autotune.values.trial import Purpose, TrialStatus
 
 
 class Replayed(NamedTuple):

@@ -13,12 +13,12 @@ from autotune.cost.child import TraceRequest, Traces, traces_of
 from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
 from autotune.errors import NothingFitsError
-from autotune.events import Event, TrialEnded
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.recording import Table
-from autotune.rundir import RunDirectory
-from autotune.search_plan import SearchPlan
-from autotune.tuner import Tuner
+from autotune.planning.plan import SearchPlan
+from autotune.search.tuner import Tuner
+from autotune.storage.run_directory import RunDirectory
+from autotune.values.events import Event, TrialEnded
+from autotune.values.recorded_table import Table
 
 # By table: a trace is the same for every seed.
 _TRACES: dict[tuple[object, ...], Traces] = {}

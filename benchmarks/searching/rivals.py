@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from searching.oracle import Oracle, Replayed, Spent, Strategy
 
-from autotune.config import TrainConfig
-from autotune.recording import Table
-from autotune.search.space import MICRO_BATCH
-from autotune.search_plan import SearchPlan
+from autotune.planning.plan import SearchPlan
+from autotune.space.space import MICRO_BATCH
+from autotune.values.config import TrainConfig
+from autotune.values.recorded_table import Table
 
 # DeepSpeed's autotuner tries so many micro-batches of those that fit (`num_tuning_micro_batch_sizes`, its default).
 _DEEPSPEED_SIZES = 3

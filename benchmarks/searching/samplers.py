@@ -10,9 +10,9 @@ from collections.abc import Callable
 import optuna
 from searching.oracle import Oracle, Replayed, Spent, Strategy
 
-from autotune.recording import Table
-from autotune.search.space import Point
-from autotune.search_plan import SearchPlan
+from autotune.planning.plan import SearchPlan
+from autotune.space.space import Point
+from autotune.values.recorded_table import Table
 
 # A sampler that asks so often in a row for what is known already has nothing left to say.
 _PATIENCE = 200

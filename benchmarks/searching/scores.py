@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from searching.oracle import Replayed
 
-from autotune.config import TrainConfig
 from autotune.errors import InputError
-from autotune.recording import RecordedPoint, Table
-from autotune.trial import TrialStatus
+from autotune.values.config import TrainConfig
+from autotune.values.recorded_table import RecordedPoint, Table
+from autotune.values.trial import TrialStatus
 
 # Of the distance from the median configuration to the best, what random search has to come for a score's clock to stop.
 CUTOFF = 0.95

@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 
 import autotune
 from autotune import errors
-from autotune.cli import app
+from autotune.cli.main import app
 
 _ROLE = re.compile(r":(?:class|data|func|meth|mod):(?=<code>)")
 
@@ -125,7 +125,7 @@ def _classes() -> list[type[errors.AutotuneError]]:
 
 def _of_code(code: int) -> str:
     if code == errors.EXIT_INTERRUPTED:
-        return "`KeyboardInterrupt`, `autotune.tuner.SearchInterrupted`"
+        return "`KeyboardInterrupt`, `autotune.search.tuner.SearchInterrupted`"
     return ", ".join(f"`{c.__name__}`" for c in _classes() if c.exit_code == code)
 
 

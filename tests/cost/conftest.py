@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from autotune.architecture import ModelFacts, ModelSpec, Task
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import Profile
-from autotune.models import default_task, describe
-from autotune.resolving import resolve
+from autotune.training.build import default_task, describe
+from autotune.training.resolve import resolve
+from autotune.values.model import ModelFacts, ModelSpec, Task
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 DECODER = {**SIZES, "num_hidden_layers": 4, "num_key_value_heads": 2}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.catalogue.gpus import gpu_named, gpus
 from autotune.cost.attainable import cpu_rates, table_rates
+from autotune.values.catalogue.gpus import gpu_named, gpus
 
 PEAKS = {"fp32": 20e12, "tf32": 150e12, "bf16": 300e12, "fp8": 600e12}
 

@@ -8,20 +8,12 @@ import sys
 import pytest
 from factories import make_gpu, make_hardware
 
-from autotune.catalogue.gpus import gpu_named, hypothetical
-from autotune.cost.calibrate import (
-    TINY_SIZES,
-    beyond_data_sheet,
-    calibrate,
-    keep_rates,
-    kept_rates,
-    rates_by_table,
-    rates_of,
-    rates_path,
-)
+from autotune.cost.calibrate import TINY_SIZES, beyond_data_sheet, calibrate, rates_by_table
 from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.hardware import cuda_count
-from autotune.rates import Rates
+from autotune.storage.learned import rates_of, rates_path, read_rates, write_rates
+from autotune.values.catalogue.gpus import gpu_named, hypothetical
+from autotune.values.estimate import Rates
+from autotune.values.hardware import cuda_count
 
 MEASURED = Rates(
     matmul_flops={"fp32": 1.5e11, "bf16": 4e11}, bandwidth=3e10, launch_s=4e-6, host_bandwidth=1e10, source="measured"
@@ -57,29 +49,29 @@ def test_a_process_that_fails_is_infrastructure(monkeypatch, interpreter):
 
 def test_what_is_kept_is_found_again_and_preferred():
     hardware = make_hardware()
-    assert kept_rates(hardware) is None
+    assert read_rates(hardware) is None
     assert rates_of(hardware).source == "table"
-    path = keep_rates(MEASURED, hardware)
+    path = write_rates(MEASURED, hardware)
     assert path == rates_path(hardware)
     assert hardware.fingerprint in path.name
-    assert kept_rates(hardware) == rates_of(hardware) == MEASURED
+    assert read_rates(hardware) == rates_of(hardware) == MEASURED
 
 
 def test_what_is_free_now_does_not_matter():
-    keep_rates(MEASURED, make_hardware())
-    assert kept_rates(make_hardware(free_bytes=1)) == MEASURED
+    write_rates(MEASURED, make_hardware())
+    assert read_rates(make_hardware(free_bytes=1)) == MEASURED
 
 
 @pytest.mark.parametrize("other", [{"cores": 64}, {"name": "another CPU"}, {"versions": {"torch": "9"}}])
 def test_rates_of_another_device_or_installation_are_not_used(other):
-    keep_rates(MEASURED, make_hardware())
-    assert kept_rates(make_hardware(**other)) is None
+    write_rates(MEASURED, make_hardware())
+    assert read_rates(make_hardware(**other)) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"bandwidth": 0}', MEASURED.model_dump_json().replace("3", "x")])
 def test_a_broken_file_is_ignored_and_said(content, caplog):
     hardware = make_hardware()
-    keep_rates(MEASURED, hardware).write_text(content)
+    write_rates(MEASURED, hardware).write_text(content)
     with caplog.at_level(logging.WARNING):
         assert rates_of(hardware).source == "table"
     (record,) = caplog.records
@@ -90,18 +82,18 @@ def test_a_broken_file_is_ignored_and_said(content, caplog):
 def test_a_file_that_is_not_one_is_ignored_and_said(caplog):
     hardware = make_hardware()
     rates_path(hardware).mkdir(parents=True)
-    assert kept_rates(hardware) is None
+    assert read_rates(hardware) is None
     assert "is ignored" in caplog.text
     with pytest.raises(InputError, match="can't be written"):
-        keep_rates(MEASURED, hardware)
+        write_rates(MEASURED, hardware)
 
 
 def test_a_home_that_is_none_holds_nothing(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
-    assert kept_rates(make_hardware()) is None
+    assert read_rates(make_hardware()) is None
     with pytest.raises(InputError, match="AUTOTUNE_HOME"):
-        keep_rates(MEASURED, make_hardware())
+        write_rates(MEASURED, make_hardware())
 
 
 def test_a_processors_name_may_tell_its_frequency():
@@ -121,7 +113,7 @@ def test_an_unknown_gpu_has_none_until_it_is_measured():
     hardware = make_gpu(name="NVIDIA of next year")
     with pytest.raises(MachineError, match=r"next year.*autotune doctor --calibrate"):
         rates_of(hardware)
-    keep_rates(MEASURED, hardware)
+    write_rates(MEASURED, hardware)
     assert rates_of(hardware) == MEASURED
 
 
@@ -161,7 +153,7 @@ def test_without_a_data_sheet_nothing_is_refused():
 
 
 def test_what_was_kept_without_a_doubt_is_ignored(caplog):
-    keep_rates(measured(bandwidth=9e12), A100)
-    assert kept_rates(A100) is None
+    write_rates(measured(bandwidth=9e12), A100)
+    assert read_rates(A100) is None
     assert "is ignored" in caplog.text
     assert rates_of(A100).source == "table"

@@ -6,12 +6,12 @@ import pytest
 from factories import Clock, make_workload
 from profiles import make_family, make_profile
 
-from autotune.adapter_config import LoraAdapter
 from autotune.cost import child, profiler
 from autotune.cost.child import TraceRequest, Traces, run_trace, traces_of
 from autotune.cost.family import Family
 from autotune.errors import InputError
-from autotune.files import read_value, write_value
+from autotune.value import read_value, write_value
+from autotune.values.adapters import LoraAdapter
 
 FAMILIES = tuple(make_family(adapter=LoraAdapter(rank=rank)) for rank in (4, 8, 16))
 

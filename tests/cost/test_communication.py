@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from profiles import make_family, make_group, make_profile
 
-from autotune.config import Parallelism
 from autotune.cost.communication import EXCHANGES, Passes, exposed_seconds, volume
 from autotune.cost.network import Network
 from autotune.cost.sharding import WAYS
+from autotune.values.config import Parallelism
 
 PSI = 1_000_000 * 2  # bytes of weights and of gradients, in 16 bits
 NVLINK = Network(devices_per_node=8, link=1e9, node=1e8)

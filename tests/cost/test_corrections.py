@@ -7,18 +7,11 @@ import os
 import pytest
 from factories import make_config, make_gpu, make_hardware
 
-from autotune.adapter_config import LoraAdapter
-from autotune.cost.corrections import (
-    KEPT,
-    Corrections,
-    Observation,
-    keep,
-    kept,
-    memory_features,
-    time_features,
-)
+from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
 from autotune.cost.memory import Components
+from autotune.storage.learned import _MOST_OBSERVATIONS, add_observations, read_observations
 from autotune.units import GIB
+from autotune.values.adapters import LoraAdapter
 
 MIB = 1 << 20
 FRAMEWORK = (500.0 * MIB, 200.0 * MIB)
@@ -200,52 +193,52 @@ def test_one_by_one_is_all_at_once():
 
 
 def test_what_is_kept_is_found_again():
-    keep(make_hardware(), "llama", [observation(key="a"), observation(key="b")])
-    assert kept(make_hardware(), "llama") == (observation(key="a"), observation(key="b"))
+    add_observations(make_hardware(), "llama", [observation(key="a"), observation(key="b")])
+    assert read_observations(make_hardware(), "llama") == (observation(key="a"), observation(key="b"))
 
 
 @pytest.mark.parametrize(("hardware", "model_type"), [(make_gpu(), "llama"), (make_hardware(), "bert")])
 def test_another_device_or_type_of_model_does_not_see_it(hardware, model_type):
-    keep(make_hardware(), "llama", [observation()])
-    assert kept(hardware, model_type) == ()
+    add_observations(make_hardware(), "llama", [observation()])
+    assert read_observations(hardware, model_type) == ()
 
 
 def test_a_configuration_that_was_measured_again_is_kept_once_and_the_latest():
-    keep(make_hardware(), "llama", [observation(ratio=1.0), observation(key="b")])
-    keep(make_hardware(), "llama", [observation(ratio=2.0)])
-    found = {o.key: o.memory["device"] for o in kept(make_hardware(), "llama")}
+    add_observations(make_hardware(), "llama", [observation(ratio=1.0), observation(key="b")])
+    add_observations(make_hardware(), "llama", [observation(ratio=2.0)])
+    found = {o.key: o.memory["device"] for o in read_observations(make_hardware(), "llama")}
     assert found == {"a": 2.0, "b": 1.0}
 
 
 def test_only_the_latest_are_kept():
-    keep(make_hardware(), "llama", [observation(key=str(i)) for i in range(KEPT + 10)])
-    found = kept(make_hardware(), "llama")
-    assert len(found) == KEPT
-    assert found[-1].key == str(KEPT + 9)
+    add_observations(make_hardware(), "llama", [observation(key=str(i)) for i in range(_MOST_OBSERVATIONS + 10)])
+    found = read_observations(make_hardware(), "llama")
+    assert len(found) == _MOST_OBSERVATIONS
+    assert found[-1].key == str(_MOST_OBSERVATIONS + 9)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}'])
 def test_a_broken_file_is_ignored_with_a_warning(own_home, caplog, content):
-    keep(make_hardware(), "llama", [observation()])
+    add_observations(make_hardware(), "llama", [observation()])
     (path,) = own_home.glob("corrections/*/llama.json")
     path.write_text(content)
     with caplog.at_level(logging.WARNING):
-        assert kept(make_hardware(), "llama") == ()
+        assert read_observations(make_hardware(), "llama") == ()
     assert str(path) in caplog.text
     assert "ignored" in caplog.text
 
 
 def test_a_broken_file_is_replaced(own_home):
-    keep(make_hardware(), "llama", [observation()])
+    add_observations(make_hardware(), "llama", [observation()])
     (path,) = own_home.glob("corrections/*/llama.json")
     path.write_text("{")
-    keep(make_hardware(), "llama", [observation(key="new")])
-    assert [o.key for o in kept(make_hardware(), "llama")] == ["new"]
+    add_observations(make_hardware(), "llama", [observation(key="new")])
+    assert [o.key for o in read_observations(make_hardware(), "llama")] == ["new"]
 
 
 def test_a_home_that_can_not_be_written_is_done_without(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv("AUTOTUNE_HOME", os.fspath(tmp_path / "file"))
     with caplog.at_level(logging.WARNING):
-        keep(make_hardware(), "llama", [observation()])
+        add_observations(make_hardware(), "llama", [observation()])
     assert "not kept" in caplog.text

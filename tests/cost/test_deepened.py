@@ -8,8 +8,8 @@ from autotune.cost import profiler
 from autotune.cost.deepened import deepened
 from autotune.cost.family import Shape
 from autotune.cost.profile import Excerpt, Repeat
-from autotune.models import default_task
-from autotune.resolving import resolve
+from autotune.training.build import default_task
+from autotune.training.resolve import resolve
 
 BASE, LAYER, HEAD = make_group(3), make_group(5), make_group(7)
 

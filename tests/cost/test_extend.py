@@ -5,12 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from autotune.adapter_config import LoraAdapter
 from autotune.cost.extend import Extended, NotLinear, Pair, extend, peaks
 from autotune.cost.kinds import CONTRACTION, ELEMENTWISE
 from autotune.cost.memory import allocated_peaks
 from autotune.cost.profile import Line
 from autotune.cost.tape import Tape
+from autotune.values.adapters import LoraAdapter
 
 MIXED = {"device": "cuda", "autocast": "bfloat16"}
 WAYS = {

@@ -3,10 +3,10 @@
 import pytest
 from factories import make_config, make_gpu, make_hardware, make_workload
 
-from autotune.adapter_config import LoraAdapter
-from autotune.architecture import Task
-from autotune.config import LengthProfile, Parallelism
 from autotune.cost.family import family_of, shape_of
+from autotune.values.adapters import LoraAdapter
+from autotune.values.config import LengthProfile, Parallelism
+from autotune.values.model import Task
 
 LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
 

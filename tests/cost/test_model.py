@@ -17,7 +17,6 @@ from factories import (
 )
 from profiles import MB, line, make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
 
-from autotune.config import LengthProfile, Parallelism
 from autotune.cost.family import family_of
 from autotune.cost.framework import framework_bytes
 from autotune.cost.memory import components
@@ -27,8 +26,9 @@ from autotune.cost.padding import expected_longest
 from autotune.cost.profile import Excerpt
 from autotune.cost.reserve import unused_bytes
 from autotune.cost.time import step_seconds
-from autotune.trial import Memory
 from autotune.units import GIB
+from autotune.values.config import LengthProfile, Parallelism
+from autotune.values.trial import Memory
 
 LENGTHS = LengthProfile(samples=1000, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from factories import make_hardware
 
-from autotune.catalogue.gpus import gpu_named, hypothetical
 from autotune.cost.network import ADAPTER_GB_S, NETWORK_SHARE, NVLINK_SHARE, PCIE_SHARE, network_of
+from autotune.values.catalogue.gpus import gpu_named, hypothetical
 
 H100 = hypothetical(gpu_named("h100-80gb"))
 

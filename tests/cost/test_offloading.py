@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from profiles import make_profile, make_rates
 
-from autotune.config import Parallelism
-from autotune.cost.offloading import host_seconds
+from autotune.cost.offload import host_seconds
+from autotune.values.config import Parallelism
 
 
 def waits(offload: str, *, ranks: int = 4, per_node: int = 4, **fields) -> tuple[float, float]:

@@ -3,15 +3,15 @@
 import pytest
 from factories import make_limits, make_request, make_workload
 
-from autotune.config import TrainConfig
 from autotune.cost.calibrate import rates_by_table
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
-from autotune.hardware import detect
-from autotune.models import default_task
-from autotune.resolving import resolve
+from autotune.training.build import default_task
+from autotune.training.resolve import resolve
+from autotune.values.config import TrainConfig
+from autotune.values.hardware import detect
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(600)]
 

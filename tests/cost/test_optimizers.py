@@ -12,7 +12,7 @@ from transformers.optimization import Adafactor
 
 from autotune.cost.optimizers import OPTIMIZERS as ROWS
 from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
-from autotune.optimizers import OPTIMIZERS
+from autotune.values.optimizers import OPTIMIZERS
 
 SHAPES = ((300, 200), (300, 200), (200, 100), (70,))
 
@@ -154,9 +154,9 @@ def test_frozen_weights_cost_an_optimizer_nothing():
 @pytest.fixture(scope="module")
 def t5_3b() -> list:
     """The weights of t5-3b."""
-    from autotune.architecture import Task
-    from autotune.models import build_model
-    from autotune.resolving import resolve
+    from autotune.training.build import build_model
+    from autotune.training.resolve import resolve
+    from autotune.values.model import Task
 
     model = build_model(resolve("t5-3b"), Task.SEQ2SEQ_LM, dtype="float32", attn_implementation=None, device="meta")
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from profiles import make_family
 
-from autotune.architecture import Task
 from autotune.cost.family import Shape
 from autotune.cost.layers import total_bytes
 from autotune.cost.parts import part_of
 from autotune.errors import InputError
+from autotune.values.model import Task
 
 
 def config(**fields):

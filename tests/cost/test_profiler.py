@@ -2,14 +2,14 @@
 
 import pytest
 
-from autotune.adapter_config import LoraAdapter
-from autotune.architecture import Task
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
 from autotune.cost.kinds import TRANSFER
 from autotune.cost.memory import components
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
+from autotune.values.adapters import LoraAdapter
+from autotune.values.model import Task
 
 MIXED = {"device": "cuda", "autocast": "bfloat16"}
 HEADS = [

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.adapter_config import ADAPTERS, is_new_weight
-from autotune.architecture import Task
-from autotune.config import Precision
 from autotune.cost.autocast import seen_autocast
 from autotune.cost.family import Family, Shape
 from autotune.cost.kinds import CONTRACTION, ELEMENTWISE
 from autotune.cost.memory import components
 from autotune.cost.profile import Profile
 from autotune.cost.profiler import profile
-from autotune.models import build_model
-from autotune.peft_arguments import quantization_arguments
-from autotune.quantized import quantized_layers
+from autotune.training.build import build_model
+from autotune.training.peft_arguments import quantization_arguments
+from autotune.training.quantized import quantized_layers
+from autotune.values.adapters import ADAPTERS, is_new_weight
+from autotune.values.config import Precision
+from autotune.values.model import Task
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

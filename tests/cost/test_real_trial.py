@@ -5,15 +5,15 @@ import json
 import pytest
 from factories import make_limits, make_request, make_workload
 
-from autotune.config import TrainConfig
-from autotune.cost.calibrate import rates_of
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
-from autotune.hardware import detect
-from autotune.resolving import resolve
+from autotune.storage.learned import rates_of
+from autotune.training.resolve import resolve
 from autotune.units import GIB
+from autotune.values.config import TrainConfig
+from autotune.values.hardware import detect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

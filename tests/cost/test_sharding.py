@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from profiles import MB, make_family, make_group, make_point, make_profile
 
-from autotune.config import Parallelism
 from autotune.cost.memory import allocated_peaks, components
 from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, in_flight, share_of
-from autotune.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
 from autotune.units import GIB
+from autotune.values.config import Parallelism
 
 GB = 1e9
 

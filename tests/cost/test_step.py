@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from profiles import make_family, make_group, make_profile, make_rates
 
-from autotune.config import Parallelism
 from autotune.cost.network import Network
 from autotune.cost.sharding import Spread
 from autotune.cost.step import StepCost
 from autotune.cost.time import micro_step_seconds, optimizer_seconds, step_seconds
+from autotune.values.config import Parallelism
 
 FAST = Network(devices_per_node=8, link=1e30, node=1e30)
 SLOW = Network(devices_per_node=8, link=1e6, node=1e6)

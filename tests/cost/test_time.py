@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from profiles import MB, make_family, make_group, make_profile, make_rates, make_work
 
-from autotune.config import Precision
 from autotune.cost.kinds import ELEMENTWISE
 from autotune.cost.time import TRAINER_S, dense_peak, micro_step_seconds, optimizer_seconds, step_seconds
+from autotune.values.config import Precision
 
 SIZES = np.array([1.0, 2, 8, 64])
 GPU = make_family(device="cuda")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from autotune.architecture import Task
 from autotune.cost.family import Family, Shape
 from autotune.cost.trace import make_inputs, micro_step
-from autotune.models import build_config, build_model, default_task
-from autotune.resolving import resolve
+from autotune.training.build import build_config, build_model, default_task
+from autotune.training.resolve import resolve
+from autotune.values.model import Task
 
 MIXED = Family(device="cuda", dtype="float32", autocast="bfloat16", attn_implementation="sdpa")
 PLAIN = Family(device="cpu", dtype="float32", attn_implementation="sdpa")

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from autotune.architecture import Task
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
 from autotune.errors import InputError
-from autotune.resolving import resolve
+from autotune.training.resolve import resolve
+from autotune.values.model import Task
 
 LLAMA = {
     "model_type": "llama",

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from benches import Bench
 
-from autotune.architecture import ModelSpec
-from autotune.resolving import resolve
+from autotune.training.resolve import resolve
+from autotune.values.model import ModelSpec
 
 
 @pytest.fixture

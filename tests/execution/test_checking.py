@@ -10,15 +10,15 @@ import pytest
 import torch
 from factories import make_config, make_request, make_workload
 
-from autotune.checks import LossTask, SoakTask
-from autotune.data import prepare
 from autotune.execution.checking import CheckError, CheckpointSaver, around_training, findings
 from autotune.execution.guard import is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
-from autotune.execution.setting_up import data_of
-from autotune.models import build_config
-from autotune.resolving import resolve
-from autotune.trial import Memory, Purpose, TrialStatus
+from autotune.execution.trainer_setup import data_of
+from autotune.training.build import build_config
+from autotune.training.dataset import prepare
+from autotune.training.resolve import resolve
+from autotune.values.checks import LossTask, SoakTask
+from autotune.values.trial import Memory, Purpose, TrialStatus
 
 MIB = 1 << 20
 NO_END = {"measure_steps": 10, "relative_interval": 1e-12}

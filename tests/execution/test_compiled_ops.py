@@ -6,8 +6,8 @@ import time
 import pytest
 from factories import make_config, make_request
 
-from autotune.config import Parallelism
 from autotune.execution import compiled_ops
+from autotune.values.config import Parallelism
 
 
 def needed(device: str = "cpu", **spread: str) -> tuple[str, ...]:

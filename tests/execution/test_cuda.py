@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from autotune.config import Parallelism
-from autotune.hardware import cuda_count, cuda_used_bytes, detect, like_devices
-from autotune.trial import Measurement, TrialStatus
+from autotune.values.config import Parallelism
+from autotune.values.hardware import cuda_count, cuda_used_bytes, detect, like_devices
+from autotune.values.trial import Measurement, TrialStatus
 
 pytestmark = pytest.mark.usefixtures("whole_device")
 

@@ -9,9 +9,9 @@ import pytest
 from conftest import write_model
 from test_slow_models import FAMILIES
 
-from autotune.models import default_task
-from autotune.resolving import resolve
-from autotune.trial import TrialStatus
+from autotune.training.build import default_task
+from autotune.training.resolve import resolve
+from autotune.values.trial import TrialStatus
 
 pytestmark = pytest.mark.usefixtures("whole_device")
 

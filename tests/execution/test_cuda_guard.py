@@ -7,7 +7,7 @@ import json
 import pytest
 from benches import Bench
 
-from autotune.trial import TrialStatus
+from autotune.values.trial import TrialStatus
 
 pytestmark = pytest.mark.cuda
 

@@ -12,14 +12,14 @@ from factories import make_gpu, make_hardware
 from torch.nn.attention import SDPBackend
 from transformers import AutoModelForCausalLM, FalconConfig, Trainer, TrainingArguments
 
-from autotune.adapters import prepare_model
-from autotune.config import TrainConfig
-from autotune.data import training_data
+from autotune.errors import NoEffectError
 from autotune.execution.effects import EffectsProbe, _sdpa_backend, _tf32
-from autotune.execution.no_effect import NoEffectError
-from autotune.hardware import detect
-from autotune.models import build_model
-from autotune.training_args import plan
+from autotune.training.adapters import prepare_model
+from autotune.training.arguments import plan
+from autotune.training.build import build_model
+from autotune.training.dataset import training_data
+from autotune.values.config import TrainConfig
+from autotune.values.hardware import detect
 
 # The libraries' own, to each other: the argument's old name, which peft still uses.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")

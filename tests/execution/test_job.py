@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autotune.execution.environment import launcher_environment
-from autotune.execution.verdict import Ending
+from autotune.execution.outcome import Ending
 
 # The launcher's own code without the import of torch, and a moment that is shorter.
 LIGHT = (

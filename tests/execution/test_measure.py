@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from factories import make_request
 
-from autotune.conditions import Conditions
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, HostClock, StepTimer, measurement_of
-from autotune.stopwatch import Stopwatch
-from autotune.trial import Limits, Memory
+from autotune.values.conditions import Conditions
+from autotune.values.stopwatch import Stopwatch
+from autotune.values.trial import Limits, Memory
 
 DATA_S, MICRO_S, OPTIMIZER_S = 0.5, 2.0, 1.0
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from factories import make_config, make_failure, make_limits, make_measurement, make_request
 
-from autotune.conditions import Conditions
-from autotune.config import Parallelism
 from autotune.execution.merging import merged_outcome
-from autotune.execution.verdict import Ending
-from autotune.files import write_value
-from autotune.trial import Failure, Measurement, Memory, Outcome, TrialStatus
+from autotune.execution.outcome import Ending
+from autotune.value import write_value
+from autotune.values.conditions import Conditions
+from autotune.values.config import Parallelism
+from autotune.values.trial import Failure, Measurement, Memory, Outcome, TrialStatus
 
 LOST_PEER = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:31580"
 NO_MEMORY = make_failure(TrialStatus.OUT_OF_MEMORY, "DefaultCPUAllocator: can't allocate memory", log_tail="")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.conditions import Conditions
 from autotune.execution.noise import Counters, HostWatch, NvmlWatch, between, counters, watch
+from autotune.values.conditions import Conditions
 
 BEFORE = Counters(wall_s=100.0, busy_s=500.0, stolen_s=10.0, own_s=40.0, waited_s=1.0, cores=2)
 

@@ -10,9 +10,9 @@ import torch
 from factories import make_config
 from torch import nn
 
-from autotune.config import Parallelism
+from autotune.errors import NoEffectError
 from autotune.execution import parallel_effects
-from autotune.execution.no_effect import NoEffectError
+from autotune.values.config import Parallelism
 
 
 class DeepSpeedEngine:

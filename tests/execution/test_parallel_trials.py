@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from autotune.architecture import Task
-from autotune.checks import LossTask
-from autotune.config import Parallelism, TrainConfig, Workload
 from autotune.execution.runner import LocalRunner
-from autotune.hardware import detect
-from autotune.resolving import resolve
-from autotune.trial import Limits, Measurement, Purpose, TrialRequest, TrialResult
+from autotune.training.resolve import resolve
+from autotune.values.checks import LossTask
+from autotune.values.config import Parallelism, TrainConfig, Workload
+from autotune.values.hardware import detect
+from autotune.values.model import Task
+from autotune.values.trial import Limits, Measurement, Purpose, TrialRequest, TrialResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

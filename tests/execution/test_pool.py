@@ -23,8 +23,8 @@ from autotune.execution.places import core_sets
 from autotune.execution.pool import LocalPool
 from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner, trial_directory
-from autotune.hardware import detect
-from autotune.trial import TrialStatus
+from autotune.values.hardware import detect
+from autotune.values.trial import TrialStatus
 
 # A place needs a core of its own.
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

@@ -10,11 +10,11 @@ from typing import Any
 import misbehaving_ranks
 import pytest
 
-from autotune.checks import LossTask, RoutingTask, SoakTask
-from autotune.config import Parallelism
 from autotune.execution.shared_memory import names
-from autotune.resolving import resolve
-from autotune.trial import Measurement, Purpose, TrialStatus
+from autotune.training.resolve import resolve
+from autotune.values.checks import LossTask, RoutingTask, SoakTask
+from autotune.values.config import Parallelism
+from autotune.values.trial import Measurement, Purpose, TrialStatus
 
 MIB = 1 << 20
 TWO = {"parallelism": Parallelism(world_size=2)}

@@ -16,16 +16,16 @@ from factories import (
 )
 from runner_contract import RunnerContract
 
-from autotune.budget import Effort
-from autotune.events import Event, TrialEnded
 from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
-from autotune.exhaustive import plan_of, table_of
-from autotune.fanout import FanOut
-from autotune.recording import Table
-from autotune.rundir import RunDirectory
-from autotune.trial import Memory, Purpose, TrialStatus
-from autotune.tuner import Tuner
+from autotune.search.exhaustive import plan_of, table_of
+from autotune.search.parallel import FanOut
+from autotune.search.tuner import Tuner
+from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
+from autotune.values.budget import Effort
+from autotune.values.events import Event, TrialEnded
+from autotune.values.recorded_table import Table
+from autotune.values.trial import Memory, Purpose, TrialStatus
 
 FAST, BROKEN, UNKNOWN = make_config(8), make_config(4), make_config(2)
 

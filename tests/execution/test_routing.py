@@ -7,11 +7,11 @@ import torch
 from conftest import write_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from autotune.checks import RoutingTask
-from autotune.execution.no_effect import NoEffectError
+from autotune.errors import NoEffectError
 from autotune.execution.routing import busiest_share, routers_of, skewed_routing
-from autotune.resolving import resolve
-from autotune.trial import Purpose, TrialStatus
+from autotune.training.resolve import resolve
+from autotune.values.checks import RoutingTask
+from autotune.values.trial import Purpose, TrialStatus
 
 SMALL = {
     "vocab_size": 256,

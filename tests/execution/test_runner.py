@@ -21,9 +21,9 @@ from autotune.execution import runner as runner_module
 from autotune.execution.launcher import MARK_FILE
 from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner
-from autotune.files import read_value
-from autotune.hardware import detect
-from autotune.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
+from autotune.value import read_value
+from autotune.values.hardware import detect
+from autotune.values.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
 
 MIB = 1 << 20
 LARGE = {"per_device_train_batch_size": 256}  # takes some 60 MiB
@@ -197,9 +197,9 @@ import sys
 import autotune.execution.launcher
 from pathlib import Path
 from autotune.execution.runner import LocalRunner
-from autotune.files import read_value
-from autotune.hardware import detect
-from autotune.trial import TrialRequest
+from autotune.value import read_value
+from autotune.values.hardware import detect
+from autotune.values.trial import TrialRequest
 autotune.execution.launcher.launch_command = lambda *arguments: [sys.executable, "-P", "-c", sys.argv[2], *arguments]
 run = Path(sys.argv[1])
 with LocalRunner(run, detect("cpu"), entry="misbehaving:behave") as runner:

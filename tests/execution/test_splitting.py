@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from autotune.config import Allowance
 from autotune.execution.splitting import Gradient, Split, compared, gradient_of, is_short, split_of_trainer, split_told
-from autotune.search.allowance import allowance_of
+from autotune.space.changes import allowance_of
+from autotune.values.config import Allowance
 
 ROWS = [{"features": torch.randn(16, generator=torch.Generator().manual_seed(i)), "labels": i % 4} for i in range(32)]
 

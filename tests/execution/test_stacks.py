@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autotune.execution.stacks import place_in
+from autotune.execution.logtail import place_in
 
 WRAPPED = """
 Stack (most recent call first):

@@ -13,9 +13,9 @@ from torch.nn.functional import mse_loss
 
 from autotune.execution.describe import ANSWER_FILE
 from autotune.execution.step_facts import run_examine
-from autotune.files import sha256_of, write_value
-from autotune.own_step import STEP_FILE, OwnStep
-from autotune.trial import Description, ExamineRequest, Refusal
+from autotune.value import sha256_of, write_value
+from autotune.values.trial import Description, ExamineRequest, Refusal
+from autotune.values.user_code import STEP_FILE, OwnStep
 
 ROWS = torch.randn(256, 16, generator=torch.Generator().manual_seed(0))
 

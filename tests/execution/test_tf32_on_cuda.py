@@ -11,13 +11,13 @@ from benches import Bench
 from factories import make_facts
 from own_trainings import SCRIPT, write
 
-from autotune.architecture import Task
-from autotune.baseline import baseline_config
-from autotune.config import Workload
-from autotune.hardware import TF32_VARIABLE, detect
-from autotune.own_code import OwnCode
-from autotune.training_args import effective_tf32, plan
-from autotune.trial import DescribeRequest, TrialStatus
+from autotune.training.arguments import effective_tf32, plan
+from autotune.training.baseline import baseline_config
+from autotune.values.config import Workload
+from autotune.values.hardware import TF32_VARIABLE, detect
+from autotune.values.model import Task
+from autotune.values.trial import DescribeRequest, TrialStatus
+from autotune.values.user_code import OwnCode
 
 pytestmark = pytest.mark.cuda
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.resolving import resolve
-from autotune.trial import Measurement, TrialStatus
+from autotune.training.resolve import resolve
+from autotune.values.trial import Measurement, TrialStatus
 
 MIB = 1 << 20
 
@@ -195,8 +195,8 @@ def test_a_failure_tells_the_peak_that_was_seen(bench):
 @pytest.fixture(scope="module")
 def texts(bench, tmp_path_factory) -> dict[str, Any]:
     """A workload of texts of many lengths, tokenized where trials look for them."""
-    from autotune.config import Workload
-    from autotune.corpus import prepare
+    from autotune.training.corpus import prepare
+    from autotune.values.config import Workload
 
     file = tmp_path_factory.mktemp("texts") / "texts.txt"
     file.write_text("\n".join("x" * (2 + 7 * i % 59) for i in range(200)))

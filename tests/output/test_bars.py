@@ -7,8 +7,6 @@ import xml.etree.ElementTree as ET
 import pytest
 from finished_searches import make_breakdown
 
-from autotune.config import Allowance, TrainConfig
-from autotune.explanation import Contribution, Explanation
 from autotune.output.bars import (
     how_known,
     memory_bars,
@@ -18,11 +16,13 @@ from autotune.output.bars import (
     waterfall,
     waterfall_steps,
 )
-from autotune.result import Change
-from autotune.run_report import Breakdown
-from autotune.spending import Spent
-from autotune.trial import Interval
+from autotune.output.run_report import Breakdown
 from autotune.units import GIB
+from autotune.values.config import Allowance, TrainConfig
+from autotune.values.explanation import Contribution, Explanation
+from autotune.values.result import Change
+from autotune.values.time_spent import Spent
+from autotune.values.trial import Interval
 
 CONFIG = TrainConfig(per_device_train_batch_size=8)
 

@@ -8,10 +8,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from search_events import make_ended, make_leader, make_standing, make_started
 
-from autotune.events import Phase, PhaseBegan
 from autotune.output.live_view import LiveView
-from autotune.trial import Prediction, Purpose
 from autotune.units import GIB
+from autotune.values.events import Phase, PhaseBegan
+from autotune.values.trial import Prediction, Purpose
 
 
 @pytest.fixture

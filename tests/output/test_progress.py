@@ -7,11 +7,11 @@ from factories import OUT_OF_MEMORY, Clock, make_measurement
 from rich.console import Console
 from search_events import make_ended, make_started
 
-from autotune.checks import LossCurve, Soaked
-from autotune.conditions import Conditions
-from autotune.events import Detail, Note, Phase, PhaseBegan
 from autotune.output.progress import Progress, can_be_live
-from autotune.trial import Interval, Phases, Prediction, Purpose
+from autotune.values.checks import LossCurve, Soaked
+from autotune.values.conditions import Conditions
+from autotune.values.events import Detail, Note, Phase, PhaseBegan
+from autotune.values.trial import Interval, Phases, Prediction, Purpose
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ from factories import make_spec, make_workload
 from finished_searches import make_report, nothing_helps
 
 from autotune.output.report_html import breakable, html_report, with_code
-from autotune.trial import TrialStatus
+from autotune.values.trial import TrialStatus
 
 EVIL = '<script>alert("x")</script>&{{ 7 * 7 }}'
 

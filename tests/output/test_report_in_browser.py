@@ -8,10 +8,10 @@ import shutil
 import pytest
 from finished_searches import make_report
 
-from autotune.explaining import Explainer
+from autotune.output.gather import gather
 from autotune.output.report_html import html_report
-from autotune.reporting import gather
-from autotune.rundir import RunDirectory
+from autotune.search.explain import Explainer
+from autotune.storage.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -53,7 +53,7 @@ def pages(tmp_path_factory):
     from factories import Clock, ScriptedRunner
     from finished_searches import make_search, outcome
 
-    from autotune.events import ignore
+    from autotune.values.events import ignore
 
     folder = tmp_path_factory.mktemp("pages")
     report = make_report(folder / "run")

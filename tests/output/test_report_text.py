@@ -9,7 +9,7 @@ from finished_searches import BEST, make_report
 
 from autotune.output.report_facts import answer, explained, state
 from autotune.output.report_text import csv_report, markdown_report
-from autotune.trial import TrialStatus
+from autotune.values.trial import TrialStatus
 
 
 @pytest.fixture(scope="module")

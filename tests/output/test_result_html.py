@@ -7,7 +7,7 @@ import pytest
 from factories import make_spec, make_workload
 from finished_searches import BEST, make_search, nothing_helps, without_memory
 
-from autotune.notebook import html_of, report_of
+from autotune.output.notebook import html_of, report_of
 from autotune.output.report_facts import answer
 from autotune.output.result_html import SCOPE
 

@@ -17,8 +17,8 @@ from autotune.output.scatter import (
     spots,
     throughput_against_memory,
 )
-from autotune.trial import Purpose
 from autotune.units import GIB
+from autotune.values.trial import Purpose
 
 WIDTHS = (346.0, 620.0)
 

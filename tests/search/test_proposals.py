@@ -2,11 +2,11 @@
 
 from factories import CRASHED, OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_result, make_space
 
-from autotune.config import Allowance, TrainConfig
-from autotune.search.history import History
 from autotune.search.proposals import SAME_FAILURES, proposals
-from autotune.search.space import SearchSpace
-from autotune.trial import Outcome, TrialStatus
+from autotune.space.history import History
+from autotune.space.space import SearchSpace
+from autotune.values.config import Allowance, TrainConfig
+from autotune.values.trial import Outcome, TrialStatus
 
 PARAMETERS = {
     "precision": ["bf16", "fp32"],

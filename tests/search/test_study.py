@@ -4,10 +4,10 @@ import pytest
 from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_result, make_space, read_study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.space import SearchSpace
 from autotune.search.study import STUDY_FILE, Study
-from autotune.trial import Memory
+from autotune.space.space import SearchSpace
 from autotune.units import GIB
+from autotune.values.trial import Memory
 
 CAPACITY = 2 * GIB
 

@@ -1,0 +1,90 @@
+"""What every command of the command line shares: errors become one line and an exit code, results go to stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+
+import typer
+
+from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InputError
+from autotune.units import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, and nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell predictions, refusals and conditions, too.")]
+
+_NO_TERMINAL = 120  # columns
+
+
+def guarded(action: Callable[[], None], *, as_json: bool, debug: bool) -> None:
+    """Run `action`; an error becomes one line (or a JSON object) and an exit code."""
+    try:
+        action()
+    except AutotuneError as error:
+        if debug:
+            raise
+        _fail(str(error), type(error).__name__, error.exit_code, as_json=as_json)
+    except KeyboardInterrupt:
+        _fail("interrupted", "KeyboardInterrupt", EXIT_INTERRUPTED, as_json=as_json)
+    except typer.Exit:
+        raise
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise typer.Exit(0) from None
+    except Exception as error:
+        if debug:
+            raise
+        text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
+        _fail(text, type(error).__name__, EXIT_BUG, as_json=as_json)
+
+
+def error_document(error: AutotuneError) -> dict[str, Any]:
+    """Return an error as `--json` prints it."""
+    return {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
+
+
+def _fail(message: str, kind: str, exit_code: int, *, as_json: bool) -> NoReturn:
+    line = visible(" ".join(message.split()))
+    if as_json:
+        print_json({"error": {"kind": kind, "message": line, "exit_code": exit_code}})
+    print(f"autotune: {line}", file=sys.stderr)
+    raise typer.Exit(exit_code)
+
+
+def print_json(document: Any) -> None:
+    """Print a document on stdout."""
+    print(json.dumps(document, indent=2))
+
+
+def print_text(*lines: str, file: TextIO | None = None) -> None:
+    """Print lines, on stdout unless another file is named; what can't be seen in them as its escape."""
+    for line in lines:
+        print(visible(line), file=file)
+
+
+def stdout() -> Any:
+    """Return rich's console on stdout; what no terminal shows is as wide as a wide one."""
+    from autotune.output.terminal import Console
+
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_NO_TERMINAL)
+
+
+def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
+    """Return rich's console on stderr; a quiet one prints nothing.
+
+    Raises:
+        InputError: Both are asked for.
+    """
+    from autotune.output.terminal import Console
+
+    if quiet and verbose:
+        raise InputError("--quiet and --verbose contradict each other; drop one of the two")
+    return Console(stderr=True, quiet=quiet)

@@ -1,0 +1,135 @@
+"""`autotune export`: the answer of a search as the files of other tools."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli.console import Debug, Json, guarded, print_json, print_text
+from autotune.errors import InputError
+
+if TYPE_CHECKING:
+    from autotune.exports.draft import Draft
+    from autotune.tuning_result import TuningResult
+
+_TARGETS = (
+    "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, torchtune, "
+    "dockerfile, or all that can train it."
+)
+
+
+def export(
+    best: Annotated[Path, typer.Argument(help="best-config.json, or the run directory it lies in.")],
+    to: Annotated[str, typer.Option(help=_TARGETS)] = "all",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; of several files, a directory.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the names of the files alone.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the best configuration as a script, or as files that other tools read."""
+
+    def write() -> None:
+        from autotune.exports import targets
+
+        result = _result(best)
+        if to == targets.ALL:
+            found, left_out = targets.drafts(result)
+            _save_all(result, found, left_out, output, as_json=as_json, quiet=quiet)
+            return
+        draft = targets.draft(result, to)
+        if output is None and not as_json:
+            _print(draft, quiet=quiet)
+            return
+        draft, paths = _save(draft, output)
+        _tell(paths, draft.launch, {to: draft.lost}, {}, as_json=as_json, quiet=quiet)
+
+    guarded(write, as_json=as_json, debug=debug)
+
+
+def _result(best: Path) -> TuningResult:
+    from autotune.storage.run_directory import ANSWER_FILE
+    from autotune.tuning_result import load
+
+    return load(best / ANSWER_FILE if best.is_dir() else best)
+
+
+def _save_all(
+    result: TuningResult,
+    found: dict[str, Draft],
+    left_out: dict[str, str],
+    directory: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from autotune.exports import targets
+
+    if directory is None:
+        raise InputError("--to all needs a directory for the files (--output DIR)")
+    paths = _written(targets.files_of_all(result, found), directory)
+    lost = {target: draft.lost for target, draft in found.items()}
+    _tell(paths, result.launch_commands, lost, left_out, as_json=as_json, quiet=quiet)
+
+
+def _save(draft: Draft, output: Path | None) -> tuple[Draft, list[Path]]:
+    """Write the files of one target: one as `output`, or into it if it is a directory; several into a directory."""
+    if output is None:
+        raise InputError("--json tells which files were written: give --output")
+    if len(draft.files) > 1:
+        return draft, _written(draft.files, output)
+    placed = draft.placed(output / next(iter(draft.files)) if output.is_dir() else output)
+    return placed, _written(placed.files, output if output.is_dir() else output.parent)
+
+
+def _written(files: dict[str, str], directory: Path) -> list[Path]:
+    from autotune.exports import targets
+
+    try:
+        return list(targets.written(files, directory))
+    except OSError as error:
+        raise InputError(f"--output {directory}: can't be written: {error.strerror}") from None
+
+
+def _print(draft: Draft, *, quiet: bool) -> None:
+    """Print the first file on stdout; on stderr what else there is to know, unless nobody wants to."""
+    first, *others = draft.files
+    sys.stdout.write(draft.files[first])
+    if quiet:
+        return
+    if others:
+        print_text(f"further files: {', '.join(others)} (--output DIR writes all)", file=sys.stderr)
+    print_text(*(f"not expressed: {line}" for line in draft.lost), file=sys.stderr)
+
+
+def _tell(
+    paths: list[Path],
+    launch: tuple[str, ...],
+    lost: dict[str, tuple[str, ...]],
+    left_out: dict[str, str],
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    document: dict[str, Any] = {
+        "files": [str(path) for path in paths],
+        "launch": list(launch),
+        "not_expressed": {target: list(lines) for target, lines in lost.items() if lines},
+        "left_out": left_out,
+    }
+    if as_json:
+        print_json(document)
+        return
+    if quiet:
+        print_text(*document["files"])
+        return
+    several = len(lost) > 1
+    lines = [f"written: {path}" for path in document["files"]]
+    lines += [f"launch:  {command}" for command in document["launch"]]
+    lines += [
+        f"not expressed: {f'{target}: ' if several else ''}{line}" for target, found in lost.items() for line in found
+    ]
+    lines += [f"left out: {reason}" for reason in left_out.values()]
+    print_text(*lines)

@@ -1,0 +1,207 @@
+"""`autotune estimate`: what training a model costs on a device that may not be there, without running anything.
+
+From the user's words to a report: of one configuration if a knob is given, otherwise of the best ones, or of all
+devices of the table. `estimate` is the same from Python. Every default is said in the notes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from autotune.errors import InputError, NothingFitsError, first_complaint
+from autotune.estimates.all_gpus import survey
+from autotune.estimates.forecast import Forecast, Question
+from autotune.estimates.many_devices import network_for, spread
+from autotune.estimates.profiles import Profiles
+from autotune.estimates.ranking import RANKED, ranking_notes
+from autotune.estimates.report import ConfigReport, RankingReport, Report, miss
+from autotune.estimates.request import (
+    EstimateOptions,
+    check,
+    config_of,
+    knob_notes,
+    refusal,
+    target_of,
+    with_packages,
+    workload_of,
+)
+from autotune.estimates.run_cost import read_prices, tokens_per_sample
+from autotune.space.knobs import point_of
+from autotune.space.points import make_point
+from autotune.training import build, resolve
+from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.estimate import CostEstimate
+
+# Rows of a ranking.
+BEST = 8
+
+# Knobs that say how several devices share a training; without them the ways are compared.
+_WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
+
+
+def options_of(**fields: Any) -> EstimateOptions:
+    """Return the options; None means the default.
+
+    Raises:
+        InputError: A value is impossible.
+    """
+    try:
+        return EstimateOptions(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).removesuffix("_bytes").replace("_", "-")
+        raise InputError(f"--{name} {first['input']}: {first_complaint(error)}") from None
+
+
+def report(options: EstimateOptions) -> Report:
+    """Return the estimate that `options` ask for.
+
+    Raises:
+        InputError: Something in `options` can't be used.
+        MachineError: The device isn't there, or nothing is known of its speed.
+        NothingFitsError: No configuration fits; a given one that doesn't is a report that says so.
+    """
+    check(options)
+    prices = read_prices(Path(options.prices)) if options.prices is not None else None
+    point = point_of(options.knobs)
+    target = None if options.gpu == "all" else with_packages(target_of(options), point)
+    workload, said = workload_of(options, "cuda" if target is None else target.device.hardware.kind)
+    if options.tokens is not None:
+        tokens_per_sample(workload)
+    facts = build.describe(workload.model, workload.task)
+    question = Question(options, point, prices, workload, facts, Profiles(workload, facts.parameters))
+    if target is None:
+        return survey(question, said)
+    if options.devices > 1 and not _WAY & point.keys():
+        return spread(question, target, (*target.notes, *said))
+    forecast = question.forecast(target, network=network_for(options, target, options.devices))
+    notes = (*target.notes, *said)
+    if prices is not None and target.device.name not in prices.per_hour:
+        notes += (f"--prices {options.prices}: no price of {target.device.name}",)
+    return _configuration(question, forecast, notes) if point else _ranking(question, forecast, notes)
+
+
+def estimate(
+    model: str | None = None,
+    *,
+    config: TrainConfig,
+    workload: Workload | None = None,
+    task: str | None = None,
+    seq_len: int | None = None,
+    target_len: int | None = None,
+    global_batch: int | Literal["any"] | None = None,
+    gpu: str | None = None,
+    device: str = "auto",
+    nodes: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> CostEstimate:
+    """Return what a configuration is predicted to cost, without running it; it need not fit.
+
+    Args:
+        model: A name of the catalogue, a directory with `config.json`, or a hub id.
+        config: What is estimated.
+        workload: What is trained, in place of `model` and of the options that describe it.
+        task: As of :func:`autotune.find`, like the next three.
+        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 128 on the CPU. Whisper
+            takes 30 s and nothing else.
+        target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
+        global_batch: Samples per optimizer step; 64 by default, 16 on the CPU; 'any' for one micro-batch a step.
+        gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
+        device: Of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        nodes: That the devices of the configuration are on; as many as hold eight each by default.
+        revision: Of a hub id.
+        trust_remote_code: Run the model's own code.
+
+    Raises:
+        InputError: An argument can't be used, or the device or the model refuses the configuration.
+        MachineError: The device isn't there, or nothing is known of its speed.
+    """
+    if model is None and workload is None:
+        raise InputError("estimate: needs a model or a workload")
+    fields = {"task": task, "seq_len": seq_len, "target_len": target_len, "global_batch": global_batch}
+    options = options_of(
+        model=model or (workload.model.reference if workload else ""),
+        gpu=gpu,
+        device=device,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        **fields,
+    )
+    check(options)
+    point = make_point(config)
+    target = with_packages(target_of(options), point)
+    said: tuple[str, ...] = ()
+    if workload is None:
+        workload, said = workload_of(options, target.device.hardware.kind)
+    elif given := [name for name, value in fields.items() if value is not None]:
+        raise InputError(f"estimate: {given[0]} is part of the workload")
+    elif model is not None and resolve.resolve(model).name != workload.model.name:
+        raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
+    facts = build.describe(workload.model, workload.task)
+    question = Question(options, point, None, workload, facts, Profiles(workload, facts.parameters))
+    network = network_for(options.model_copy(update={"nodes": nodes}), target, config.parallelism.world_size)
+    forecast = question.forecast(target, network=network)
+    if reason := refusal(forecast.plan, config):
+        raise InputError(f"not possible on {target.device.name}: {reason}")
+    found = forecast.estimate(config)
+    return found.model_copy(
+        update={"notes": (*target.notes, *said, *forecast.basis(config, found.traced_by), *found.notes)}
+    )
+
+
+def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> ConfigReport:
+    plan, device = forecast.plan, forecast.device
+    config = config_of(plan, question.point)
+    if reason := refusal(plan, config):
+        raise InputError(f"not possible on {device.name}: {reason}")
+    found = forecast.predicted(config)
+    return ConfigReport(
+        workload=plan.workload,
+        device=device,
+        predicted=found,
+        largest_micro_batch=forecast.largest_micro_batch(config),
+        would_fit=None if found.fits_at_all else forecast.would_fit(config, Allowance.METHOD),
+        run=question.run(found, device.name),
+        notes=(
+            *notes,
+            *knob_notes(config, question.point),
+            *forecast.basis(config, found.traced_by),
+            *found.notes,
+        ),
+    )
+
+
+def _ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> RankingReport:
+    plan, device = forecast.plan, forecast.device
+    configs = plan.every_config()
+    best, fitting = forecast.best(configs, BEST)
+    if not best:
+        raise forecast.nothing_fits(configs, plan.allowance)
+    rows = tuple(forecast.predicted(config) for config in best)
+    return RankingReport(
+        workload=plan.workload,
+        device=device,
+        allowance=plan.allowance,
+        considered=len(configs),
+        fitting=fitting,
+        best=rows,
+        run=question.run(rows[0], device.name),
+        notes=(
+            *notes,
+            RANKED,
+            *ranking_notes(plan.search_space(), best),
+            *forecast.basis(rows[0].config, rows[0].traced_by),
+            *rows[0].notes,
+        ),
+    )
+
+
+def shortfall(found: Report) -> NothingFitsError | None:
+    """Return the error that a report of a configuration is whose prediction exceeds the memory, None for others."""
+    if not isinstance(found, ConfigReport) or found.predicted.fits_at_all:
+        return None
+    return NothingFitsError(f"it does not fit: it {miss(found.predicted, found.device)}; {found.would_fit}")

@@ -1,0 +1,268 @@
+"""`autotune estimate --devices N`: the ways to spread a training over many devices, side by side.
+
+Each way has its best checkpointing and micro-batch; precision and optimizer are the same for all. Predictions only.
+Called by `autotune.estimates.estimate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from autotune.cost.network import Network, network_of
+from autotune.errors import InputError, NothingFitsError
+from autotune.estimates.forecast import Forecast, Question, with_micro_batch
+from autotune.estimates.report import Device, SpreadReport, SpreadRow, miss
+from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
+from autotune.space.knobs import Scalar
+from autotune.space.space import MICRO_BATCH, micro_batches
+from autotune.units import show_memory
+from autotune.values.catalogue.gpus import gpu_of
+from autotune.values.config import Allowance, Parallelism, TrainConfig
+from autotune.values.model import ModelFacts
+
+# The ways to spread a training over many devices: DDP, ZeRO, FSDP, tensor and pipeline parallel, offload. Pure.
+# Degrees multiply to the number of devices; tensor parallel stays inside a node, as its all-reduces hide behind
+# nothing (arXiv:2104.04473, section 3). Called by `autotune.estimates.many_devices`.
+
+_PREFIX = "parallelism."
+
+_PER_NODE = 8  # devices, as in NVIDIA's DGX and HGX systems and most rented ones
+
+_SHARDINGS = ("none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full")
+
+# What keeps parts in the host's memory: slower, so only of use where nothing else fits.
+_OFFLOADS = (("zero_2", "optimizer"), ("zero_3", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters"))
+
+
+def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Scalar]) -> tuple[Parallelism, ...]:
+    """Return the ways that are compared, those that contradict `point` left out.
+
+    Args:
+        devices: How many there are.
+        per_node: How many of them in each node.
+        facts: Of the model.
+        point: Knobs that were given.
+    """
+    written = {k.removeprefix(_PREFIX): v for k, v in point.items() if k.startswith(_PREFIX)}
+    given = Parallelism.model_validate(written).model_dump(include=set(written))
+    settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping", "offload_to", "nvme_path")
+    rest = {name: given[name] for name in settled if name in given}
+    found = []
+    for way in _all(devices, per_node, facts):
+        if all(getattr(way, name) == value for name, value in given.items() if name not in rest):
+            found.append(way.model_copy(update=rest))
+    return tuple(found)
+
+
+def _all(devices: int, per_node: int, facts: ModelFacts) -> Iterator[Parallelism]:
+    for sharding in _SHARDINGS:
+        yield Parallelism(world_size=devices, sharding=sharding)
+    for sharding, offload in _OFFLOADS:
+        yield Parallelism(world_size=devices, sharding=sharding, offload=offload)
+    for degree in _tensor_degrees(devices, per_node, facts):
+        sharding = "fsdp_full" if devices > degree else "none"
+        yield Parallelism(world_size=devices, sharding=sharding, tensor_parallel=degree)
+    for stages in _doublings(devices):
+        if facts.layers and facts.layers % stages == 0:
+            for degree in (1, *_tensor_degrees(devices // stages, per_node, facts)):
+                yield Parallelism(world_size=devices, tensor_parallel=degree, pipeline_parallel=stages)
+
+
+def _tensor_degrees(devices: int, per_node: int, facts: ModelFacts) -> list[int]:
+    heads = facts.tensor_parallel_heads
+    if heads is None:
+        return []
+    return [d for d in _doublings(min(devices, per_node)) if heads % d == 0 and devices % d == 0]
+
+
+def _doublings(most: int) -> list[int]:
+    """Return 2, 4, 8 and so on as far as they divide `most`."""
+    found = [2]
+    while found[-1] <= most and most % found[-1] == 0:
+        found.append(2 * found[-1])
+    return found[:-1]
+
+
+def nodes_of(devices: int, nodes: int | None) -> int:
+    """Return on how many nodes the devices are: of eight each, where nothing is said.
+
+    Raises:
+        InputError: They can't be dealt out evenly.
+    """
+    count = nodes or -(-devices // _PER_NODE)
+    if devices % count:
+        raise InputError(f"--nodes {count}: does not divide the {devices} devices")
+    return count
+
+
+_OFFLOADED = {"optimizer": "states", "parameters": "weights"}
+
+
+def shown(way: Parallelism) -> str:
+    """Return a way in a few words: 'fsdp_full, TP 8', 'TP 8, PP 4, DP 2', 'zero_3, weights on cpu'."""
+    parts: list[str] = [] if way.sharding == "none" else [way.sharding]
+    degrees = {"TP": way.tensor_parallel, "PP": way.pipeline_parallel}
+    parts += [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    if way.sharding == "none" and way.data_parallel > 1:
+        parts.append(f"DP {way.data_parallel}" if parts else "ddp")
+    if way.offload != "none":
+        parts.append(f"{_OFFLOADED[way.offload]} on {way.offload_to}")
+    return ", ".join(parts)
+
+
+_CHECKPOINTING = "checkpointing"
+
+SPREAD = (
+    "each way with its best checkpointing (none, full) and micro-batch; what is given (--precision, --optim, "
+    "--tensor-parallel ...) is kept, the rest is as the Trainer has it"
+)
+
+
+def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
+    """Return the ways to spread a training, fastest first.
+
+    Raises:
+        InputError: No way is possible.
+        NothingFitsError: None has the memory.
+    """
+    devices = question.options.devices
+    nodes = nodes_of(devices, question.options.nodes)
+    network = network_for(question.options, target, devices)
+    forecast = question.forecast(target, network=network)
+    point, said = _filled(question, forecast)
+    found = ways(devices, devices // nodes, question.facts, point)
+    rows: list[SpreadRow] = []
+    refused: dict[str, list[str]] = {}
+    for way in found:
+        row = _row(question, forecast, point, way, devices // nodes)
+        if isinstance(row, str):
+            refused.setdefault(row, []).append(shown(way))
+        else:
+            rows.append(row)
+    if not rows:
+        why = next(iter(refused), "the knobs given contradict each other")
+        raise InputError(f"not possible on {devices} x {target.device.name}: {why}")
+    if not any(row.fits_at_all for row in rows):
+        raise _nothing_fits(rows, forecast, devices)
+    ordered = tuple(sorted(rows, key=_order))
+    return SpreadReport(
+        workload=forecast.plan.workload,
+        device=target.device,
+        devices=devices,
+        nodes=nodes,
+        link_gb_s=network.link / 1e9,
+        network_gb_s=None if nodes == 1 else network.node / 1e9,
+        host_memory_bytes=_host_memory(question.options, target.device),
+        rows=ordered,
+        run=question.run(ordered[0].predicted, target.device.name),
+        refused={reason: tuple(names) for reason, names in refused.items()},
+        notes=(
+            *notes,
+            *said,
+            SPREAD,
+            *_stage_notes(rows),
+            *_network_notes(question.options, target.device, network, nodes),
+        ),
+    )
+
+
+def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:
+    """Return the network of so many devices.
+
+    Raises:
+        InputError: They can't be dealt out to the nodes evenly.
+    """
+    return network_of(
+        target.device.hardware,
+        devices,
+        nodes=nodes_of(devices, options.nodes),
+        gb_s=options.network_gb_s,
+        host_bandwidth=target.rates.host_bandwidth,
+    )
+
+
+def _filled(question: Question, forecast: Forecast) -> tuple[dict[str, Scalar], tuple[str, ...]]:
+    """Return the knobs that are the same for all ways, and a line about the one that was chosen."""
+    point, hardware = dict(question.point), forecast.plan.hardware
+    if "precision" in point or not question.allowance.admits(Allowance.NUMERICS) or hardware.is_cpu:
+        return point, ()
+    point["precision"] = "bf16" if hardware.has_bf16 else "fp16"
+    return point, (f"precision {point['precision']} (--precision)",)
+
+
+def _row(
+    question: Question, forecast: Forecast, point: dict[str, Scalar], way: Parallelism, per_node: int
+) -> SpreadRow | str:
+    """Return the best of one way, or why it isn't possible."""
+    fields = {f"parallelism.{name}": value for name, value in way.model_dump().items()}
+    kinds = [point] if _CHECKPOINTING in point else [{**point, _CHECKPOINTING: kind} for kind in ("none", "full")]
+    configs: list[TrainConfig] = []
+    reasons: list[str] = []
+    for kind in kinds:
+        config = config_of(forecast.plan, {**kind, **fields})
+        for size in _sizes(forecast, config, given=MICRO_BATCH in point):
+            reason = refusal(forecast.plan, size)
+            if reason is None:
+                configs.append(size)
+            else:
+                reasons.append(reason)
+    if not configs:
+        return reasons[0] if reasons else f"a global batch of {forecast.plan.workload.global_batch_size} is too small"
+    try:
+        best, _ = forecast.best(configs, 1)
+        chosen = forecast.predicted(best[0] if best else forecast.tightest(configs))
+    except InputError as error:
+        return str(error).partition(": ")[2] or str(error)
+    needed, host = chosen.host_bytes * per_node, _host_memory(question.options, forecast.device)
+    return SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=host is None or needed <= host)
+
+
+def _sizes(forecast: Forecast, config: TrainConfig, *, given: bool) -> list[TrainConfig]:
+    """Return the micro-batches that divide what each data-parallel rank has of the global batch."""
+    if given:
+        return [config]
+    total, ranks = forecast.plan.workload.global_batch_size, config.parallelism.data_parallel
+    if total is None:
+        return [with_micro_batch(config, size) for size in micro_batches(None)]
+    return [with_micro_batch(config, size) for size in micro_batches(total // ranks)] if total % ranks == 0 else []
+
+
+def _host_memory(options: EstimateOptions, device: Device) -> int | None:
+    """Return a node's memory: as given, or this machine's where the device is in it; None: not known."""
+    if options.host_memory_bytes is not None:
+        return options.host_memory_bytes
+    here = device.hardware.is_cpu or device.hardware.driver is not None
+    return device.hardware.host_memory_bytes if here else None
+
+
+def _nothing_fits(rows: Sequence[SpreadRow], forecast: Forecast, devices: int) -> NothingFitsError:
+    nearest = min(rows, key=lambda row: row.predicted.memory.device_peak_bytes)
+    took = miss(nearest.predicted, forecast.device)
+    host = f" and {show_memory(nearest.host_bytes)} of each node's memory" if nearest.host_bytes else ""
+    return NothingFitsError(f"nothing fits {devices} devices: {nearest.way} comes nearest and {took}{host}")
+
+
+def _order(row: SpreadRow) -> tuple[bool, float]:
+    speed = row.predicted.speed
+    rate = speed.samples_per_second if speed is not None else 0.0
+    return not row.fits_at_all, -rate if row.fits_at_all else float(row.predicted.memory.device_peak_bytes)
+
+
+def _stage_notes(rows: Sequence[SpreadRow]) -> tuple[str, ...]:
+    """Return a line about what is too much of a pipeline's stages."""
+    if all(row.predicted.config.parallelism.pipeline_parallel == 1 for row in rows):
+        return ()
+    return ("PP: every stage is counted with embeddings and head, of which it has one at the most",)
+
+
+def _network_notes(options: EstimateOptions, device: Device, network: Network, nodes: int) -> tuple[str, ...]:
+    """Return lines about what joins the devices."""
+    gpu = gpu_of(device.hardware.name)
+    kind = "link unknown, taken as that to the host" if gpu is None else gpu.link.kind
+    lines = [] if device.hardware.is_cpu else [f"within a node {kind}: {network.link / 1e9:.0f} GB/s attained"]
+    if options.nodes is None and nodes > 1:
+        lines.append(f"{nodes} nodes of {network.devices_per_node} devices (--nodes)")
+    if nodes > 1:
+        why = " taken, 200 Gb/s a device" if options.network_gb_s is None else ""
+        lines.append(f"between nodes {network.node / 1e9:.0f} GB/s attained of what each has{why} (--network-gb-s)")
+    return tuple(lines)

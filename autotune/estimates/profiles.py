@@ -1,0 +1,73 @@
+"""The profiles of a workload, traced in this process when they are first asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from autotune.cost.family import Family, shape_of
+from autotune.cost.profile import Profile
+from autotune.errors import InputError
+from autotune.values.config import Workload
+
+if TYPE_CHECKING:
+    from autotune.cost.profiler import Shallow
+
+
+class Profiles(Mapping[Family, Profile]):
+    """The profiles of one workload, each traced when it is first asked for.
+
+    Args:
+        workload: What is trained.
+        parameters: Of the model.
+    """
+
+    def __init__(self, workload: Workload, parameters: int) -> None:
+        self._workload = workload
+        self._parameters = parameters
+        self._traced: dict[Family, Profile] = {}
+        self._shallow: dict[tuple[object, ...], Shallow] = {}
+        self.failures: dict[Family, InputError] = {}
+
+    def __getitem__(self, family: Family) -> Profile:
+        """Return the profile of `family`; KeyError if it can't be traced, and `failures` says why."""
+        if family in self.failures:
+            raise KeyError(family)
+        if family not in self._traced:
+            from autotune.cost.profiler import profile
+
+            try:
+                with _muted("transformers", "bitsandbytes"):
+                    self._traced[family] = profile(
+                        self._workload.model,
+                        family,
+                        shape_of(self._workload),
+                        parameters=self._parameters,
+                        known=self._shallow,
+                    )
+            except InputError as error:
+                self.failures[family] = error
+                raise KeyError(family) from None
+        return self._traced[family]
+
+    def __iter__(self) -> Iterator[Family]:
+        return iter(self._traced)
+
+    def __len__(self) -> int:
+        return len(self._traced)
+
+
+@contextlib.contextmanager
+def _muted(*names: str) -> Iterator[None]:
+    """Keep libraries from telling what concerns only those who train."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,297 @@
+"""From the user's words to what is estimated: the device, the workload, the configurations, and what was assumed.
+
+What can be refused is refused here, before anything is traced. Called by `autotune.estimates.estimate`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+
+from autotune.errors import InputError
+from autotune.estimates.report import Device
+from autotune.planning import planner
+from autotune.planning import workload as workloads
+from autotune.planning.options import Options
+from autotune.planning.plan import Outline, SearchPlan
+from autotune.space.file import SpaceFile, load_space
+from autotune.space.knobs import Scalar, knobs, refused, shown
+from autotune.space.points import make_config, make_point
+from autotune.space.rules import refusals
+from autotune.storage.learned import rates_of
+from autotune.training.inputs import fixed_frames
+from autotune.training.resolve import resolve
+from autotune.units import show_memory
+from autotune.value import Value
+from autotune.values.budget import Effort
+from autotune.values.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
+from autotune.values.config import LARGEST_BATCH, Allowance, TrainConfig, Workload
+from autotune.values.estimate import Rates
+from autotune.values.hardware import Hardware, default_budget_bytes, detect
+from autotune.values.model import FLASH_PACKAGES, ModelFacts
+from autotune.values.optimizers import OPTIMIZERS
+
+# Whose rates put configurations in order where only the memory of a device is known.
+REFERENCE_GPU = "a100-80gb"
+
+# Of many devices a step takes so many samples on each, if nothing is said: fewer would leave them waiting.
+SAMPLES_OF_EACH = 8
+
+_LOADING = "dataloader"  # what the knobs of data loading begin with
+
+
+class EstimateOptions(Value):
+    """What the user asked for; None means the default, which depends on the device."""
+
+    model: str
+    task: str | None = None
+    seq_len: PositiveInt | None = None
+    target_len: PositiveInt | None = None
+    global_batch: PositiveInt | Literal["any"] | None = None
+    gpu: str | None = Field(default=None, description="a name of the table, or 'all'")
+    memory_bytes: PositiveInt | None = None
+    nodes: PositiveInt | None = Field(default=None, description="that several devices are on, evenly")
+    network_gb_s: PositiveFloat | None = Field(default=None, description="of a node to others, 10^9 bytes/s one way")
+    host_memory_bytes: PositiveInt | None = Field(default=None, description="of a node, for what is offloaded")
+    device: str = "auto"
+    knobs: dict[str, str | bool] = Field(default_factory=dict, description="as written, by option")
+    allow: Allowance | None = None
+    tokens: float | None = None
+    prices: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def devices(self) -> int:
+        """How many devices are asked for; what isn't a number is refused with the other knobs."""
+        written = str(self.knobs.get("devices", 1))
+        return int(written) if re.fullmatch("[0-9]{1,100}", written) else 1
+
+
+class Target(Value):
+    """The device of an estimate, its rates, and what was assumed of it."""
+
+    device: Device
+    rates: Rates
+    notes: tuple[str, ...]
+
+
+def check(options: EstimateOptions) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        InputError: Two do.
+    """
+    if options.gpu is not None and options.device != "auto":
+        raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
+    if options.gpu == "all" and options.memory_bytes is not None:
+        raise InputError("--memory: with --gpu all each device has its own")
+    if options.knobs and options.allow is not None:
+        raise InputError(f"--allow {options.allow}: is for a ranking; a given configuration is estimated as it is")
+    for name, value in (("nodes", options.nodes), ("network-gb-s", options.network_gb_s)):
+        if value is not None and options.devices == 1:
+            raise InputError(f"--{name} {value}: is of several devices (--devices)")
+    if options.devices > LARGEST_BATCH:
+        raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
+    if options.devices > 1 and options.gpu == "all":
+        raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
+    if options.prices is not None and options.tokens is None:
+        raise InputError(f"--prices {options.prices}: needs --tokens, the length of the run")
+
+
+def target_of(options: EstimateOptions) -> Target:
+    """Return the device that is asked for: of the table, of a size, or of this machine.
+
+    Raises:
+        InputError: The table has no such device, or it has less memory.
+        MachineError: It isn't there, or its rates aren't known.
+    """
+    if options.gpu is not None:
+        return table_target(gpu_named(options.gpu), options.memory_bytes)
+    if options.memory_bytes is not None and options.device == "auto":
+        return _target_of_memory(options.memory_bytes)
+    hardware = detect(options.device).model_copy(update={"count": None})  # as many of them as are asked for
+    memory_bytes = options.memory_bytes or default_budget_bytes(hardware)
+    if memory_bytes > hardware.memory_bytes:
+        there = show_memory(hardware.memory_bytes)
+        raise InputError(f"--memory {show_memory(memory_bytes)}: {hardware.name} has {there}")
+    rates = rates_of(hardware)
+    notes = [f"this machine's {hardware.name} (--gpu NAME for another)"]
+    if options.memory_bytes is None:
+        notes.append(f"memory {show_memory(memory_bytes)}: what is free now less a margin (--memory)")
+    if rates.source == "measured":
+        notes.append("rates as measured on this device")
+    else:
+        notes.append("rates as data sheets let expect; autotune doctor --calibrate measures them")
+    gpu = gpu_of(hardware.name)
+    name = hardware.name if gpu is None else gpu.name
+    device = Device(name=name, hardware=hardware, memory_bytes=memory_bytes, rates=rates.source)
+    return Target(device=device, rates=rates, notes=tuple(notes))
+
+
+def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
+    """Return a device of the table as if it were here, with all of its memory or `memory_bytes`.
+
+    Raises:
+        InputError: It has less than that.
+    """
+    if memory_bytes is not None and memory_bytes > gpu.memory_bytes:
+        raise InputError(f"--memory {show_memory(memory_bytes)}: {gpu.name} has {show_memory(gpu.memory_bytes)}")
+    hardware = hypothetical(gpu, memory_bytes=memory_bytes)
+    rates = rates_of(hardware)
+    device = Device(name=gpu.name, hardware=hardware, memory_bytes=hardware.memory_bytes, rates=rates.source)
+    note = f"{gpu.name} as its data sheet has it, nothing else on it, with the software of this machine"
+    return Target(device=device, rates=rates, notes=(note,))
+
+
+def _target_of_memory(memory_bytes: int) -> Target:
+    hardware = device_of_memory(memory_bytes)
+    rates = rates_of(hypothetical(gpu_named(REFERENCE_GPU)))
+    device = Device(name="a GPU", hardware=hardware, memory_bytes=memory_bytes, rates=None)
+    note = f"only the memory of the device is known, so no speed; the order is that on {REFERENCE_GPU} (--gpu NAME)"
+    return Target(device=device, rates=rates, notes=(note,))
+
+
+def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
+    """Return a device of the table with what `point` needs installed; a device that is here as it is."""
+    hardware = target.device.hardware
+    optimizer = OPTIMIZERS.get(str(point.get("optim")))
+    wanted = {
+        # which of several ways is chosen isn't settled yet where none is given
+        "deepspeed" if str(point.get("parallelism.sharding", "zero")).startswith("zero") and _several(point) else None,
+        FLASH_PACKAGES.get(str(point.get("attn_implementation"))),
+        optimizer.package if optimizer is not None else None,
+    }
+    missing = sorted(name for name in wanted if name is not None and name not in hardware.versions)
+    if not missing or hardware.driver is not None or hardware.is_cpu:
+        return target
+    installed = hardware.model_copy(update={"versions": {**dict.fromkeys(missing, "assumed"), **hardware.versions}})
+    device = target.device.model_copy(update={"hardware": installed})
+    notes = (*target.notes, *(f"{name} taken as installed" for name in missing))
+    return target.model_copy(update={"device": device, "notes": notes})
+
+
+def _several(point: Mapping[str, Scalar]) -> bool:
+    return str(point.get("parallelism.world_size", 1)) != "1"
+
+
+def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
+    """Return the workload on a kind of device, and a line for each default.
+
+    Raises:
+        InputError: The model, its task or a length can't be used.
+    """
+    spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
+    fixed = fixed_frames(spec.model_type, spec.config)
+    length = options.seq_len or fixed or workloads.DEFAULT_SEQUENCE_LENGTH[kind]
+    batch = options.global_batch or max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
+    asked = Options(
+        model=options.model,
+        task=options.task,
+        seq_len=length,
+        target_len=options.target_len,
+        global_batch=batch,
+        device="cpu",  # with its lengths given, a workload doesn't depend on the device
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+    )
+    workload = planner.outline(asked).workload
+    notes = []
+    if options.seq_len is None and workload.task.takes_text:
+        notes.append(f"sequence length {length} (--seq-len)")
+    if options.seq_len is None and workload.task.takes_audio:
+        notes.append(f"samples of {length} frames of sound" + ("" if fixed else " (--seq-len)"))
+    if options.target_len is None and workload.task.has_targets:
+        notes.append(f"target length {workload.target_length} (--target-len)")
+    if options.global_batch is None:
+        notes.append(f"global batch {batch} samples (--global-batch)")
+    return workload, tuple(notes)
+
+
+def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
+    """Return the plan whose space is ranked, with what the cost model tells apart.
+
+    Raises:
+        InputError: The model hasn't so many positions.
+    """
+    outline = Outline(
+        options=Options(model=workload.model.reference, allow=allowance),
+        hardware=device.hardware,
+        workload=workload,
+        memory_bytes=device.memory_bytes,
+        budget=planner.budget_of(Effort.QUICK),
+        space=_told_apart(load_space(planner.DEFAULT_SPACE[device.hardware.kind]), device.hardware),
+        searched_arguments=None,
+        notes=(),
+    )
+    return planner.complete(outline, facts, workload, ())
+
+
+def _told_apart(space: SpaceFile, hardware: Hardware) -> SpaceFile:
+    """Return `space` without choices whose predictions hardly differ, as each takes time to trace.
+
+    The attention kernel stays the library's default, which is the fused one where there is one; bf16 stands for fp16
+    where both are there; LoRA has its first rank and targets.
+    """
+    parameters = {name: p for name, p in space.parameters.items() if name != "attn_implementation"}
+    for name, parameter in parameters.items():
+        kept = list(parameter.choices)
+        if name.startswith("adapter."):
+            kept = kept[:1]
+        elif name == "precision" and hardware.has_bf16:
+            kept = [choice for choice in kept if choice != "fp16"]
+        if parameter.choices != "lattice":
+            parameters[name] = parameter.model_copy(update={"choices": tuple(kept)})
+    return space.model_copy(update={"parameters": parameters})
+
+
+def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
+    """Return the configuration at `point`, the rest as the Trainer has it.
+
+    Raises:
+        InputError: A knob has an impossible value, or one that nothing is known of.
+    """
+    try:
+        config = make_config({**make_point(plan.baseline), **point})
+    except ValidationError as error:
+        raise refused(error) from None
+    if config.torch_compile_backend not in (None, "inductor"):
+        raise InputError(f"--compile {config.torch_compile_backend}: nothing is predicted for it; only for inductor")
+    return config
+
+
+def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
+    """Return why a configuration can't run on the device of `plan`, or None.
+
+    A pipeline, which the Trainer doesn't run, can be estimated: of it one stage is looked at.
+    """
+    spread = config.parallelism
+    if spread.pipeline_parallel > 1:
+        if spread.sharding != "none":
+            return f"pipeline parallel with {spread.sharding}: a stage's gradients are there until all are in"
+        of_stage = {"world_size": spread.tensor_parallel, "pipeline_parallel": 1}
+        config = config.model_copy(update={"parallelism": spread.model_copy(update=of_stage)})
+    return next(iter(refusals(config, plan.workload, plan.facts, plan.hardware)), None)
+
+
+def as_options(config: TrainConfig, without: Mapping[str, Scalar]) -> str:
+    """Return the knobs of a configuration as options, less those that are in `without` and those of data loading."""
+    values = make_point(config)
+    written = []
+    for knob in knobs():
+        if knob.parameter in values and knob.parameter not in without and not knob.parameter.startswith(_LOADING):
+            written.append(shown(knob.option, values[knob.parameter]))
+    return " ".join(written)
+
+
+def knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return lines about the knobs that weren't given, and about those that don't count."""
+    notes = []
+    if rest := as_options(config, point):
+        notes.append(f"not given, so as by default: {rest}")
+    if loading := [f"--{k.option}" for k in knobs() if k.parameter in point and k.parameter.startswith(_LOADING)]:
+        notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
+    return tuple(notes)

@@ -1,0 +1,161 @@
+"""What a training run of so many tokens costs: arithmetic, hours and money. Reads the file of prices.
+
+::
+
+    # prices.yaml: names as in `autotune gpus`, for one hour of one device
+    currency: EUR
+    a100-80gb: 1.80
+    h100-sxm: 2.90
+
+Not covered: evaluation, saving, restarts, and more than one device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from autotune.errors import InputError
+from autotune.estimates.report import Predicted, RunCost
+from autotune.value import Value
+from autotune.values.catalogue.gpus import gpu_named
+from autotune.values.config import Workload
+from autotune.values.trial import Interval
+
+PETAFLOP_S_DAY = 1e15 * 86_400
+
+_HOUR_S = 3600.0
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+class Prices(Value):
+    """Money for an hour of one device, by its name in the table of GPUs."""
+
+    currency: str
+    per_hour: dict[str, float] = Field(description="above zero")
+
+
+def parse_count(text: str, *, option: str = "--tokens") -> float:
+    """Return a count: '20B' is 20 x 10^9, '300e9' and '1_000_000' are what they are.
+
+    >>> parse_count("20B") == parse_count("20e9") == parse_count("20_000_000_000")
+    True
+
+    Raises:
+        InputError: `text` is no count above zero.
+    """
+    match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([kmbgt]?)\s*", text.lower())
+    count = float(match[1]) * _COUNTS[match[2]] if match else 0.0
+    if not 0 < count < math.inf:
+        raise InputError(f"{option} {text}: expected a number above 0, such as 20B or 300e9")
+    return count
+
+
+def read_prices(path: Path) -> Prices:
+    """Return the prices in a YAML or JSON file.
+
+    Raises:
+        InputError: The file can't be read, names a GPU that the table lacks, or a price that is none.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except OSError as error:
+        raise InputError(f"--prices {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--prices {path}: not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise InputError(f"--prices {path}: {where}{getattr(error, 'problem', None) or 'not YAML'}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("currency"), str):
+        raise InputError(f"--prices {path}: expected 'currency: EUR' (or another) and a price per hour by GPU")
+    per_hour: dict[str, float] = {}
+    for name, price in document.items():
+        if name == "currency":
+            continue
+        try:
+            gpu = gpu_named(str(name)).name
+        except InputError as error:
+            raise InputError(f"--prices {path}: {error}") from None
+        if gpu in per_hour:
+            raise InputError(f"--prices {path}: {name}: {gpu} has a price already")
+        per_hour[gpu] = _price(path, str(name), price)
+    return Prices(currency=document["currency"], per_hour=per_hour)
+
+
+def run_cost(
+    predicted: Predicted,
+    *,
+    tokens: float,
+    workload: Workload,
+    parameters: int,
+    prices: Prices | None = None,
+    gpu: str | None = None,
+) -> RunCost:
+    """Return what `tokens` cost with a configuration.
+
+    Args:
+        predicted: The configuration, and how fast it is.
+        tokens: Of source and target together, as tokens per second are counted.
+        workload: What is trained.
+        parameters: Of the model.
+        prices: Of devices, if money is asked for.
+        gpu: The device's name in the table.
+
+    Raises:
+        InputError: The workload has no tokens.
+    """
+    tokens_per_step = workload.samples_per_step(predicted.config) * tokens_per_sample(workload)
+    hours = interval = None
+    speed = predicted.speed
+    if speed is not None and speed.tokens_per_second is not None and speed.tokens_per_second_interval is not None:
+        rates = speed.tokens_per_second_interval
+        hours = tokens / speed.tokens_per_second / _HOUR_S
+        interval = Interval(low=tokens / rates.high / _HOUR_S, high=tokens / rates.low / _HOUR_S)
+    devices = predicted.config.parallelism.world_size
+    price = prices.per_hour.get(gpu) if prices is not None and gpu is not None else None
+    by_parameters = 6.0 * parameters * tokens
+    needed = predicted.flops_per_step / tokens_per_step * tokens
+    return RunCost(
+        tokens=tokens,
+        parameters=parameters,
+        flops_by_parameters=by_parameters,
+        petaflop_s_days_by_parameters=by_parameters / PETAFLOP_S_DAY,
+        needed_flops=needed,
+        needed_petaflop_s_days=needed / PETAFLOP_S_DAY,
+        hours=hours,
+        devices=devices,
+        gpu_hours=None if hours is None else hours * devices,
+        hours_interval=interval,
+        price_per_hour=price,
+        money=None if price is None or hours is None else price * hours * devices,
+        money_interval=(
+            None
+            if price is None or interval is None
+            else Interval(low=price * interval.low * devices, high=price * interval.high * devices)
+        ),
+        currency=prices.currency if prices is not None else None,
+    )
+
+
+def tokens_per_sample(workload: Workload) -> float:
+    """Return the tokens of a sample, source and target together.
+
+    Raises:
+        InputError: The samples are images or sound.
+    """
+    if workload.tokens_per_sample is None:
+        what = "sound, which has" if workload.task.takes_audio else "images, which have"
+        raise InputError(f"--tokens: {workload.model.name} is trained on {what} none")
+    return workload.tokens_per_sample
+
+
+def _price(path: Path, name: str, price: Any) -> float:
+    if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf:
+        raise InputError(f"--prices {path}: {name}: expected a price per hour above 0, not {price!r}")
+    return float(price)

@@ -1,0 +1,242 @@
+"""Runs trials on the nodes of a Ray cluster: a pool whose places are the slots of its nodes.
+
+The search stays in one process: it proposes, learns and writes; a trial is a task that gets a request and gives back a
+result as values, pinned to a node. Nothing is left to the engine: it never retries a task, where tasks run is said
+here, and so is what becomes of one whose worker or node dies (it goes back in the queue, once).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from autotune.errors import InfrastructureError, one_line
+from autotune.execution import ray_worker as remote
+from autotune.execution.launcher import LAUNCHER_START_S
+from autotune.execution.ray_nodes import Cluster, Node
+from autotune.execution.ray_worker import Job
+from autotune.execution.runner import LAUNCHER_GRACE_S, trial_directory
+from autotune.value import write_value
+from autotune.values.trial import Failure, TrialRequest, TrialResult, TrialStatus
+
+LOCAL_RUNNER = "autotune.execution.ray_worker:local_runner"
+
+# A trial whose worker dies so often may be what kills it.
+MOST_LOSSES = 2
+
+_LOOK_EVERY_S = 2.0  # for nodes that come or go, and for tasks that are overdue
+_NO_NODE_LIMIT_S = 60.0  # a cluster that has lost all its nodes may get others
+_CLEAN_LIMIT_S = 5.0
+
+
+class _Slot(NamedTuple):
+    """Where one trial at a time runs."""
+
+    node: Node
+    number: int
+
+    @property
+    def shown(self) -> str:
+        return f"{self.node.address} ({self.node.id[:6]}), slot {self.number}"
+
+
+class _Running(NamedTuple):
+    request: TrialRequest
+    slot: _Slot
+    submitted: float
+
+
+class RayPool:
+    """The slots of a cluster's nodes, as a pool.
+
+    Args:
+        run_directory: The search's, on this machine.
+        cluster: Its nodes.
+        maker: ``module:function`` that makes what runs trials on a node; another one than the default is for tests.
+    """
+
+    def __init__(self, run_directory: Path, cluster: Cluster, *, maker: str = LOCAL_RUNNER) -> None:
+        self._directory = run_directory.resolve()
+        self._cluster = cluster
+        self._ray = cluster.ray
+        self._maker = maker
+        # What goes on with this search finds the same directories on the nodes.
+        self._search = hashlib.sha256(f"{socket.gethostname()} {self._directory}".encode()).hexdigest()[:12]
+        self._running: dict[Any, _Running] = {}
+        self._waiting: deque[TrialRequest] = deque()
+        self._losses: dict[int, list[str]] = {}
+        self._unfit: dict[str, str] = {}  # why a node that was tried runs no trial
+        self._slots: list[_Slot] = []
+        self._looked = self._had_slots = float("-inf")
+        # Kept by its worker from trial to trial: Ray ends a worker that had a GPU after one task unless told otherwise.
+        self._task = self._ray.remote(max_retries=0, max_calls=0)(remote.run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End what runs; leave nothing on the nodes."""
+        for task in self._running:
+            with suppress(Exception):
+                self._ray.cancel(task, force=True)
+        nodes = {slot.node.id for slot in self._slots}
+        task = self._ray.remote(max_retries=0, num_cpus=0)(remote.clean)
+        with suppress(Exception):
+            cleaning = [
+                task.options(scheduling_strategy=self._cluster.pinned(n)).remote(self._search) for n in sorted(nodes)
+            ]
+            self._ray.wait(cleaning, num_returns=len(cleaning), timeout=_CLEAN_LIMIT_S)
+
+    def free(self) -> int:
+        """Return how many more trials can be begun now; those of dead workers come first."""
+        self._look()
+        return max(0, len(self._free_slots()) - len(self._waiting))
+
+    def begin(self, request: TrialRequest) -> None:
+        """Begin a trial at a free slot, on the node that has most of them."""
+        self._waiting.append(request)
+        self._submit()
+
+    def wait(self) -> TrialResult:
+        """Return the result of the trial that ends next.
+
+        Raises:
+            InfrastructureError: No node is left that could run one.
+        """
+        while True:
+            self._submit()
+            ready: list[Any] = []
+            if self._running:
+                ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_EVERY_S)
+            else:
+                self._check_hope()
+            for task in ready:
+                result = self._taken(task)
+                if result is not None:
+                    return result
+            self._look()
+            self._end_overdue()
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Run one trial alone, at the first slot that there is.
+
+        Raises:
+            InfrastructureError: No node is left that could run one.
+        """
+        assert not self._running, "a trial that is run alone has to be alone"
+        self.begin(request)
+        return self.wait()
+
+    def _look(self) -> None:
+        """Take note of nodes that have come or gone."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_S and self._slots:
+            return
+        self._looked = now
+        nodes = [n for n in self._cluster.nodes() if n.id not in self._unfit]
+        most = max((n.slots for n in nodes), default=0)
+        self._slots = [_Slot(n, index) for index in range(most) for n in nodes if index < n.slots]  # spread over nodes
+        if self._slots:
+            self._had_slots = now
+
+    def _free_slots(self) -> list[_Slot]:
+        taken = {(running.slot.node.id, running.slot.number) for running in self._running.values()}
+        return [slot for slot in self._slots if (slot.node.id, slot.number) not in taken]
+
+    def _submit(self) -> None:
+        """Begin what waits, as far as there are free slots."""
+        self._look()
+        for slot in self._free_slots()[: len(self._waiting)]:
+            request = self._waiting.popleft()
+            job = Job(
+                search=self._search,
+                node=slot.node.id,
+                request=request,
+                device=request.device,
+                slot=slot.number,
+                slots=self._cluster.slots_a_node,
+                maker=self._maker,
+            )
+            task = self._task.options(
+                name=f"autotune trial {request.number}",
+                scheduling_strategy=self._cluster.pinned(slot.node.id),
+                **self._cluster.demand(slot.node),
+            ).remote(job.model_dump_json())
+            self._running[task] = _Running(request, slot, time.monotonic())
+
+    def _taken(self, task: Any) -> TrialResult | None:
+        """Return the result of a task that has ended; None if it was lost and the trial waits again."""
+        from ray import exceptions
+
+        running = self._running.pop(task)
+        try:
+            text, files = self._ray.get(task)
+        except exceptions.OutOfMemoryError as error:
+            cause = f"Ray ended it, since memory of the host ran short: {one_line(error)}"
+            return self._failed(running, Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause))
+        except exceptions.RayTaskError as error:  # the node can't run trials; what a trial does is a result
+            self._unfit[running.slot.node.id] = one_line(error.cause if error.cause is not None else error)
+            self._looked = float("-inf")
+            self._waiting.appendleft(running.request)
+            return None
+        except exceptions.RayError as error:
+            return self._lost(running, error)
+        return self._arrived(running, TrialResult.model_validate_json(text), files)
+
+    def _lost(self, running: _Running, error: Exception) -> TrialResult | None:
+        """Put a trial whose worker or node has died back in the queue, or give it up."""
+        losses = self._losses.setdefault(running.request.number, [])
+        losses.append(f"{running.slot.shown}: {type(error).__name__}")
+        self._looked = float("-inf")
+        if len(losses) < MOST_LOSSES:
+            self._waiting.appendleft(running.request)
+            return None
+        cause = f"its worker died {len(losses)} times ({'; '.join(losses)})"
+        return self._failed(running, Failure(status=TrialStatus.CRASHED, cause=cause))
+
+    def _failed(self, running: _Running, failure: Failure) -> TrialResult:
+        result = TrialResult(request=running.request, outcome=failure, duration_s=time.monotonic() - running.submitted)
+        return self._arrived(running, result, {})
+
+    def _arrived(self, running: _Running, result: TrialResult, files: dict[str, bytes]) -> TrialResult:
+        """Write what a trial gave into the search's directory."""
+        losses = self._losses.pop(running.request.number, [])
+        lost = tuple(f"it ran again: {loss}" for loss in losses if result.status is not TrialStatus.CRASHED)
+        began = time.time() - result.duration_s  # by this machine's clock
+        update = {"place": running.slot.shown, "began": began, "warnings": (*result.warnings, *lost)}
+        result = result.model_copy(update=update)
+        directory = trial_directory(self._directory, running.request.number)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_value(running.request, directory / "request.json")
+        for name, content in files.items():
+            (directory / Path(name).name).write_bytes(content)
+        write_value(result, directory / "result.json")
+        return result
+
+    def _end_overdue(self) -> None:
+        """End the worker of a task that gives no sign, long after its trial's own time limit."""
+        now = time.monotonic()
+        for task, running in self._running.items():
+            if now - running.submitted > running.request.limits.timeout_s + LAUNCHER_GRACE_S + LAUNCHER_START_S:
+                with suppress(Exception):
+                    self._ray.cancel(task, force=True)
+
+    def _check_hope(self) -> None:
+        """Wait a moment for a node.
+
+        Raises:
+            InfrastructureError: None has been there for long.
+        """
+        if not self._slots and (self._unfit or time.monotonic() - self._had_slots > _NO_NODE_LIMIT_S):
+            why = "; ".join(dict.fromkeys(self._unfit.values())) or "all have gone"
+            raise InfrastructureError(f"no node of the cluster is left for trials: {why}; `autotune resume` goes on")
+        if not self._slots:
+            time.sleep(_LOOK_EVERY_S)

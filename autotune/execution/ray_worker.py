@@ -1,0 +1,133 @@
+"""What a node of a cluster does for a search: says what it is, runs a trial, cleans up after the search.
+
+Each function is called as a task by `engine`, in a worker process of the node, with text in and text out; nothing here
+knows the engine. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials
+of a slot run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from autotune.execution.places import core_sets, share_of
+from autotune.execution.runner import LocalRunner, Runner, trial_directory
+from autotune.value import Value
+from autotune.values.hardware import Hardware, cuda_count, detect
+from autotune.values.trial import TrialRequest
+from autotune.version import __version__
+
+# What is kept of a trial's directory besides request and result, which the search writes itself.
+_KEPT = (".txt", ".json")
+_NOT_KEPT = ("request.json", "result.json")
+
+
+class NodeReport(Value):
+    """What a node says of itself."""
+
+    autotune: str
+    devices: tuple[Hardware, ...]
+
+
+class Job(Value):
+    """A trial with all that a node needs to run it."""
+
+    search: str
+    node: str
+    request: TrialRequest
+    device: str
+    slot: NonNegativeInt
+    slots: PositiveInt
+    maker: str
+
+    @property
+    def directory(self) -> Path:
+        """Where the trials of the slot run; nobody else's files are there."""
+        return scratch(self.search) / f"{self.node[:12]}-{self.slot}"
+
+
+# From a job to what runs it and similar ones.
+Maker = Callable[[Job], Runner]
+
+# Of this worker: what runs trials, by directory and device.
+_kept: dict[tuple[object, ...], tuple[Runner, contextlib.ExitStack]] = {}
+
+
+def scratch(search: str) -> Path:
+    """Return the node's directory of a search."""
+    return Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}" / search
+
+
+def look(kind: str) -> str:
+    """Return what the node is: its GPUs (kind 'cuda') or its processor ('cpu')."""
+    _see_everything()
+    devices = tuple(detect(f"cuda:{index}") for index in range(cuda_count())) if kind == "cuda" else (detect("cpu"),)
+    return NodeReport(autotune=__version__, devices=devices).model_dump_json()
+
+
+def run(text: str) -> tuple[str, dict[str, bytes]]:
+    """Run a trial; return its result and the files that it left.
+
+    Raises:
+        InfrastructureError: This node can't run any.
+    """
+    job = Job.model_validate_json(text)
+    result = _runner(job).run(job.request)
+    directory = trial_directory(job.directory, job.request.number)
+    left = [path for path in directory.glob("*") if path.suffix in _KEPT and path.name not in _NOT_KEPT]
+    files = {path.name: path.read_bytes() for path in left}
+    shutil.rmtree(directory, ignore_errors=True)
+    return result.model_dump_json(), files
+
+
+def clean(search: str) -> None:
+    """Remove what a search has left on this node."""
+    shutil.rmtree(scratch(search), ignore_errors=True)
+
+
+def local_runner(job: Job) -> Runner:
+    """Return what runs real trials on this node: all of it, or as many of its cores as a slot has."""
+    # The engine sets it to the processors that a task asks for, which a user's own training wouldn't have.
+    os.environ.pop("OMP_NUM_THREADS", None)
+    hardware = detect(job.device)
+    place = None  # all of what the engine lets this task see
+    if job.slots > 1 and hardware.is_cpu:
+        hardware, place = share_of(hardware, job.slots), core_sets(job.slots)[job.slot]
+    return LocalRunner(job.directory, hardware, place=place)
+
+
+def _runner(job: Job) -> Runner:
+    """Return this worker's runner for a job; one for another slot or device is ended first."""
+    key = (job.directory, job.maker, job.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if key not in _kept:
+        _end_runners()
+        job.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        module, _, function = job.maker.partition(":")
+        maker: Maker = getattr(importlib.import_module(module), function)
+        runner, stack = maker(job), contextlib.ExitStack()
+        if isinstance(runner, contextlib.AbstractContextManager):
+            stack.enter_context(runner)
+        _kept[key] = runner, stack
+    return _kept[key][0]
+
+
+def _end_runners() -> None:
+    while _kept:
+        _kept.popitem()[1][1].close()
+
+
+atexit.register(_end_runners)
+
+
+def _see_everything() -> None:
+    """Undo what an engine hides of the GPUs from a task that asks for none."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)

@@ -1,0 +1,203 @@
+"""Runs a user's own code until it trains, and has its TrainingArguments and its Trainer take other arguments.
+
+The code stays as it is: in this process, `TrainingArguments` take what is laid over the code's own when they are made
+(a subclass such as trl's SFTConfig and HfArgumentParser come by there too), and once more when a Trainer gets them, for
+what was set in between. `Trainer.train` hands the Trainer over to whoever waits for it, and afterwards unwinds the
+code by an exception that no ``except Exception`` of it catches.
+
+Called in the process of a trial, by the description of a workload, and where a result is applied to a script.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pickle
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from autotune.errors import InputError, one_line
+from autotune.training.arguments import OWN_HARNESS
+from autotune.value import read_unchanged
+from autotune.values.user_code import OwnCode
+
+Found = TypeVar("Found")
+
+# Attributes of TrainingArguments that remember what the code had asked for, and what was made of what was laid over it.
+_THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
+
+
+# Learning-rate schedules that wait for evaluations, of which a trial has none.
+_BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
+
+
+class Reached(BaseException):
+    """Unwinds the user's code once its training is over; no error of it or of ours."""
+
+
+class CodeError(InputError):
+    """The user's code ended before it trained; the message says how."""
+
+
+class Overlay(NamedTuple):
+    """What is laid over a user's code."""
+
+    arguments: Callable[[Any], dict[str, Any]]  # by the arguments as the code has them
+    fit: Callable[[Any], Any]  # a model as the code made it: the one that is trained
+    made: Callable[[Any], None]  # told of a Trainer when it is made
+
+
+def harness(arguments: Any) -> dict[str, Any]:
+    """Return what a trial lays over a code's arguments so that it trains and does nothing else."""
+    schedule = arguments.lr_scheduler_type
+    waits = str(getattr(schedule, "value", schedule)) in _BY_EVALUATION
+    return {**OWN_HARNESS, **({"lr_scheduler_type": "constant"} if waits else {})}
+
+
+def theirs(arguments: Any) -> dict[str, Any]:
+    """Return what the code had asked for in place of what was laid over it."""
+    return dict(vars(arguments).get(_THEIRS, {}))
+
+
+def strayed(arguments: Any) -> list[str]:
+    """Return the names of arguments that are no longer as they were laid over the code's own."""
+    laid: dict[str, Any] | None = vars(arguments).get(_LAID)
+    if laid is None:
+        return ["all"]
+    return [name for name, value in laid.items() if getattr(arguments, name) != value]
+
+
+@contextmanager
+def overlaid(overlay: Overlay) -> Iterator[None]:
+    """Have every TrainingArguments and every Trainer that is made inside take what is laid over it."""
+    from transformers import Trainer, TrainingArguments
+
+    post_init, init = TrainingArguments.__post_init__, Trainer.__init__
+    signature = inspect.signature(init)
+
+    def lay(arguments: Any) -> None:
+        given = {name: v for name, v in overlay.arguments(arguments).items() if hasattr(arguments, name)}
+        own = vars(arguments).setdefault(_THEIRS, {})
+        for name, value in given.items():
+            own.setdefault(name, getattr(arguments, name))
+            setattr(arguments, name, value)
+        post_init(arguments)
+        vars(arguments)[_LAID] = {name: getattr(arguments, name) for name in given}
+
+    @functools.wraps(init)
+    def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(trainer, *args, **kwargs)
+        given = bound.arguments
+        if given.get("args") is not None and strayed(given["args"]):
+            lay(given["args"])
+        if given.get("model") is not None:
+            given["model"] = overlay.fit(given["model"])
+        elif given.get("model_init") is not None:
+            given["model_init"] = _fitting(given["model_init"], overlay.fit)
+        init(*bound.args, **bound.kwargs)
+        overlay.made(trainer)
+
+    TrainingArguments.__post_init__, Trainer.__init__ = lay, make
+    try:
+        yield
+    finally:
+        TrainingArguments.__post_init__, Trainer.__init__ = post_init, init
+
+
+def _fitting(model_init: Callable[..., Any], fit: Callable[[Any], Any]) -> Callable[..., Any]:
+    @functools.wraps(model_init)  # the Trainer reads the signature
+    def made(*args: Any) -> Any:
+        return fit(model_init(*args))
+
+    return made
+
+
+def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
+    """Run the code up to its first `Trainer.train`, and return what `on_train` makes of it there.
+
+    Args:
+        code: The user's.
+        data_directory: Where pickled code is.
+        on_train: Gets the Trainer, and what really trains it.
+
+    Raises:
+        CodeError: It ended without training, or failed before.
+    """
+    from transformers import Trainer
+
+    original = Trainer.train
+    found: list[Found] = []
+    failed: list[BaseException] = []
+
+    def train(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        if not found and not failed:
+            Trainer.train = original
+            try:
+                found.append(on_train(trainer, functools.partial(original, trainer)))
+            except BaseException as error:
+                failed.append(error)  # not into the code, which may have handlers of its own
+            finally:
+                Trainer.train = train
+        raise Reached
+
+    Trainer.train = train
+    ended = "it ended"
+    try:
+        _RUNNERS[code.kind](code, data_directory)
+    except Reached:
+        pass
+    except SystemExit as error:
+        ended = f"it ended with exit code {error.code}"
+    finally:
+        Trainer.train = original
+    if failed:
+        raise failed[0]
+    if not found:
+        raise CodeError(f"{code.shown}: {ended} without having called Trainer.train, which is what is tuned")
+    return found[0]
+
+
+def run_script(code: OwnCode) -> None:
+    """Run a script in this process as python does: its arguments, its directory, its place among the modules."""
+    os.chdir(code.directory)
+    sys.argv = list(code.command)
+    if code.is_module:
+        sys.path.insert(0, code.directory)
+        runpy.run_module(code.command[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str((Path(code.directory) / code.command[0]).resolve().parent))
+        runpy.run_path(code.command[0], run_name="__main__")
+
+
+def _run_script(code: OwnCode, data_directory: Path) -> None:
+    run_script(code)
+
+
+def _run_pickle(code: OwnCode, data_directory: Path) -> None:
+    """Make the Trainer that the user's function makes, and have it train.
+
+    Raises:
+        InputError: It can't be loaded, or makes something else.
+    """
+    from transformers import Trainer
+
+    from autotune.values.user_code import CODE_FILE
+
+    os.chdir(code.directory)
+    try:
+        make = pickle.loads(read_unchanged(data_directory / CODE_FILE, code.sha256))
+    except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"{code.shown} can't be loaded in a trial: {what}") from error
+    trainer = make()
+    if not isinstance(trainer, Trainer):
+        raise InputError(f"{code.shown} returned {type(trainer).__name__}; expected a transformers.Trainer")
+    trainer.train()
+
+
+_RUNNERS: dict[str, Callable[[OwnCode, Path], None]] = {"script": _run_script, "pickle": _run_pickle}

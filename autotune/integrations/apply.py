@@ -1,0 +1,68 @@
+"""Runs a user's unchanged script to its end with the answer of a search laid over its arguments and its model.
+
+What is laid over is what trials laid over, less what only a trial needs: the script saves, evaluates and logs as it
+says. `AutotuneCallback` tells at the end of training how fast it was beside what was promised. Called by
+`autotune script --apply`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autotune.errors import InputError
+from autotune.planning.user_trainer import code_of
+from autotune.storage.results import read_result
+from autotune.values.result import ResultData
+from autotune.values.user_code import OwnCode
+
+
+class Run(NamedTuple):
+    """A script and what is laid over it."""
+
+    code: OwnCode
+    result: ResultData
+
+
+def prepared(answer: Path, command: Sequence[str]) -> Run:
+    """Return what is to be run.
+
+    Raises:
+        InputError: The answer can't be read or can't be laid over a script, or there is no script.
+    """
+    result, code = read_result(answer), code_of(command)
+    if not result.best.config.parallelism.is_single:
+        raise InputError(f"{answer}: trains on several devices, which a script is started for; see autotune export")
+    if result.arguments.quantization is not None:
+        raise InputError(f"{answer}: has packed base weights, which a model can't be given once it is made")
+    if result.best.config.packing:
+        raise InputError(f"{answer}: packs samples, which your script puts into batches by itself")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("the answer is that of one process, and this is one of several (WORLD_SIZE)")
+    # What its own code decides is the script's; an answer that was found for a model alone decides all it says.
+    known = result.workload.own_code
+    traits = {name: getattr(known, name) for name in ("held", "normalizes")} if known is not None else {}
+    return Run(code.model_copy(update=traits or {"normalizes": True}), result)
+
+
+def run(prepared_run: Run) -> None:
+    """Run the script to its end."""
+    from autotune.execution.user_overlay import Overlay, overlaid, run_script
+    from autotune.integrations.callback import AutotuneCallback
+    from autotune.training.arguments import laid_over, plan
+    from autotune.training.user_model import fitted
+    from autotune.values.hardware import detect
+
+    code, result = prepared_run
+    mapping = plan(result.best.config, result.workload, detect("cpu" if result.hardware.is_cpu else "auto"))
+    soaked = result.soaked.arguments if result.soaked is not None else {}
+    arguments = {**laid_over(mapping, result.workload), **soaked}
+
+    def made(trainer: Any) -> None:
+        trainer.add_callback(AutotuneCallback(result))
+
+    overlay = Overlay(lambda _: arguments, lambda model: fitted(model, mapping, code), made)
+    with overlaid(overlay):
+        run_script(code)

@@ -1,0 +1,270 @@
+"""A search's trials as studies for optuna-dashboard, in memory: what is done to them changes nothing of the search.
+
+The study that a search keeps is made for its sampler; these are made to be looked at. There are two of the same trials:
+one of the speed alone, and one of speed and memory, for which the dashboard draws the Pareto front.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import ipaddress
+import socketserver
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.errors import InputError, MachineError
+from autotune.space.space import Dimension, SearchSpace
+from autotune.storage.run_directory import RunDirectory, read_plan
+from autotune.units import GIB
+from autotune.values.config import TrainConfig
+from autotune.values.objective import Objective
+from autotune.values.trial import Purpose, TrialResult, TrialStatus
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication
+
+    pass
+
+# Serves optuna-dashboard on a copy of a search's trials; `autotune dashboard` starts it. A search that runs is
+# followed by reading its result files, so that it is neither locked nor written to.
+
+# The page asks every few seconds; the run directory is looked at no more often than this.
+_LOOK_AFTER_S = 3.0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def application(run_dir: Path, *, words: Callable[[TrainConfig], str]) -> WSGIApplication:
+    """Return the dashboard on a copy of a search's trials.
+
+    Args:
+        run_dir: Of the search.
+        words: Says a configuration in words.
+
+    Raises:
+        RunDirectoryError: There is no search in it.
+        MachineError: The dashboard isn't installed.
+    """
+    directory = RunDirectory.existing(run_dir)
+    plan = read_plan(directory.path)
+    try:
+        from optuna_dashboard import wsgi
+    except ImportError:
+        hint = "pip install 'autotune-train[dashboard]'"
+        raise MachineError(f"dashboard: needs the package optuna-dashboard: {hint}") from None
+    pass
+
+    shown = ShownStudy(
+        plan.workload.model.name,
+        plan.search_space(),
+        objective=plan.objective,
+        words=words,
+        about={
+            "device": plan.hardware.name,
+            "memory budget GiB": round(plan.memory_bytes / GIB, 3),
+            "baseline": words(plan.baseline),
+        },
+    )
+    return Following(wsgi(shown.storage), shown, directory)
+
+
+class Following:
+    """A dashboard that looks for new trials when it is asked, so that nothing is done while nobody looks.
+
+    Args:
+        dashboard: What answers.
+        shown: Its studies.
+        directory: Of the search.
+        clock: Seconds from some moment on.
+    """
+
+    def __init__(
+        self,
+        dashboard: WSGIApplication,
+        shown: ShownStudy,
+        directory: RunDirectory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dashboard = dashboard
+        self._shown = shown
+        self._directory = directory
+        self._clock = clock
+        self._look_at_s = clock()
+        self._looking = threading.Lock()  # requests are answered in threads of their own
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Answer a request."""
+        with self._looking:
+            if self._clock() >= self._look_at_s:
+                self._shown.add(self._directory.results())
+                self._look_at_s = self._clock() + _LOOK_AFTER_S
+        return self._dashboard(environ, start_response)
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no request: the terminal is for what matters."""
+
+
+def server(host: str, port: int, application: WSGIApplication) -> WSGIServer:
+    """Return a server that listens.
+
+    Raises:
+        InputError: It can't listen there.
+    """
+    try:
+        return make_server(host, port, application, server_class=_Server, handler_class=_Silent)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(f"--port {port}: is in use; name another, or 0 for any that is free") from None
+        raise InputError(f"--host {host} --port {port}: can't be listened at: {error.strerror}") from None
+
+
+# Trials whose rates belong beside each other: checks train otherwise, and probes are of shallower models.
+_SHOWN = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
+
+
+class ShownStudy:
+    """The trials of one search, for who draws them.
+
+    Args:
+        name: Of the study.
+        space: What was searched; its parameters are the study's.
+        objective: What was maximised.
+        words: Says a configuration in words.
+        about: What is told of the search.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        space: SearchSpace,
+        *,
+        objective: Objective,
+        words: Callable[[TrainConfig], str],
+        about: Mapping[str, str | float],
+    ) -> None:
+        self._space = space
+        self._objective = objective
+        self._words = words
+        self._distributions = {d.name: _distribution(d) for d in space.dimensions}
+        self._known: set[int] = set()
+        self._storage = InMemoryStorage()
+        rate = "samples/s" if objective.run_samples is None else "samples/s over the run"
+        self._speed = self._made(name, {rate: "maximize"}, about)
+        self._both = self._made(f"{name}: speed and memory", {rate: "maximize", "peak memory GiB": "minimize"}, about)
+
+    def _made(
+        self, name: str, metrics: Mapping[str, Literal["maximize", "minimize"]], about: Mapping[str, str | float]
+    ) -> optuna.Study:
+        """Return a new study with these metrics and their directions."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(study_name=name, storage=self._storage, directions=list(metrics.values()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # names of metrics
+            study.set_metric_names(list(metrics))
+        for attribute, told in about.items():
+            study.set_user_attr(attribute, told)
+        return study
+
+    @property
+    def storage(self) -> BaseStorage:
+        """Where the studies are."""
+        return self._storage
+
+    def add(self, results: Iterable[TrialResult]) -> None:
+        """Add the trials that aren't there yet."""
+        for result in results:
+            if result.request.number not in self._known and result.request.purpose in _SHOWN:
+                self._known.add(result.request.number)
+                self._speed.add_trial(self._trial(result, _state(result.status), self._rate(result)))
+                both = [*self._rate(result), *_peak(result)]
+                state = TrialState.COMPLETE if len(both) == 2 else TrialState.FAIL
+                self._both.add_trial(self._trial(result, state, both if len(both) == 2 else []))
+
+    def _rate(self, result: TrialResult) -> list[float]:
+        return [self._objective.rate(result.measurement)] if result.measurement is not None else []
+
+    def _trial(self, result: TrialResult, state: TrialState, values: list[float]) -> FrozenTrial:
+        params = self._params(result.request.config)
+        trial = optuna.create_trial(
+            state=state,
+            values=values or None,
+            params=params,
+            distributions={name: self._distributions[name] for name in params},
+            user_attrs=self._attributes(result),
+        )
+        if result.began is not None:
+            trial.datetime_start = datetime.datetime.fromtimestamp(result.began)
+            trial.datetime_complete = datetime.datetime.fromtimestamp(result.began + result.duration_s)
+        return trial
+
+    def _params(self, config: TrainConfig) -> dict[str, Any]:
+        """Return the parameters of `config`, but for values that the space hasn't."""
+        whole = self._space.complete(self._space.point(config))
+        choices = {d.name: d.choices for d in self._space.dimensions}
+        return {name: value for name, value in whole.items() if value in choices[name]}
+
+    def _attributes(self, result: TrialResult) -> dict[str, Any]:
+        """Return what is told of a trial beside its value; numbers can be plotted."""
+        measured, prediction = result.measurement, result.request.prediction
+        peak = _peak(result)
+        told = {
+            "trial": result.request.number,
+            "purpose": str(result.request.purpose),
+            "status": str(result.status),
+            "configuration": self._words(result.request.config),
+            "peak memory GiB": peak[0] if peak else None,
+            "tokens/s": measured.tokens_per_second if measured is not None else None,
+            "predicted samples/s": prediction.samples_per_second if prediction is not None else None,
+            "predicted peak GiB": _gib(prediction.peak_bytes) if prediction is not None else None,
+            "seconds": round(result.duration_s, 1),
+            "cause": result.outcome.cause if result.outcome.kind == "failure" else None,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    """Return a scale of numbers where all choices are some, so that it is drawn as one; otherwise categories."""
+    numbers = [choice for choice in dimension.choices if isinstance(choice, int) and not isinstance(choice, bool)]
+    if len(numbers) == len(dimension.choices) > 1:
+        return IntDistribution(min(numbers), max(numbers), log=min(numbers) > 0)
+    return CategoricalDistribution(list(dimension.choices))
+
+
+def _state(status: TrialStatus) -> TrialState:
+    if status is TrialStatus.COMPLETED:
+        return TrialState.COMPLETE
+    return TrialState.PRUNED if status is TrialStatus.OUT_OF_MEMORY else TrialState.FAIL
+
+
+def _peak(result: TrialResult) -> list[float]:
+    """Return the peak in GiB, if it is known."""
+    memory = result.outcome.memory
+    return [_gib(memory.peak_bytes)] if memory is not None and memory.is_known else []
+
+
+def _gib(size: float) -> float:
+    return round(size / GIB, 3)

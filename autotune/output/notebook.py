@@ -1,0 +1,62 @@
+"""A result as a notebook and `print` show it; `ResultData` calls this. What is drawn is drawn in `output`."""
+
+from __future__ import annotations
+
+import io
+
+from autotune.output.result_html import result_html
+from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.table import result_table
+from autotune.output.terminal import Console
+from autotune.space.changes import changes
+from autotune.values.result import ResultData, TrialSummary
+from autotune.values.time_spent import spent_on
+
+_WIDTH = 120  # columns of a printed table
+
+
+def text_of(result: ResultData) -> str:
+    """Return an answer as the command line shows it."""
+    file = io.StringIO()
+    Console(file=file, width=_WIDTH, color_system=None).print(result_table(result), highlight=False)
+    return file.getvalue().rstrip("\n")
+
+
+def html_of(result: ResultData) -> str:
+    """Return an answer as an HTML fragment that needs nothing else and leaves the page around it alone."""
+    return result_html(report_of(result))
+
+
+def report_of(result: ResultData) -> RunReport:
+    """Return what an answer alone knows of its search, in the form that charts are drawn from."""
+    return RunReport(
+        run_directory="",
+        written="",
+        autotune_version=result.autotune_version,
+        is_running=False,
+        command=None,
+        workload=result.workload,
+        facts=result.facts,
+        hardware=result.hardware,
+        memory_budget_bytes=result.memory_budget_bytes,
+        allowance=result.allowance,
+        baseline=result.baseline.config,
+        result=result,
+        trials=tuple(_reported(result, summary) for summary in result.trials),
+        spent=result.spent or spent_on((), result.search_time_s, {}),
+    )
+
+
+def _reported(result: ResultData, summary: TrialSummary) -> ReportedTrial:
+    return ReportedTrial(
+        label="" if summary.number is None else str(summary.number),
+        purpose=summary.purpose,
+        status=summary.status,
+        config=summary.config,
+        changes=changes(summary.config, result.baseline.config, result.facts, result.hardware),
+        depths=summary.depths,
+        samples_per_second=summary.samples_per_second,
+        peak_bytes=summary.peak_bytes,
+        prediction=summary.prediction,
+        cause=summary.cause,
+    )

@@ -1,0 +1,260 @@
+"""`find(step=...)`: a plain PyTorch or Accelerate loop as what is tuned, with the knobs that it says it honours.
+
+::
+
+    def make_step(config, accumulation_steps):
+        model, optimizer = ...  # in config.precision, with config.optim ...: what was named in knobs
+        batches = loader(config.per_device_train_batch_size)
+
+        def step():
+            for _ in range(accumulation_steps): ...
+            optimizer.step()
+            return loss  # if there is one: training that diverges is refused
+
+        return step
+
+    autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
+
+The function is pickled into the search's directory and called anew in each trial's process (see `execution.stepping`).
+Before the first trial a step is run at two micro-batches: it has to consume the global batch, and whether its gradient
+depends on the split is measured (`execution.step_facts`).
+Nothing is predicted, as nothing is known of its model, unless the model is named too. Called by `autotune.api`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import InputError, suggestion
+from autotune.planning.options import Options
+from autotune.planning.plan import SearchPlan
+from autotune.space.file import Parameter, SpaceFile, load_space
+from autotune.space.points import problem
+from autotune.space.space import MICRO_BATCH
+from autotune.training.peft_arguments import ATTENTION_MODULES, IA3_MODULES
+from autotune.value import sha256_of, write_bytes
+from autotune.values.config import TrainConfig
+from autotune.values.model import ModelFacts, ModelSpec, Task
+from autotune.values.trial import Description, ExamineRequest
+from autotune.values.user_code import ACCUMULATION, STEP_FILE, Choices, OwnStep
+
+Knobs = Sequence[str] | Mapping[str, Sequence[Any] | None]
+
+# Where the usual choices of a knob that a device's usual space doesn't have are looked up.
+_FURTHER_SPACES = ("default", "full")
+
+_ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+
+_BATCHING = "your function makes the batches"
+_EXPERTS = "nothing is known of the experts of a model that your function makes"
+_NOT_HONOURED = {
+    "parallelism": "a trial of your own loop is one process on one device",
+    "packing": _BATCHING,
+    "train_sampling_strategy": _BATCHING,
+    "experts_implementation": _EXPERTS,
+    "experts_per_token": _EXPERTS,
+    "expert_capacity": _EXPERTS,
+}
+
+# Options of a search that say something about a training that autotune sets up itself.
+_NOT_WITH_STEP: dict[str, str] = {
+    "data": "your function reads its own data",
+    "text_field": "your function reads its own data",
+    "target_len": "your function reads its own data",
+    "shallow": "the depth of your model is your function's",
+    "check_loss": "the losses of your function can't be compared: whether its data come in the same order isn't known",
+}
+
+
+def asked_of(step: Callable[..., Any], knobs: Knobs | None, options: Options) -> OwnStep:
+    """Return what is known of a user's function before anything runs.
+
+    Args:
+        step: Takes a configuration, and the micro-batches per step if it has an argument of that name; returns what
+            runs one optimizer step.
+        knobs: Fields of TrainConfig that it honours, alone or each with its choices.
+        options: What else was asked for.
+
+    Raises:
+        InputError: One of them can't be used.
+    """
+    if not callable(step):
+        raise InputError(f"step: expected a function that takes a TrainConfig, not {type(step).__name__}")
+    if not knobs and options.space is None:
+        raise InputError(
+            "step: say what your function honours, such as knobs=['per_device_train_batch_size', 'precision'], or a "
+            "search space"
+        )
+    if knobs and options.space is not None:
+        raise InputError("knobs and space both say what is varied; drop one of the two")
+    name = getattr(step, "__qualname__", type(step).__name__)
+    _check_options(options)
+    return OwnStep(
+        name=name,
+        takes_accumulation=_takes_accumulation(step, name),
+        knobs=_checked(knobs or {}),
+        directory=str(Path.cwd()),
+        search_path=tuple(str(Path(entry).absolute()) for entry in sys.path),
+    )
+
+
+def keep(step: Callable[..., Any], own: OwnStep, run_directory: Path) -> OwnStep:
+    """Pickle the user's function where the trials of a search find it; return what it is known by then.
+
+    Raises:
+        InputError: It can't be pickled.
+    """
+    import cloudpickle
+
+    try:
+        content = cloudpickle.dumps(step)
+    except Exception as error:  # whatever the objects that it refers to raise
+        raise InputError(
+            f"step: {own.name} can't be handed to another process: {_first_line(error)}; make what it needs inside it"
+        ) from error
+    folder = run_directory / "data"
+    folder.mkdir(exist_ok=True)
+    write_bytes(content, folder / STEP_FILE)
+    return own.model_copy(update={"sha256": sha256_of(content)})
+
+
+def spec_of(own: OwnStep) -> ModelSpec:
+    """Return what stands for the model where none is named."""
+    return ModelSpec(reference=own.name, name=own.name, source="own", model_type="your own loop", kind="own", config={})
+
+
+def space_of(own: OwnStep, usual: str) -> SpaceFile:
+    """Return the space of the knobs that were named, in the order of the spaces that come with autotune.
+
+    Args:
+        own: The user's function.
+        usual: The space of the device, whose choices are taken where none are named.
+
+    Raises:
+        InputError: A knob has no usual choices, or exists only beside another.
+    """
+    known: dict[str, Parameter] = {}
+    for space in dict.fromkeys((usual, *_FURTHER_SPACES)):
+        known = {**known, **{n: p for n, p in load_space(space).parameters.items() if n not in known}}
+    named = dict(own.knobs)
+    if "adapter" in named:  # the fields of an adapter are honoured with it
+        named = {**{n: None for n in known if n.startswith("adapter.")}, **named}
+    order = [*(n for n in known if n in named), *(n for n in named if n not in known)]
+    parameters = {name: _parameter(name, named[name], known.get(name)) for name in order}
+    for name, parameter in parameters.items():
+        missing = next((other for other in parameter.when if other not in parameters), None)
+        if missing is not None:
+            raise InputError(f"knobs: {name} exists only beside {missing}; name that as well")
+    return SpaceFile(name="knobs", description=f"what {own.name} honours", parameters=parameters)
+
+
+def described(space: SpaceFile) -> Description:
+    """Return what a search goes by where nothing is known of the model: that it can do what was named."""
+    named = set(space.parameters)
+    has_layers = bool(named & {"adapter", "quantization"})
+    facts = ModelFacts(
+        task=Task.OWN,
+        parameters=0,
+        attn_implementations=_ATTENTION if "attn_implementation" in named else (),
+        supports_checkpointing=True,
+        has_dropout=True,  # it may have: compiling is then more than another schedule
+        liger="use_liger_kernel" in named,
+        linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))) if has_layers else (),
+    )
+    return Description(facts=facts)
+
+
+def to_examine(plan: SearchPlan) -> ExamineRequest:
+    """Return what is run of the user's loop before the first trial: the baseline's step, and one with another split."""
+    dimension = next((d for d in plan.search_space().dimensions if d.name == MICRO_BATCH), None)
+    own = plan.baseline.per_device_train_batch_size
+    sizes = [s for s in dimension.choices if isinstance(s, int) and s != own] if dimension is not None else []
+    if plan.workload.global_batch_size is None:
+        sizes = []  # every micro-batch is a step of its own
+    other = max(
+        (s for s in sizes if s < own), default=min(sizes, default=None)
+    )  # a smaller one fits where its own does
+    return ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
+
+
+def examined(plan: SearchPlan, found: Description) -> SearchPlan:
+    """Return the plan with what running those steps has told."""
+    return plan.model_copy(update={"facts": found.facts, "notes": (*plan.notes, *found.notes)})
+
+
+def notes_of(space: SpaceFile) -> tuple[str, ...]:
+    """Say what is taken on trust."""
+    return (
+        f"your own loop: {', '.join(space.parameters)} are varied, and that your function honours them is taken on "
+        "trust; other fields of a configuration stay as they are and mean nothing to it",
+        "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches",
+    )
+
+
+def _check_options(options: Options) -> None:
+    for name, reason in _NOT_WITH_STEP.items():
+        if getattr(options, name):
+            raise InputError(f"{name} goes with no step of your own: {reason}")
+    if options.task and not options.model:
+        raise InputError("task goes with no step of your own, unless its model is named too")
+    if options.engine != "local":
+        raise InputError("engine: a step of your own runs on this machine; leave engine out")
+    if options.devices not in (None, 1):
+        raise InputError(f"devices: {_NOT_HONOURED['parallelism']}; leave devices out")
+
+
+def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
+    """Return whether the function takes the micro-batches per step beside the configuration."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):
+        return False
+    takes = ACCUMULATION in signature.parameters
+    try:
+        signature.bind(None, **({ACCUMULATION: 1} if takes else {}))
+    except TypeError as error:
+        raise InputError(
+            f"step: {name}{signature} can't be called with a configuration (and {ACCUMULATION}): {error}"
+        ) from None
+    return takes
+
+
+def _checked(knobs: Knobs) -> dict[str, Choices | None]:
+    """Return the choices by knob, None where the usual ones are meant.
+
+    Raises:
+        InputError: There is no such knob, it isn't for loops of one's own, or a choice is none of its values.
+    """
+    if isinstance(knobs, str):
+        raise InputError(f"knobs: expected a list of names, such as [{knobs!r}]")
+    named = dict(knobs) if isinstance(knobs, Mapping) else dict.fromkeys(knobs)
+    for name, choices in named.items():
+        if name not in TrainConfig.model_fields and not name.startswith("adapter."):
+            near = suggestion(str(name), TrainConfig.model_fields)
+            raise InputError(f"knobs: {name!r} is no field of TrainConfig{near}")
+        if name in _NOT_HONOURED:
+            raise InputError(f"knobs: {name}: {_NOT_HONOURED[name]}")
+        if choices is not None and (isinstance(choices, str) or not choices):
+            raise InputError(f"knobs: {name}: expected a list of values, not {choices!r}")
+        for value in choices or ():
+            found = problem(name, value)
+            if found is not None:
+                raise InputError(f"knobs: {name}: {found}")
+    return {name: None if choices is None else tuple(dict.fromkeys(choices)) for name, choices in named.items()}
+
+
+def _parameter(name: str, choices: Choices | None, usual: Parameter | None) -> Parameter:
+    """Return a dimension of the space; what was named is tried whatever the effort."""
+    if choices is not None:
+        return Parameter(choices=choices)
+    if usual is None:
+        raise InputError(f"knobs: {name} has no usual values; name them: knobs={{{name!r}: [...]}}")
+    return Parameter(choices=usual.choices, when=usual.when)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"

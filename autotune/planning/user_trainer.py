@@ -1,0 +1,211 @@
+"""A search of the user's own training: from a Trainer, a function or a command line to what is planned.
+
+The code is run once until it trains (`execution.own_facts`); its own arguments are the baseline, and what it decides
+stays as it is. Called by `autotune.api` and by `autotune.planning.planner`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autotune.errors import InputError
+from autotune.planning.options import Options
+from autotune.planning.workload import check_batch
+from autotune.training.baseline import UserArguments, baseline_config
+from autotune.value import sha256_of, write_bytes
+from autotune.values.config import Precision, Workload
+from autotune.values.model import ModelSpec, Task
+from autotune.values.user_code import CODE_FILE, Held, OwnCode, OwnFound
+
+if TYPE_CHECKING:
+    from autotune.planning.plan import Outline, SearchPlan
+    from autotune.values.trial import Description
+
+# Options of a search that say something about a training that autotune sets up itself.
+_THEIRS = "your code decides it"
+_NOT_WITH_CODE: dict[str, str] = {
+    **dict.fromkeys(("model", "task", "data", "text_field", "seq_len", "target_len", "revision"), _THEIRS),
+    "trust_remote_code": _THEIRS,
+    "global_batch": "it is that of your own TrainingArguments",
+    "baseline": "your own TrainingArguments are the baseline",
+    "shallow": "the depth of a model that your code makes can't be changed",
+}
+
+_LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"})
+_HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # of python: none of them changes what a script computes
+
+
+class Own(NamedTuple):
+    """The user's code, before it was looked at."""
+
+    code: OwnCode
+    pickled: bytes | None
+
+
+def asked_of(
+    options: Options,
+    *,
+    trainer: Any = None,
+    make_trainer: Callable[[], Any] | None = None,
+    script: Sequence[str] | None = None,
+    step: Callable[..., Any] | None = None,
+) -> Own | None:
+    """Return the code that is to be tuned; None if none was given, or a step alone, which `own_loop` sees to.
+
+    Raises:
+        InputError: More than one was given, it can't be used, or something else in `options` can't go with it.
+    """
+    named = {"trainer": trainer, "make_trainer": make_trainer, "script": script, "step": step}
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are each a training of its own; give one of them")
+    if not given or step is not None:
+        return None
+    _check_options(options, given[0])
+    if script is not None:
+        return Own(code_of(script), None)
+    from autotune.training import trainer_pickle
+
+    make = trainer_pickle.maker_of(trainer) if trainer is not None else make_trainer
+    if not callable(make):
+        raise InputError(f"make_trainer: expected a function that returns a Trainer, not {type(make).__name__}")
+    called = type(trainer).__name__ if trainer is not None else getattr(make, "__qualname__", type(make).__name__)
+    content = trainer_pickle.pickled(make, given[0])
+    shown, here = f"{given[0]} {called}", str(Path.cwd())
+    return Own(OwnCode(kind="pickle", shown=shown, directory=here, sha256=sha256_of(content)), content)
+
+
+def aside(trainer: Any) -> AbstractContextManager[None]:
+    """Return what keeps the model of a Trainer out of the device's memory, where a Trainer was given."""
+    if trainer is None:
+        return nullcontext()
+    from autotune.training import trainer_pickle
+
+    return trainer_pickle.aside(trainer)
+
+
+def _check_options(options: Options, given: str) -> None:
+    for name, reason in _NOT_WITH_CODE.items():
+        if getattr(options, name):
+            raise InputError(f"{name}: goes with no {given}: {reason}; leave it out")
+    if options.engine != "local" or options.workers not in (None, 1) or options.devices not in (None, 1):
+        raise InputError(f"devices, workers, engine: a {given} is tuned on one device of this machine; leave them out")
+
+
+def code_of(command: Sequence[str]) -> OwnCode:
+    """Return the script that a command line starts.
+
+    Raises:
+        InputError: It starts none, or by something else than this Python.
+    """
+    words = list(command)
+    if not words:
+        raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
+    shown = " ".join(words)
+    name = Path(words[0]).name
+    if name in _LAUNCHERS:
+        raise InputError(
+            f"{words[0]}: a script is tuned on one device, in a process of autotune's own; write `python` and the "
+            "script in place of the launcher"
+        )
+    if name.startswith("python"):
+        _check_python(words.pop(0))
+        while words and words[0] in _HARMLESS_FLAGS:
+            words.pop(0)
+    is_module = bool(words) and words[0] == "-m"
+    words = words[1:] if is_module else words
+    if not words or (words[0].startswith("-") and not is_module):
+        raise InputError(f"{shown}: expected a script, as `python train.py` or `python -m package.train`")
+    if not is_module and not Path(words[0]).is_file():
+        raise InputError(f"{words[0]}: no such script")
+    return OwnCode(kind="script", shown=shown, command=tuple(words), is_module=is_module, directory=str(Path.cwd()))
+
+
+def _check_python(word: str) -> None:
+    """Refuse an interpreter of another environment; plain `python` is taken for this one.
+
+    Raises:
+        InputError: It is another one.
+    """
+    if "/" not in word:
+        return
+    found = shutil.which(word)
+    if found is None or Path(found).absolute().parent != Path(sys.executable).absolute().parent:
+        raise InputError(f"{word}: another Python than autotune's ({sys.executable}); install autotune there")
+
+
+def keep(own: Own, run_directory: Path) -> None:
+    """Write pickled code where the trials of a search find it."""
+    if own.pickled is not None:
+        folder = run_directory / "data"
+        folder.mkdir(exist_ok=True)
+        write_bytes(own.pickled, folder / CODE_FILE)
+
+
+def provisional(code: OwnCode, seed: int) -> Workload:
+    """Return what stands for the workload until the code has been looked at."""
+    spec = ModelSpec(
+        reference=code.shown, name=code.shown, source="own", model_type="your own code", kind="own", config={}
+    )
+    return Workload(model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, seed=seed, own_code=code)
+
+
+def settled(outline: Outline, description: Description) -> tuple[Outline, Workload]:
+    """Return the outline and the workload, now that the code has been looked at.
+
+    Raises:
+        InputError: Its arguments can't be those of a baseline.
+    """
+    code, found = outline.workload.own_code, description.own
+    assert code is not None
+    assert found is not None
+    arguments = UserArguments(found.arguments, found.fixed)
+    batch = arguments.global_batch_size
+    check_batch(batch, "your TrainingArguments: the global batch")
+    try:
+        baseline_config(arguments, batch, description.facts, outline.hardware)
+    except InputError as error:
+        raise InputError(str(error).replace("--baseline", "your TrainingArguments")) from None
+    workload = outline.workload.model_copy(
+        update={
+            "model": found.spec,
+            "task": found.task,
+            "sequence_length": found.sequence_length,
+            "target_length": found.target_length,
+            "global_batch_size": batch,
+            "lengths": description.lengths,
+            "fixed_arguments": found.fixed,
+            "own_code": code.model_copy(update=_known(found)),
+        }
+    )
+    note = f"global batch {batch} samples, that of your own arguments, which are the baseline"
+    changes = {"searched_arguments": found.arguments, "notes": (*outline.notes, note), "workload": workload}
+    return outline.model_copy(update=changes), workload
+
+
+def _known(found: OwnFound) -> dict[str, Any]:
+    same = ("arguments", "barred", "weights", "reorders", "pads", "normalizes", "not_predicted")
+    held = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
+    return {**{name: getattr(found, name) for name in same}, "held": held}
+
+
+def with_baseline(plan: SearchPlan) -> SearchPlan:
+    """Return the plan with the knobs that its code decides held at what the baseline has."""
+    code = plan.workload.own_code
+    if code is None:
+        return plan
+    baseline = plan.baseline
+    if code.weights == "bfloat16" and baseline.precision is Precision.FP32:
+        baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
+    held = {knob: Held(value=_plain(getattr(baseline, knob)), reason=h.reason) for knob, h in code.held.items()}
+    workload = plan.workload.model_copy(update={"own_code": code.model_copy(update={"held": held})})
+    return plan.model_copy(update={"baseline": baseline, "workload": workload})
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, str) else value  # a member of an enumeration is one to JSON alone

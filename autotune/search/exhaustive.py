@@ -1,0 +1,177 @@
+"""Measures every legal point of a space instead of searching it, and makes a table of that; the way back is a replay.
+
+:class:`Recorder` is the conductor that `find` and `resume` in `autotune.api` call for an exhaustive plan.
+`plan_of` makes the plan with which a search is replayed on a table, see `autotune.execution.replay`; it needs neither
+the model nor the machine that the table was recorded with.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pydantic import ValidationError
+
+from autotune.errors import InputError, complaint
+from autotune.planning.plan import SearchPlan
+from autotune.planning.planner import budget_of
+from autotune.search.limits import RecordingPace
+from autotune.search.tuner import Tuner
+from autotune.space.file import SpaceFile
+from autotune.units import show_memory, show_time
+from autotune.values.budget import Effort
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.events import Note
+from autotune.values.recorded_table import RecordedPoint, RecordedTrial, Table, TableHeader
+from autotune.values.trial import Purpose, TrialResult
+from autotune.version import __version__
+
+# Trials after which their median says how long the others will take; the first may have run out of memory at once.
+TELLING_TRIALS = 5
+
+
+class Recorder(Tuner):
+    """Runs every configuration of the plan as often as it says, and writes the table however that ends.
+
+    Nothing is inferred: neither does one point's lack of memory rule out another, nor is there a time limit but the
+    trial's own. There are no finals.
+    """
+
+    pace = RecordingPace
+
+    def _conduct(self) -> None:
+        try:
+            self._measure_all()
+        finally:
+            if self._results:
+                path = self._directory.write_table(table_of(self._plan, self._results))
+                self._observer(Note(text=f"every trial so far is in {path}"))
+                self._study.recover(self._results)
+
+    def _measure_all(self) -> None:
+        waiting = list(self._schedule())
+        said = False
+        for index, config in enumerate(waiting):
+            if not self._pace.may_go_on():
+                self._observer(Note(text=f"the budget is spent; {len(waiting) - index} trials were not run"))
+                return
+            if len(self._results) >= TELLING_TRIALS and not said:
+                self._say_how_long(len(waiting) - index)
+                said = True
+            is_first = config == self._plan.baseline and self._history.known(config) is None
+            self._run(config, Purpose.BASELINE if is_first else Purpose.SEARCH)
+
+    def _schedule(self) -> Iterator[TrainConfig]:
+        """Yield what hasn't run yet, in rounds: every configuration once before any is measured again.
+
+        The baseline comes first. Each round has an order of its own, drawn from the seed: a machine that slows down
+        meanwhile must not look like the effect of a knob.
+        """
+        done = Counter(r.request.config for r in self._results)
+        baseline, *others = self._plan.every_config()
+        draw = random.Random(self._plan.workload.seed)
+        for round_number in range(self._plan.repeats):
+            draw.shuffle(others)
+            yield from (config for config in (baseline, *others) if done[config] <= round_number)
+
+    def _say_how_long(self, trials: int) -> None:
+        typical_s = statistics.median(r.duration_s for r in self._results)
+        text = f"{trials} trials to go: some {show_time(trials * typical_s)} at the {typical_s:.1f} s of those so far"
+        self._observer(Note(text=text))
+
+
+def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:
+    """Return the trials of a search as a table, the points in the order of their first trial.
+
+    Finals and checks do more than other trials, which no replay would know; they are left out.
+    """
+    trials: dict[TrainConfig, list[RecordedTrial]] = {}
+    for result in sorted(results, key=lambda r: r.request.number):
+        if result.request.purpose.explores:
+            trials.setdefault(result.request.config, []).append(RecordedTrial.of(result))
+    header = TableHeader(
+        autotune_version=__version__,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        workload=_anywhere(plan.workload),
+        facts=plan.facts,
+        hardware=plan.hardware,
+        memory_bytes=plan.memory_bytes,
+        budget=plan.budget,
+        allowance=plan.allowance,
+        space=plan.space.model_dump(mode="json"),
+        baseline=plan.baseline,
+        repeats=plan.repeats,
+    )
+    points = (RecordedPoint(config=config, trials=tuple(found)) for config, found in trials.items())
+    return Table(header=header, points=tuple(points))
+
+
+def plan_of(
+    table: Table,
+    *,
+    effort: Effort = Effort.STANDARD,
+    seed: int | None = None,
+    memory_bytes: int | None = None,
+    max_trials: int | None = None,
+    max_time_s: float | None = None,
+) -> SearchPlan:
+    """Return the plan of a search of `table`; whatever the effort, its space is the one that was recorded.
+
+    Args:
+        table: What was recorded.
+        effort: How long the search may take.
+        seed: Of the search; by default the recorded workload's.
+        memory_bytes: A smaller budget than the recorded one.
+        max_trials: Of the search, as in `find`.
+        max_time_s: Of the search, as in `find`, in recorded time.
+
+    Raises:
+        InputError: The table's space can't be read, or was recorded with less memory than `memory_bytes`.
+    """
+    header = table.header
+    if memory_bytes is not None and memory_bytes > header.memory_bytes:
+        raise InputError(
+            f"--memory {show_memory(memory_bytes)}: the table was recorded within {show_memory(header.memory_bytes)}; "
+            "what needs more is not known"
+        )
+    return SearchPlan(
+        workload=header.workload.model_copy(update={} if seed is None else {"seed": seed}),
+        facts=header.facts,
+        hardware=header.hardware,
+        memory_bytes=memory_bytes or header.memory_bytes,
+        budget=budget_of(effort, max_trials=max_trials, max_time_s=max_time_s),
+        allowance=header.allowance,
+        space=_recorded_space(header),
+        baseline=header.baseline,
+        notes=(),
+    )
+
+
+def _anywhere(workload: Workload) -> Workload:
+    """Return `workload` without the paths of this machine."""
+    spec = workload.model
+    if spec.source == "directory":
+        spec = spec.model_copy(update={"reference": spec.name})
+    dataset = workload.dataset and workload.dataset.rpartition("/")[2]
+    return workload.model_copy(update={"model": spec.model_copy(update={"path": None}), "dataset": dataset})
+
+
+def _recorded_space(header: TableHeader) -> SpaceFile:
+    """Return the space with the parameters that were open when the table was recorded, which any effort opens."""
+    try:
+        written = SpaceFile.model_validate(header.space)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"the table's space can't be read: {where}: {complaint(first)}") from None
+    efforts = list(Effort)
+    recorded = efforts.index(header.budget.effort)
+    parameters = {
+        name: parameter.model_copy(update={"from_effort": Effort.QUICK})
+        for name, parameter in written.parameters.items()
+        if efforts.index(parameter.from_effort) <= recorded
+    }
+    return written.model_copy(update={"parameters": parameters})

@@ -1,0 +1,110 @@
+"""Recorded trials as a search sees them: results of configurations, at another speed, against another budget.
+
+Pure; called by `autotune.search.recall`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
+
+from autotune.planning.plan import SearchPlan
+from autotune.planning.requests import request_of
+from autotune.storage.recorded import KeptSearch, KeptTrial
+from autotune.units import show_memory
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Interval, Memory, Outcome, TrialResult, TrialStatus
+
+# Peaks of one configuration differ by this from run to run (`cost.corrections`).
+_MEMORY_NOISE = 0.01
+
+_OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+
+
+class Known(NamedTuple):
+    """A configuration that an earlier search tried."""
+
+    config: TrainConfig
+    kept: KeptTrial
+    result: TrialResult
+    search: int  # index of that search, the latest first
+
+
+def tried(plan: SearchPlan, search: KeptSearch, index: int) -> dict[TrainConfig, Known]:
+    """Return what a search tried, by configuration; of several trials of one, the median.
+
+    Over other numbers of devices than this search's, trainings are of another search.
+    """
+    found: dict[TrainConfig, list[Known]] = {}
+    for kept in search.trials:
+        result = _result(plan, kept) if kept.purpose.explores else None
+        if result is not None and result.request.config.parallelism.world_size in plan.world_sizes:
+            config = result.request.config
+            found.setdefault(config, []).append(Known(config, kept, result, index))
+    return {config: _median(several) for config, several in found.items()}
+
+
+def _median(several: list[Known]) -> Known:
+    completed = sorted(
+        (known for known in several if known.kept.samples_per_second is not None),
+        key=lambda known: known.kept.samples_per_second or 0.0,
+    )
+    return completed[len(completed) // 2] if completed else several[-1]
+
+
+def _result(plan: SearchPlan, kept: KeptTrial) -> TrialResult | None:
+    """Return a recorded trial as a result; None if it can't be read any more."""
+    try:
+        config = TrainConfig.model_validate(kept.config)
+        request = request_of(plan, config, kept.purpose, number=kept.number, timeout_s=kept.duration_s + 1.0)
+        outcome = _OUTCOME.validate_python(kept.outcome)
+    except ValueError:
+        return None
+    limits = request.limits.model_copy(update={"memory_bytes": kept.memory_bytes})
+    request = request.model_copy(update={"limits": limits})
+    return TrialResult(request=request, outcome=outcome, duration_s=kept.duration_s)
+
+
+def scaled(result: TrialResult, factor: float) -> TrialResult:
+    """Return a trial as it would be on a machine `factor` times as fast."""
+    measured = result.measurement
+    if measured is None:
+        return result
+    interval, tokens = measured.samples_per_second_interval, measured.tokens_per_second
+    faster = {
+        "step_times_s": tuple(step / factor for step in measured.step_times_s),
+        "samples_per_second": measured.samples_per_second * factor,
+        "samples_per_second_interval": Interval(low=interval.low * factor, high=interval.high * factor),
+        "tokens_per_second": None if tokens is None else tokens * factor,
+        "first_step_s": measured.first_step_s / factor,
+    }
+    return result.model_copy(update={"outcome": measured.model_copy(update=faster)})
+
+
+def beyond(every: Sequence[Known], budget_bytes: int) -> dict[TrainConfig, str]:
+    """Return what is known to need more memory than a budget, and how it is known; what fitted later is not."""
+    fitted: dict[TrainConfig, str] = {}
+    for known in every:
+        measured = known.result.measurement
+        if measured is not None and _least_bytes(measured.memory) <= budget_bytes:
+            fitted[known.config] = max(fitted.get(known.config, ""), known.kept.ended)
+    found: dict[TrainConfig, str] = {}
+    for known in every:
+        measured, kept = known.result.measurement, known.kept
+        if fitted.get(known.config, "") > kept.ended:
+            continue
+        if measured is not None and (needed := _least_bytes(measured.memory)) > budget_bytes * (1 + _MEMORY_NOISE):
+            found.setdefault(known.config, f"took {show_memory(needed)} on {kept.day} (record)")
+        elif kept.status is TrialStatus.OUT_OF_MEMORY and kept.memory_bytes >= budget_bytes:
+            words = f"ran out of memory within {show_memory(kept.memory_bytes)} on {kept.day} (record)"
+            found.setdefault(known.config, words)
+    return found
+
+
+def _least_bytes(memory: Memory) -> int:
+    """Return what a trial needed at the least: with less to be had, the allocator keeps less unused."""
+    if memory.device_bytes is None or memory.reserved_bytes is None or memory.allocated_bytes is None:
+        return memory.peak_bytes if memory.is_known else 0
+    return memory.device_bytes - memory.reserved_bytes + memory.allocated_bytes

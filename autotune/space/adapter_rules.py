@@ -1,0 +1,104 @@
+"""Rules of legality for adapters and quantized base weights; a part of `rules`.
+
+Pure. What peft can put on what is data of each kind (`adapter_config`) and of the model (`ModelFacts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from autotune.training.peft_arguments import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
+from autotune.values.adapters import Adapter, PrefixAdapter
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.hardware import Hardware
+from autotune.values.model import ModelFacts, Task
+
+# Model types whose layers are transformers' Conv1D, which peft's LoHa and LoKr don't know.
+_CONV1D = frozenset({"gpt2", "imagegpt", "openai-gpt"})
+
+# Kinds that are peft's LoRA.
+_LORA = ("lora", "rslora", "dora")
+
+# Heads that peft has a wrapper for which handles the labels of virtual tokens (peft.TaskType).
+_PROMPTED = (Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.SEQUENCE_CLASSIFICATION)
+
+
+def adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why the adapter can't be put on the model."""
+    found = config.adapter
+    if found is None:
+        return None
+    if found.prompt_length:
+        return _prompt(found, config, workload, facts)
+    if found.kind == "bitfit":
+        return f"bitfit trains biases, and {workload.model.model_type} has none" if facts.biases == 0 else None
+    return _on_layers(found, workload.model.model_type, facts)
+
+
+def quantization(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why the base weights can't be quantized."""
+    if config.quantization is None:
+        return None
+    if config.adapter is None:
+        return f"{config.quantization} weights can't be trained, only an adapter on them (--adapter lora)"
+    if not config.adapter.on_quantized:
+        return f"{config.adapter.kind} can't be trained on {config.quantization} weights; lora can"
+    if "bitsandbytes" not in hardware.versions:
+        return f"{config.quantization} weights need the package bitsandbytes"
+    if not facts.linear_modules:
+        return f"{workload.model.model_type} has no linear layers that bitsandbytes could quantize"
+    return None
+
+
+def _on_layers(found: Adapter, model_type: str, facts: ModelFacts) -> str | None:
+    """Return why there is nothing in the model for an adapter of linear layers."""
+    linear = facts.linear_modules
+    if not linear:
+        return f"{model_type} has no linear layers for {found.kind}"
+    if found.kind == "ia3" and not _any_named(linear, IA3_MODULES):
+        return f"no layer of {model_type} is known to ia3 as keys, values or feed-forward"
+    if found.kind in ("loha", "lokr") and model_type in _CONV1D:
+        return f"peft's {found.kind} doesn't know the layers of {model_type}; its lora does"
+    targets = getattr(found, "target_modules", None)
+    if targets == "attention" and not _any_named(linear, ATTENTION_MODULES):
+        return f"no layer of {model_type} is known as a projection of attention; use all-linear"
+    # peft's LoRA (and DoRA, which is one) takes all-linear as it was when experts were linear layers.
+    old_way = targets == "all-linear" and found.kind in _LORA and _any_named(facts.expert_parameters, EXPERT_PARAMETERS)
+    if targets == "all-linear+experts" or old_way:
+        return _on_experts(found, model_type, facts)
+    return None
+
+
+def _on_experts(found: Adapter, model_type: str, facts: ModelFacts) -> str | None:
+    if not _any_named(facts.expert_parameters, EXPERT_PARAMETERS):
+        return f"{model_type} has no experts whose weights are fused; use all-linear"
+    if not found.on_experts:
+        return f"peft's {found.kind} can't be put on the fused weights of experts (its lora can); use attention"
+    if getattr(found, "dropout", 0.0):
+        return f"peft's {found.kind} on the fused weights of experts has no dropout (--adapter-dropout 0)"
+    return None
+
+
+def _prompt(found: Adapter, config: TrainConfig, workload: Workload, facts: ModelFacts) -> str | None:
+    """Return why virtual tokens can't be put before the real ones."""
+    model, task = workload.model, workload.task
+    if task not in _PROMPTED:
+        return f"peft has no {found.kind} for {task}"
+    longest, length = facts.max_sequence_length, workload.sequence_length
+    if longest is not None and length + found.prompt_length > longest:
+        room = f"{length} tokens and {found.prompt_length} virtual ones"
+        return f"{found.kind}: {room} are more than the {longest} positions of {model.name}"
+    if isinstance(found, PrefixAdapter):
+        if facts.takes_prefix is False:
+            return f"{model.model_type} takes no keys and values from outside for {task}, which prefix needs"
+        if config.checkpointing != "none":
+            return "prefix needs the cache of keys and values, which checkpointing takes away"
+    elif task is Task.SEQUENCE_CLASSIFICATION and model.kind != "encoder":
+        return f"{model.model_type} finds the end of a sample by its token ids, which {found.kind} takes away"
+    return None
+
+
+def _any_named(names: Collection[str], known: Collection[str]) -> bool:
+    """Return whether one of `names`, which are the last ones of modules, is the end of a known one."""
+    ends = {name.rpartition(".")[2] for name in known} | set(known)
+    return any(name in ends for name in names)

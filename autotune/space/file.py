@@ -1,0 +1,244 @@
+"""Reads search spaces from YAML, strictly: every mistake is one line with file, path and what is expected.
+
+::
+
+    description: for whom, how big
+    parameters:                       # in the order of their expected effect, which is the order of trying
+      precision:
+        choices: [fp32, bf16]
+      adapter:
+        choices: [null, lora]
+      adapter.rank:
+        choices: [8, 64]
+        when: {adapter: [lora]}       # only then does it exist
+      torch_compile_backend:
+        choices: [null, inductor]
+        from_effort: standard         # too dear for a quick search
+    rules:
+      - forbid: {optim: [adamw_bnb_8bit], precision: [fp32]}
+        reason: why nobody would want it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from autotune.errors import SearchSpaceError, complaint, suggestion
+from autotune.space.points import PARAMETERS, Scalar, has_field, problem
+from autotune.value import Value
+from autotune.values.budget import Effort
+
+
+class Parameter(Value):
+    """One dimension: its choices, and when it exists."""
+
+    choices: tuple[Scalar, ...] | Literal["lattice"] = Field(
+        description="values, or 'lattice' for the micro-batch: what divides the global batch"
+    )
+    when: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
+    from_effort: Effort = Effort.QUICK
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _checked(cls, value: Any) -> Any:
+        if value == "lattice":
+            return value
+        if isinstance(value, list | tuple) and not value:
+            raise ValueError("needs at least one choice")
+        _check_list(value, or_else=" (or 'lattice', for the micro-batch)")
+        if len(set(map(repr, value))) != len(value):
+            raise ValueError("has a choice twice")
+        return value
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        return _checked_condition(value)
+
+
+class ForbidRule(Value):
+    """A combination nobody wants: refused when every named parameter has one of the values."""
+
+    forbid: dict[str, tuple[Scalar, ...]] = Field(min_length=1)
+    reason: str = Field(min_length=1)
+
+    @field_validator("forbid", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        return _checked_condition(value)
+
+
+def _check_list(value: Any, *, or_else: str = "") -> None:
+    """Raise ValueError unless `value` is a list of what a parameter can take."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected a list, not {value!r}{or_else}")
+    for item in value:
+        if not isinstance(item, Scalar):
+            raise ValueError(f"{item!r} is no text, number, true, false or null")
+
+
+def _checked_condition(value: Any) -> Any:
+    """Return the values by parameter of a `when` or a `forbid`.
+
+    Raises:
+        ValueError: A parameter has no list, or an empty one, which would hold nowhere.
+    """
+    for name, values in value.items() if isinstance(value, dict) else ():
+        try:
+            _check_list(values)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if not values:
+            raise ValueError(f"{name}: needs at least one value")
+    return value
+
+
+class SpaceFile(Value):
+    """A search space as written, not yet bound to a workload."""
+
+    name: str
+    description: str = Field(min_length=1)
+    parameters: dict[str, Parameter] = Field(min_length=1)
+    rules: tuple[ForbidRule, ...] = ()
+
+
+def spaces_directory() -> Path:
+    """Return the directory of the built-in spaces: inside the wheel, or beside the package in a checkout."""
+    inside = Path(__file__).parents[1] / "search_spaces"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "search_spaces"
+
+
+def builtin_spaces() -> tuple[str, ...]:
+    """Return the names of the spaces that come with autotune."""
+    return tuple(sorted(path.stem for path in spaces_directory().glob("*.yaml")))
+
+
+def load_space(reference: str) -> SpaceFile:
+    """Return the built-in space `reference`, or the one in the file of that path.
+
+    Raises:
+        SearchSpaceError: No such space, or the file is malformed.
+    """
+    if reference in builtin_spaces():
+        return read_space(spaces_directory() / f"{reference}.yaml")
+    path = Path(reference)
+    if path.suffix not in (".yaml", ".yml") and not path.exists():
+        known = builtin_spaces()
+        raise SearchSpaceError(
+            f"search space {reference!r} is unknown{suggestion(reference, known)}; "
+            f"there are {', '.join(known)}, or give a .yaml file"
+        )
+    return read_space(path)
+
+
+def read_space(path: Path) -> SpaceFile:
+    """Return the space in `path`.
+
+    Raises:
+        SearchSpaceError: The file can't be read or is malformed.
+    """
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        raise SearchSpaceError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SearchSpaceError(f"{path}: not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        raise SearchSpaceError(f"{path}: {_yaml_message(error)}") from None
+    if not isinstance(document, dict):
+        raise SearchSpaceError(f"{path}: expected a mapping with 'description' and 'parameters'")
+    _check_names(path, document)
+    try:
+        space = SpaceFile.model_validate({**document, "name": path.stem})
+    except ValidationError as error:
+        raise SearchSpaceError(f"{path}: {_validation_message(error)}") from None
+    _check_values(path, space)
+    return space
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_message(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}: " if mark is not None else ""
+    return where + str(getattr(error, "problem", None) or error).splitlines()[0]
+
+
+def _check_names(path: Path, document: dict[str, Any]) -> None:
+    """Give unknown names a suggestion before anything else is looked at."""
+    for key in document:
+        if key not in ("description", "parameters", "rules"):
+            expected = ("description", "parameters", "rules")
+            raise SearchSpaceError(f"{path}: {key!r} is unknown{suggestion(key, expected)}")
+    parameters = document.get("parameters")
+    named = list(parameters) if isinstance(parameters, dict) else []
+    for value in parameters.values() if isinstance(parameters, dict) else ():
+        when = value.get("when") if isinstance(value, dict) else None
+        named += list(when) if isinstance(when, dict) else []
+    rules = document.get("rules")
+    for rule in rules if isinstance(rules, list) else ():
+        forbid = rule.get("forbid") if isinstance(rule, dict) else None
+        named += list(forbid) if isinstance(forbid, dict) else []
+    for name in named:
+        if name not in PARAMETERS:
+            raise SearchSpaceError(f"{path}: parameter {name!r} is unknown{suggestion(str(name), PARAMETERS)}")
+
+
+def _validation_message(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        key = str(first["loc"][-1])
+        known = (*Parameter.model_fields, *ForbidRule.model_fields)
+        return f"{where}: {key!r} is unknown{suggestion(key, known)}"
+    return f"{where}: {complaint(first)}"
+
+
+def _check_values(path: Path, space: SpaceFile) -> None:
+    """Refuse values that no configuration could take."""
+    for name, parameter in space.parameters.items():
+        if parameter.choices == "lattice":
+            if name != "per_device_train_batch_size":
+                raise SearchSpaceError(f"{path}: parameters.{name}.choices: 'lattice' is for the micro-batch only")
+            continue
+        _check_all(path, f"parameters.{name}.choices", name, parameter.choices)
+    names = list(space.parameters)
+    for name, parameter in space.parameters.items():
+        for other, values in parameter.when.items():
+            _check_all(path, f"parameters.{name}.when.{other}", other, values)
+            if other not in names[: names.index(name)]:
+                raise SearchSpaceError(f"{path}: parameters.{name}.when: {other!r} is not a parameter above it")
+        for kind in parameter.when.get("adapter", ()):
+            if not has_field(kind, name):
+                field = name.partition(".")[2]
+                raise SearchSpaceError(f"{path}: parameters.{name}.when.adapter: {kind} has no {field}")
+    for name in space.parameters:
+        if name.startswith("adapter.") and "adapter" not in space.parameters:
+            raise SearchSpaceError(f"{path}: parameters.{name}: there is no parameter 'adapter'")
+    for number, rule in enumerate(space.rules):
+        for name, values in rule.forbid.items():
+            _check_all(path, f"rules.{number}.forbid.{name}", name, values)
+
+
+def _check_all(path: Path, where: str, name: str, values: tuple[Scalar, ...]) -> None:
+    for value in values:
+        found = problem(name, value)
+        if found is not None:
+            raise SearchSpaceError(f"{path}: {where}: {found}")

@@ -1,0 +1,186 @@
+"""Rules of legality for several devices; a part of `rules`.
+
+Pure but for a look whether a folder on an NVMe disk is there. What was read off the libraries is said with its place;
+versions are those of torch 2.13, transformers 5.23, accelerate 1.15, DeepSpeed 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.training.arguments import transformers_version
+from autotune.training.parallel_arguments import FSDP_KINDS, UNIT_PARAMETERS, ZERO_STAGES
+from autotune.training.tensor_parallel import SINCE
+from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.hardware import Hardware
+from autotune.values.model import ModelFacts
+from autotune.values.optimizers import OPTIMIZERS
+
+Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
+
+# They update each element by itself and with torch's own operations, which shards don't mind.
+_ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
+
+# What accelerate can turn into DeepSpeed's optimizer for the host (`map_pytorch_optim_to_deepspeed`). It tries with
+# Adagrad as well, and gives it an argument that it doesn't take.
+_OFFLOADED = frozenset({"adamw_torch", "adamw_torch_fused"})
+
+
+def devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why the training can't be spread over so many devices."""
+    spread = config.parallelism
+    if spread.world_size % (spread.tensor_parallel * spread.pipeline_parallel):
+        degrees = f"tensor parallel {spread.tensor_parallel} x pipeline parallel {spread.pipeline_parallel}"
+        return f"{degrees} does not divide the {spread.world_size} devices"
+    if hardware.count is not None and spread.world_size > hardware.count:
+        return f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
+    if spread.pipeline_parallel > 1:
+        return "pipeline parallel: the Trainer runs none, it can only be estimated (autotune estimate)"
+    if spread.world_size > 1 and OPTIMIZERS[config.optim].updates_in_backward:
+        return f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
+    return None
+
+
+def idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return which knob of several devices would do nothing, or worse."""
+    spread = config.parallelism
+    is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and spread.tensor_parallel == 1
+    if not is_ddp and (spread.ddp_bucket_cap_mb is not None or spread.ddp_static_graph):
+        return "buckets and the static graph are DDP's: several devices without sharding"
+    if spread.ddp_static_graph and _accumulates(config, workload):
+        return "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
+    if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
+        return "wrapping is FSDP's"
+    if spread.offload == "none" and (spread.offload_to != "cpu" or spread.nvme_path is not None):
+        return f"nothing is offloaded that could go to {spread.offload_to} (--offload)"
+    if spread.offload != "none" and spread.sharding == "none":
+        return f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
+    if spread.sharding != "none" and spread.data_parallel == 1 and spread.offload == "none":
+        return f"{spread.sharding} has nothing to split: there is one data-parallel rank"
+    return None
+
+
+def _accumulates(config: TrainConfig, workload: Workload) -> bool:
+    together = config.per_device_train_batch_size * config.parallelism.data_parallel
+    return workload.global_batch_size is not None and workload.global_batch_size > together
+
+
+def fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why FSDP2 can't shard this training."""
+    spread = config.parallelism
+    if spread.sharding not in FSDP_KINDS:
+        return None
+    if hardware.is_cpu:
+        return "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
+    if spread.offload == "optimizer":
+        return "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
+    if spread.offload_to == "nvme":
+        return "FSDP offloads to the host's memory; NVMe is DeepSpeed's (zero_3)"
+    if facts.not_fsdp is not None:
+        return f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
+    if config.quantization is not None:
+        return f"FSDP: accelerate leaves packed weights ({config.quantization}) unsharded, so nothing would be saved"
+    if spread.wrapping == "size":
+        return _units_by_size(config, workload, facts) or _on_shards(config, "FSDP")
+    return _on_shards(config, "FSDP")
+
+
+def _units_by_size(config: TrainConfig, workload: Workload, facts: ModelFacts) -> str | None:
+    if config.checkpointing == "full":
+        return "FSDP checkpoints its units, and those by size lie within each other"
+    if facts.layers and facts.parameters // facts.layers <= UNIT_PARAMETERS:
+        millions = UNIT_PARAMETERS // 10**6
+        return f"FSDP: no layer of {workload.model.name} has the {millions} million parameters of a unit by size"
+    return None
+
+
+def _on_shards(config: TrainConfig, of: str) -> str | None:
+    """Return why an optimizer can't update shards that are DTensors."""
+    row = OPTIMIZERS[config.optim]
+    if config.optim in _ELEMENTWISE:
+        return None
+    if row.package == "bitsandbytes":
+        return f"{of}: {config.optim}: bitsandbytes' kernels take plain tensors, and shards are DTensors"
+    if row.targets or config.optim == "adafactor":
+        return f"{of}: {config.optim} works on whole matrices, of which a rank has a shard"
+    return f"{of}: {config.optim} is not known to update shards; adamw_torch_fused does"
+
+
+def zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why DeepSpeed can't shard this training."""
+    spread = config.parallelism
+    stage = ZERO_STAGES.get(spread.sharding)
+    if stage is None:
+        return None
+    if "deepspeed" not in hardware.versions:
+        return f"{spread.sharding} needs the package deepspeed"
+    if hardware.is_cpu and hardware.cxx is None:
+        return f"{spread.sharding}: DeepSpeed compiles what it needs on a CPU, which takes a C++ compiler (g++)"
+    if config.precision is Precision.PURE_BF16:
+        return "DeepSpeed keeps fp32 masters of bf16 weights: that is precision bf16, not pure_bf16"
+    if spread.tensor_parallel > 1:
+        return "tensor parallel by transformers' plan goes with FSDP, not with DeepSpeed"
+    if config.quantization is not None and stage == 3:
+        return (
+            f"zero_3 splits every weight, which packed ones ({config.quantization}) can't be; zero_2 leaves them whole"
+        )
+    if config.torch_compile_backend is not None:
+        return "torch.compile under DeepSpeed goes through its engine, which the Trainer's trial can't verify"
+    return _zero_offload(config, stage) or _zero_optimizer(config)
+
+
+def _zero_offload(config: TrainConfig, stage: int) -> str | None:
+    spread = config.parallelism
+    if spread.offload == "none":
+        return None
+    if spread.offload == "parameters" and stage < 3:
+        return f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
+    if config.optim not in _OFFLOADED:
+        return f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
+    if spread.offload_to == "cpu":
+        return None
+    if stage < 3:
+        return f"{spread.sharding} offloads to the host's memory; NVMe is for zero_3"
+    if spread.nvme_path is None:
+        return "offload to NVMe needs a folder on such a disk (--nvme-path)"
+    return None if Path(spread.nvme_path).is_dir() else f"--nvme-path {spread.nvme_path}: there is no such folder"
+
+
+def _zero_optimizer(config: TrainConfig) -> str | None:
+    if config.optim in _ELEMENTWISE or OPTIMIZERS[config.optim].package == "bitsandbytes":
+        return None
+    if OPTIMIZERS[config.optim].targets or config.optim == "adafactor":
+        return f"{config.optim} works on whole matrices, and DeepSpeed hands out one flat vector"
+    return f"{config.optim} is not known to update DeepSpeed's flat shards; adamw_torch_fused does"
+
+
+def tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why matrices can't be shared among devices."""
+    spread, degree = config.parallelism, config.parallelism.tensor_parallel
+    if degree == 1:
+        return None
+    if transformers_version(hardware) < SINCE:
+        return f"tensor parallel needs transformers {SINCE[0]}.{SINCE[1]}"
+    if hardware.is_cpu:
+        return "tensor parallel on a CPU: accelerate refuses it through the Trainer (ParallelismConfig and MULTI_CPU)"
+    if facts.tensor_parallel_heads is None:
+        return f"transformers has no tensor-parallel plan for {workload.model.model_type}"
+    if facts.tensor_parallel_heads % degree:
+        return f"tensor parallel {degree} does not divide the {facts.tensor_parallel_heads} heads of a layer"
+    if spread.data_parallel > 1 and spread.sharding != "fsdp_full":
+        return f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
+    if spread.wrapping != "layers":
+        return "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
+    for asked, what in (
+        (config.adapter is not None, "an adapter"),
+        (config.quantization is not None, "packed weights"),
+        (config.use_liger_kernel, "Liger's kernels"),
+        (config.torch_compile_backend is not None, "torch.compile"),
+    ):
+        if asked:
+            return f"tensor parallel with {what}: transformers' plan is for the model's own layers as they are"
+    return _on_shards(config, "tensor parallel")
+
+
+RULES: tuple[Rule, ...] = (devices, idle_knobs, fsdp, zero, tensor)

@@ -1,0 +1,126 @@
+"""Points of a search space as configurations and back: plain values by parameter, nested fields behind a dot.
+
+Pure. A point may name fields that its kind of adapter hasn't, as when a search changes the kind alone; `fitting` leaves
+them out. `make_config` is strict.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune.errors import complaint, suggestion
+from autotune.values.adapters import ADAPTERS, kinds_with
+from autotune.values.compilers import BACKENDS
+from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.model import EXPERTS_IMPLEMENTATIONS
+from autotune.values.unavailable import why_not
+
+Scalar = bool | int | float | str | None
+
+_FIELD = "adapter."
+_PARALLEL = "parallelism."
+
+# The names of parameters: every field of TrainConfig, and the fields of its parallelism and of any kind of adapter
+# behind a dot.
+PARAMETERS = (
+    (frozenset(TrainConfig.model_fields) - {"parallelism"})
+    | {f"{_PARALLEL}{field}" for field in Parallelism.model_fields}
+    | {f"{_FIELD}{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"}
+)
+
+# What the free texts among the parameters may say; the others are checked by TrainConfig itself.
+_KNOWN_TEXTS = {
+    "attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+    "experts_implementation": EXPERTS_IMPLEMENTATIONS,
+    "torch_compile_backend": tuple(BACKENDS),
+}
+
+
+def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
+    """Return the configuration at `point`: a value for each parameter, nested fields behind a dot.
+
+    Raises:
+        pydantic.ValidationError: A value doesn't fit its field, or the adapter hasn't it.
+        KeyError: The adapter is unknown.
+    """
+    fields: dict[str, Any] = {}
+    parallel: dict[str, Scalar] = {}
+    for name, value in point.items():
+        if name.startswith(_PARALLEL):
+            parallel[name] = value
+        elif not name.startswith("adapter"):
+            fields[name] = value
+    if parallel:
+        fields["parallelism"] = _spread(tuple(parallel.items()))
+    kind = point.get("adapter")
+    if kind is not None:
+        options = {k.removeprefix(_FIELD): v for k, v in point.items() if k.startswith(_FIELD)}
+        fields["adapter"] = ADAPTERS[str(kind)].model_validate(options)
+    return TrainConfig(**fields)
+
+
+@functools.lru_cache(maxsize=4096)  # points of a space differ in other parameters, for the most part
+def _spread(fields: tuple[tuple[str, Scalar], ...]) -> Parallelism:
+    return Parallelism.model_validate({name.removeprefix(_PARALLEL): value for name, value in fields})
+
+
+def make_point(config: TrainConfig) -> dict[str, Scalar]:
+    """Return the point of `config`: the inverse of `make_config`."""
+    point: dict[str, Scalar] = {}
+    for name in TrainConfig.model_fields:
+        value = getattr(config, name)
+        if name == "adapter":
+            point[name] = value.kind if value is not None else None
+            if value is not None:
+                point |= {f"{_FIELD}{field}": v for field, v in value.model_dump(exclude={"kind"}).items()}
+        elif name == "parallelism":
+            point |= {f"{_PARALLEL}{field}": v for field, v in value.model_dump().items()}
+        else:
+            point[name] = str(value) if name == "precision" else value
+    return point
+
+
+def has_field(kind: Scalar, parameter: str) -> bool:
+    """Return whether `parameter` says anything about configurations with that kind of adapter, None for none."""
+    if not parameter.startswith(_FIELD):
+        return True
+    return kind is not None and parameter.removeprefix(_FIELD) in ADAPTERS[str(kind)].model_fields
+
+
+def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return `origin` as `point` changes it, without fields that the adapter hasn't.
+
+    Another kind of adapter than the origin's starts from its own defaults.
+    """
+    kind = point["adapter"] if "adapter" in point else origin.get("adapter")
+    kept = {k: v for k, v in origin.items() if kind == origin.get("adapter") or not k.startswith(_FIELD)}
+    return {k: v for k, v in {**kept, **point}.items() if has_field(kind, k)}
+
+
+def problem(parameter: str, value: Scalar) -> str | None:
+    """Return why no configuration has exactly `value`, or None; what would have to be converted is refused too."""
+    reason = why_not(parameter, value)
+    if reason is not None:
+        return f"{value!r}: {reason}"
+    known = _KNOWN_TEXTS.get(parameter)
+    if known is not None and value is not None and value not in known:
+        return f"{value!r} is unknown{suggestion(str(value), known)}"
+    if parameter == "adapter" and value is not None and value not in ADAPTERS:
+        return f"{value!r} is unknown{suggestion(str(value), ADAPTERS)}"
+    kinds = kinds_with(parameter.removeprefix(_FIELD)) if parameter.startswith(_FIELD) else (None,)
+    problems = [_problem_with(kind, parameter, value) for kind in kinds]
+    return None if None in problems else problems[0]
+
+
+def _problem_with(kind: str | None, parameter: str, value: Scalar) -> str | None:
+    adapter: dict[str, Scalar] = {} if kind is None else {"adapter": kind}
+    try:
+        config = make_config({"per_device_train_batch_size": 1, **adapter, parameter: value})
+    except ValidationError as error:
+        return f"{value!r} is no value for it ({complaint(error.errors()[0])})"
+    taken = make_point(config)[parameter]
+    return None if type(taken) is type(value) else f"{value!r} is no value for it (did you mean {taken!r}?)"

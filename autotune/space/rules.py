@@ -1,0 +1,271 @@
+"""Rules of legality: what a device, an installation or a model can't do, known without spending a trial.
+
+Pure. Each rule is a function that returns the reason why a configuration is refused, or None. A rule belongs here when
+it follows from facts; what only a run can tell is left to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autotune.space import adapter_rules, parallel_rules
+from autotune.training.arguments import asks_for_tf32_the_old_way, transformers_version
+from autotune.values import checkpointing
+from autotune.values.compilers import BACKENDS
+from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.hardware import TF32_VARIABLE, Hardware
+from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
+from autotune.values.optimizers import OPTIMIZERS
+
+# Rules of legality for a training of the user's own: what its code decides can't be changed from outside. Pure; of
+# the form that `rules` asks for.
+
+
+def own_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return which knob stays as the user's code has it, and why."""
+    code = workload.own_code
+    if code is None:
+        return None
+    for knob, held in code.held.items():
+        if getattr(config, knob) != held.value:
+            return f"{knob} stays as it is: {held.reason}"
+    if not config.parallelism.is_single:
+        return "a training of your own is one process on one device"
+    for barred in code.barred:
+        if getattr(config, barred.knob) == barred.value:
+            return f"{barred.knob} {barred.value}: {barred.reason}"
+    return None
+
+
+# Rules of legality for the order of samples and their packing: both save padding, where there is any. Pure; of the
+# form that `rules` asks for.
+
+
+def sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why the order of the samples can't help."""
+    if config.train_sampling_strategy != "group_by_length":
+        return None
+    if not _lengths_differ(workload):
+        return "grouping by length: all samples have one length (real data, --data, have many)"
+    return "packed batches have no padding that grouping by length could save" if config.packing else None
+
+
+def packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why samples can't share a row."""
+    if not config.packing:
+        return None
+    if workload.task is not Task.CAUSAL_LM:
+        return f"packing joins the texts of causal models; the task is {workload.task}"
+    if not _lengths_differ(workload):
+        return "packing: all samples have one length, so there is no padding (real data, --data, have many)"
+    if not facts.packs:
+        return f"packing: {workload.model.model_type} lets the samples of a row see each other"
+    if config.attn_implementation == "eager":
+        return "packing with eager attention would hold the scores of every sample against all others"
+    if config.adapter is not None and config.adapter.prompt_length:
+        return f"packing: {config.adapter.kind} puts its virtual tokens before a row, not before each sample"
+    return None
+
+
+def _lengths_differ(workload: Workload) -> bool:
+    return workload.lengths is not None and workload.lengths.minimum < workload.lengths.maximum
+
+
+Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
+
+# https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.
+_OVERFLOWS_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
+
+# Heads that hand images to a convolution as they come, in fp32, which bf16 weights refuse; those of sound all do so.
+_FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
+
+# https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py: what loads a kernel is C.
+_NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
+
+_HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
+
+
+def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> list[str]:
+    """Return all that speaks against running `config`."""
+    reasons = (rule(config, workload, facts, hardware) for rule in _RULES)
+    return [reason for reason in reasons if reason is not None]
+
+
+def _micro_batch(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    try:
+        workload.accumulation_steps(config)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.precision is Precision.FP16:
+        if hardware.is_cpu:
+            return "fp16 on a CPU silently stays fp32 in the Trainer"
+        if workload.model.model_type in _OVERFLOWS_IN_FP16:
+            return f"{workload.model.model_type} overflows in fp16; bf16 has fp32's range"
+    if config.precision is Precision.PURE_BF16:
+        if workload.model.model_type in _FP32_PIXELS:
+            return f"{workload.model.model_type} in transformers does not cast images to its weights' bf16"
+        if workload.task.takes_audio:
+            return f"{workload.model.model_type} in transformers does not cast sound to its weights' bf16"
+    if config.precision in (Precision.BF16, Precision.PURE_BF16) and not hardware.has_bf16:
+        return f"{hardware.name} has no bf16 (compute capability 8.0 or newer)"
+    return None
+
+
+def _tf32(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.tf32 and not hardware.has_tf32:
+        return f"{hardware.name} has no tf32 (Ampere or newer)"
+    if hardware.starts_with_tf32 and hardware.has_tf32:
+        variable = f"{TF32_VARIABLE} has torch begin with TF32"
+        return None if config.tf32 else f"{variable}, which the Trainer's arguments don't switch off"
+    is_theirs = workload.own_code is not None and "tf32" in workload.own_code.held
+    if config.tf32 and asks_for_tf32_the_old_way(config) and not is_theirs:
+        return f"{config.torch_compile_mode} raises in mixed precision where tf32 is asked for: torch mixes interfaces"
+    return None
+
+
+def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    kernel = config.attn_implementation
+    if kernel is None:
+        return None
+    if kernel not in facts.attn_implementations:
+        return f"{workload.model.model_type} offers no {kernel} attention"
+    if kernel.startswith("flash_attention"):
+        if hardware.is_cpu:
+            return "flash attention needs a CUDA device"
+        package = FLASH_PACKAGES[kernel]
+        if package not in hardware.versions:
+            return f"flash attention needs the package {package}"
+        if hardware.capability is not None and hardware.capability < (8, 0):
+            return f"flash attention needs compute capability 8.0 or newer (Ampere), which {hardware.name} hasn't"
+        if config.precision not in _HALF:
+            return "flash attention computes in fp16 or bf16 only"
+    if kernel == "flex_attention" and hardware.is_cpu:
+        return "flex attention has no backward on the CPU"
+    if kernel == "flex_attention" and not hardware.has_cc:
+        return f"flex attention {_NEEDS_CC}"
+    return None
+
+
+def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    row = OPTIMIZERS[config.optim]
+    if row.unusable is not None:
+        return f"{config.optim}: {row.unusable}"
+    if row.device == "cuda" and hardware.is_cpu:
+        paged = "; on the CPU bitsandbytes silently doesn't page" if "paged" in config.optim else ""
+        return f"{config.optim} needs CUDA{paged}"
+    if row.package is not None and row.package not in hardware.versions:
+        return f"{config.optim} needs the package {row.package}"
+    if row.compiles and hardware.is_cpu and hardware.cxx is None:
+        return f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"
+    if row.compiles and not hardware.is_cpu and not hardware.has_cc:
+        return f"{config.optim} compiles its step, which {_NEEDS_CC}"
+    if row.updates_in_backward and _accumulates(config, workload):
+        return f"{config.optim} updates weights during the backward pass, which gradient accumulation forbids"
+    if row.targets and not facts.linear_modules:
+        return f"{config.optim} projects the gradients of linear layers, and {workload.model.model_type} has none"
+    if row.targets and config.adapter is not None:
+        return f"{config.optim} projects full gradients; an adapter's are low-rank already"
+    return None
+
+
+def _accumulates(config: TrainConfig, workload: Workload) -> bool:
+    ranks = config.parallelism.data_parallel
+    return (workload.global_batch_size or 0) > config.per_device_train_batch_size * ranks
+
+
+def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.checkpointing == "none":
+        return None
+    if not facts.supports_checkpointing:
+        return f"{workload.model.model_type} has no activation checkpointing"
+    kind = checkpointing.KINDS[config.checkpointing]
+    if transformers_version(hardware) < kind.since:
+        needed = ".".join(map(str, kind.since))
+        return f"checkpointing {config.checkpointing} needs transformers {needed} or newer"
+    if kind.offload and hardware.is_cpu:
+        return "checkpointing offload holds activations in pinned memory of the host, which needs a CUDA device"
+    if kind.every > 1 and (facts.layers or kind.every) < kind.every:
+        return f"checkpointing {config.checkpointing}: {workload.model.name} has {facts.layers} layers"
+    return None
+
+
+def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.torch_compile_backend is None:
+        return "a mode of torch.compile needs a backend" if config.torch_compile_mode else None
+    backend = BACKENDS[config.torch_compile_backend]
+    if backend.use not in ("training", "debugging"):
+        return backend.reason
+    if config.torch_compile_mode is not None and config.torch_compile_backend != "inductor":
+        return f"modes of torch.compile are inductor's; {config.torch_compile_backend} has none"
+    if config.torch_compile_backend == "inductor":
+        if hardware.is_cpu and hardware.cxx is None:
+            return "inductor needs a C++ compiler on the CPU (g++)"
+        if not hardware.is_cpu and "triton" not in hardware.versions:
+            return "inductor needs the package triton on CUDA"
+        if not hardware.is_cpu and not hardware.has_cc:
+            return f"inductor {_NEEDS_CC}"
+    if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
+        return "cudagraphs does nothing on a CPU"
+    return None
+
+
+def _routing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    for name, own in (("experts_per_token", facts.experts_per_token), ("expert_capacity", facts.expert_capacity)):
+        wanted = getattr(config, name)
+        if wanted is not None and own is None:
+            return f"{workload.model.model_type} has no {name} to set"
+    if (config.experts_per_token or 0) > facts.experts:
+        return f"{config.experts_per_token} experts a token are more than the {facts.experts} of a layer"
+    return None
+
+
+def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    kind = config.experts_implementation
+    if kind is None:
+        return None
+    if kind not in facts.experts_implementations:
+        has = "has experts of its own way" if facts.experts else "has no experts"
+        return f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
+    if kind in HUB_EXPERTS and "kernels" not in hardware.versions:
+        return f"experts_implementation {kind} needs the package kernels and its kernel cached"
+    if kind in HUB_EXPERTS and hardware.is_cpu:
+        return f"experts_implementation {kind} needs a CUDA device"
+    return None
+
+
+def _liger(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if not config.use_liger_kernel:
+        return None
+    if hardware.is_cpu:
+        return "Liger's kernels are written in Triton and need a CUDA device"
+    if "liger-kernel" not in hardware.versions:
+        return "use_liger_kernel needs the package liger-kernel"
+    if not hardware.has_cc:
+        return f"use_liger_kernel {_NEEDS_CC}"
+    if not facts.liger:
+        return f"liger-kernel has no kernels for {workload.model.model_type}; the Trainer would silently go without"
+    return None
+
+
+_RULES: tuple[Rule, ...] = (
+    _micro_batch,
+    _precision,
+    _tf32,
+    _attention,
+    _optimizer,
+    _checkpointing,
+    _compile,
+    _experts,
+    _routing,
+    _liger,
+    adapter_rules.adapter,
+    adapter_rules.quantization,
+    sampling,
+    packing,
+    own_code,
+    *parallel_rules.RULES,
+)

@@ -1,0 +1,229 @@
+"""The search space of one workload on one device: which points exist, which are legal, which neighbour which.
+
+Pure. A :class:`SearchSpace` binds a space file to the baseline, the device, the model's facts, the allowance and the
+effort: what can't be legal there is left out, with the reason kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from autotune.space import rules
+from autotune.space.changes import allowance_of
+from autotune.space.file import SpaceFile
+from autotune.space.points import Scalar, fitting, has_field, make_config, make_point
+from autotune.value import Value
+from autotune.values.budget import Effort
+from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.hardware import Hardware
+from autotune.values.model import ModelFacts
+
+Point = dict[str, Scalar]
+
+# Parameters on whose value the legality of others hangs: 16-bit kernels, optimizers and checkpointing on shards, tensor
+# parallel of a degree that leaves something to shard.
+_COMPANIONS = ("precision", "parallelism.sharding", "parallelism.tensor_parallel")
+
+MICRO_BATCH = "per_device_train_batch_size"
+
+# Micro-batches offered when the global batch is free.
+LARGEST_FREE_MICRO_BATCH = 1024
+
+
+class Dimension(Value):
+    """One parameter with the choices that are open here, in the order of trying."""
+
+    name: str
+    choices: tuple[Scalar, ...]
+    when: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
+
+
+class SearchSpace:
+    """The points that may be tried.
+
+    Args:
+        file: The space as written.
+        baseline: Where the search starts; its values are always choices.
+        workload: What is trained.
+        facts: What the model's classes offer.
+        hardware: The device.
+        allowance: The deepest change admitted.
+        effort: Parameters that cost too much for it stay at the baseline's value.
+    """
+
+    def __init__(
+        self,
+        file: SpaceFile,
+        baseline: TrainConfig,
+        *,
+        workload: Workload,
+        facts: ModelFacts,
+        hardware: Hardware,
+        allowance: Allowance,
+        effort: Effort,
+    ) -> None:
+        self.file = file
+        self.baseline = baseline
+        self._workload = workload
+        self._facts = facts
+        self._hardware = hardware
+        self._allowance = allowance
+        self._origin = make_point(baseline)
+        self.left_out: dict[str, str] = {}
+        order = list(Effort)
+        self.dimensions = tuple(
+            self._dimension(name)
+            for name, parameter in file.parameters.items()
+            if order.index(parameter.from_effort) <= order.index(effort)
+        )
+
+    def _dimension(self, name: str) -> Dimension:
+        """Return the dimension `name` with the choices that can be legal; keep why the others can't."""
+        parameter = self.file.parameters[name]
+        written = (
+            micro_batches(self._workload.global_batch_size) if parameter.choices == "lattice" else parameter.choices
+        )
+        own = self._origin.get(name)
+        wanted = list(written)
+        if name in self._origin and own not in wanted:
+            wanted.insert(0, own)
+        open_choices = []
+        for value in wanted:
+            reason = None if value == own or parameter.when else self._alone(name, value)
+            if reason is None:
+                open_choices.append(value)
+            else:
+                self.left_out[f"{name}={value}"] = reason
+        return Dimension(name=name, choices=tuple(open_choices), when=parameter.when)
+
+    def _alone(self, name: str, value: Scalar) -> str | None:
+        """Return why `value` can't be chosen whatever the others are: the reason it fails alone, at the baseline.
+
+        A kernel that needs 16 bits fails at an fp32 baseline and not elsewhere, so those reasons are asked again with
+        each choice of the space for what legality hangs on. A combination that the file forbids says nothing about a
+        value alone, nor does what speaks against the baseline itself.
+        """
+        reasons: list[str] = []
+        for others, excused in self._surroundings:
+            if name in others and others[name] != self._origin[name]:
+                continue
+            config = self.config({**self._origin, **others, name: value})
+            found = [r for r in self._illegal(config) if r not in excused]
+            found += filter(None, (self._forbidden(config, alone=True), self._beyond_allowance(config)))
+            if not found:
+                return None
+            reasons = reasons or found
+        return reasons[0]
+
+    @functools.cached_property
+    def _surroundings(self) -> list[tuple[Point, list[str]]]:
+        """The baseline's values, and every other legal combination, of the parameters that legality hangs on.
+
+        Each with what speaks against it, which is no more than what speaks against the baseline.
+        """
+        choices = []
+        for name in _COMPANIONS:
+            written = self.file.parameters.get(name)
+            others = written.choices if written is not None and written.choices != "lattice" else ()
+            choices.append([self._origin[name], *(c for c in others if c != self._origin[name])])
+        excused = self._illegal(self.baseline)
+        found = []
+        for chosen in itertools.product(*choices):
+            point: Point = dict(zip(_COMPANIONS, chosen, strict=True))
+            reasons = self._illegal(self.config(point))
+            if set(reasons) <= set(excused):
+                found.append((point, reasons))
+        return found
+
+    def config(self, point: Point) -> TrainConfig:
+        """Return the configuration at `point`; parameters it doesn't name keep the baseline's value."""
+        return make_config(fitting(point, self._origin))
+
+    def point(self, config: TrainConfig) -> Point:
+        """Return the point of `config`, with the fields of an adapter behind a dot."""
+        return make_point(config)
+
+    def complete(self, point: Point) -> Point:
+        """Return `point` with a value for each parameter that exists there, and for no other.
+
+        Where it names none, the value is the baseline's, or the first choice where the baseline has none either.
+        """
+        whole: Point = {}
+        for dimension in self.dimensions:
+            if self.is_active(dimension, whole):
+                default = self._origin.get(dimension.name, dimension.choices[0])
+                whole[dimension.name] = point.get(dimension.name, default)
+        return whole
+
+    def refusal(self, config: TrainConfig) -> str | None:
+        """Return why `config` may not be tried: a rule of legality, the space's own rules, or the allowance."""
+        illegal = next(iter(self._illegal(config)), None)
+        return illegal or self._forbidden(config) or self._beyond_allowance(config)
+
+    def _illegal(self, config: TrainConfig) -> list[str]:
+        return rules.refusals(config, self._workload, self._facts, self._hardware)
+
+    def _forbidden(self, config: TrainConfig, *, alone: bool = False) -> str | None:
+        """Return the reason of the file's first rule that forbids `config`; `alone`: of rules on one parameter."""
+        if not self.file.rules:
+            return None
+        point = self.point(config)
+        for rule in self.file.rules:
+            if alone and len(rule.forbid) > 1:
+                continue
+            if all(point.get(name) in values for name, values in rule.forbid.items()):
+                return rule.reason
+        return None
+
+    def _beyond_allowance(self, config: TrainConfig) -> str | None:
+        needed = allowance_of(config, self.baseline, self._facts, self._hardware)
+        if not self._allowance.admits(needed):
+            beyond = f"changes the {needed} of the training, which --allow {self._allowance} does not admit"
+            split = config.per_device_train_batch_size != self.baseline.per_device_train_batch_size
+            return f"{beyond}: {self._facts.split_changes}" if split and self._facts.split_changes else beyond
+        return None
+
+    def is_active(self, dimension: Dimension, point: Point) -> bool:
+        """Return whether `dimension` exists at `point`; a field of an adapter does only where its kind has it."""
+        if not has_field(point.get("adapter"), dimension.name):
+            return False
+        return all(point.get(name) in values for name, values in dimension.when.items())
+
+    def points(self) -> Iterator[Point]:
+        """Yield every legal point, each once."""
+        return (point for point in self._grown({}) if self.refusal(self.config(point)) is None)
+
+    def _grown(self, point: Point, depth: int = 0) -> Iterator[Point]:
+        """Yield `point` with each combination of choices of the dimensions from `depth` on."""
+        if depth == len(self.dimensions):
+            yield point
+        elif not self.is_active(dimension := self.dimensions[depth], point):
+            yield from self._grown(point, depth + 1)
+        else:
+            for value in dimension.choices:
+                yield from self._grown({**point, dimension.name: value}, depth + 1)
+
+    def size(self) -> int:
+        """Return the number of legal points."""
+        return sum(1 for _ in self.points())
+
+
+def micro_batches(global_batch: int | None) -> tuple[int, ...]:
+    """Return the lattice of micro-batches in ascending order.
+
+    For a given global batch: its divisors that are multiples of 8, and 4, 2, 1; other divisors only where nothing on
+    the lattice reaches them (15: 1, 3, 5, 15). For a free one: multiples of 8 up to 64, then of 64.
+    Multiples of 8, and of 64 on A100-class devices, keep tensor cores busy (NVIDIA's matrix-multiplication guide).
+    """
+    if global_batch is None:
+        small = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+        return small + tuple(s for s in (128, 192, 256, 384, 512, 768, 1024) if s <= LARGEST_FREE_MICRO_BATCH)
+    up_to_root = [d for d in range(1, math.isqrt(global_batch) + 1) if global_batch % d == 0]
+    divisors = sorted({*up_to_root, *(global_batch // d for d in up_to_root)})
+    lattice = [d for d in divisors if d % 8 == 0 or d in (1, 2, 4)]
+    return tuple(lattice + [d for d in divisors if d > lattice[-1]])

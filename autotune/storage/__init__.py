@@ -1,0 +1,1 @@
+"""What is kept on disk: run directories, the lasting record, what was learned of devices."""

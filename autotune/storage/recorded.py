@@ -1,0 +1,212 @@
+"""What the lasting record holds: searches and their trials, and the key under which searches compare. Values only.
+
+Two searches have the same key if a trial of one means the same in the other: the same architecture, the same step, the
+same device, the same libraries. Names, paths, the seed, the memory budget and what may change are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from autotune.value import Value
+from autotune.values.config import Workload
+from autotune.values.hardware import Hardware
+from autotune.values.model import ModelFacts
+from autotune.values.trial import Failure, Purpose, TrialResult, TrialStatus
+from autotune.version import __version__
+
+# Searches and trials as rows of the lasting record, and back. Pure; called by `autotune.storage.record`. A row that
+# another version wrote and this one can't read is passed over with a warning.
+
+
+logger = logging.getLogger(__name__)
+
+# Columns of a trial that hold whole values as JSON.
+LARGE_COLUMNS = ("config", "outcome")
+
+# Fields of a search that are columns; `about` holds the others.
+_SEARCH_COLUMNS = ("id", "model", "started", "verdict", "best_config_id", "speedup")
+
+
+def search_row(search: KeptSearch) -> dict[str, Any]:
+    """Return the row of a search."""
+    written = search.model_dump(mode="json", exclude={"trials"})
+    row = {name: written.pop(name) for name in _SEARCH_COLUMNS}
+    row["model"] = row["model"][:255]
+    return {**row, "key": search.key.short, "about": json.dumps(written)}
+
+
+def search_of(row: Any, trials: Sequence[Any]) -> KeptSearch | None:
+    """Return a search out of its rows, without trials that can't be read; None if it can't."""
+    readable = tuple(filter(None, map(_trial, trials)))
+    columns = {name: row[name] for name in _SEARCH_COLUMNS}
+    try:
+        return KeptSearch.model_validate({**json.loads(row["about"]), **columns, "trials": readable})
+    except ValueError:
+        logger.warning("search %s of the record is passed over: it can't be read", row["id"])
+        return None
+
+
+def trial_row(search_id: str, trial: KeptTrial) -> dict[str, Any]:
+    """Return the row of a trial."""
+    written = trial.model_dump()
+    return {
+        **written,
+        "search_id": search_id,
+        "purpose": str(trial.purpose),
+        "status": str(trial.status),
+        "config": json.dumps(trial.config),
+        "outcome": json.dumps(trial.outcome),
+    }
+
+
+def _trial(row: Any) -> KeptTrial | None:
+    columns = {name: value for name, value in row.items() if name != "search_id"}
+    try:
+        large = {name: json.loads(columns.get(name, "{}")) for name in LARGE_COLUMNS}
+        return KeptTrial.model_validate({**columns, **large})
+    except ValueError:
+        logger.warning("trial %s of search %s in the record is passed over", row["number"], row["search_id"])
+        return None
+
+
+# Packages that a trial doesn't train with.
+_NOT_TRAINING = frozenset({"optuna"})
+
+# Arguments that decide what is learned, not how long a step takes or what it needs.
+WITHOUT_COST = frozenset(
+    {"learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type", "seed", "data_seed"}
+    | {"num_train_epochs", "max_steps", "adam_beta1", "adam_beta2", "adam_epsilon"}
+)
+
+# Fields of a workload that say where it comes from, or that count otherwise: of real data the lengths do.
+_NOT_THE_STEP = {"model", "seed", "dataset", "text_field", "fixed_arguments", "own_step", "own_code"}
+
+
+class Key(Value):
+    """What two searches must have in common for the one to learn from the other, as digests."""
+
+    model: str
+    workload: str
+    hardware: str
+    versions: str
+
+    @property
+    def short(self) -> str:
+        """The name that a user calls it by."""
+        return self.digest()
+
+
+class _Digested(Value):
+    """Anything that a digest is to be made of."""
+
+    of: dict[str, Any]
+
+
+def key_of(workload: Workload, facts: ModelFacts, hardware: Hardware) -> Key:
+    """Return the key of a search."""
+    device = hardware.model_copy(update={"free_bytes": 0, "device": hardware.kind, "versions": {}})
+    return Key(
+        model=_model(workload, facts),
+        workload=_shape(workload),
+        hardware=device.digest(leave_out=frozenset({"count"})),
+        versions=_digest(versions_of(hardware)),
+    )
+
+
+def versions_of(hardware: Hardware) -> dict[str, str]:
+    """Return the versions that decide what a trial measures, autotune's own among them."""
+    training = {name: version for name, version in hardware.versions.items() if name not in _NOT_TRAINING}
+    return {"autotune": __version__, **training}
+
+
+def _model(workload: Workload, facts: ModelFacts) -> str:
+    """Return the digest of what the model is, by whatever name; code of its own is known by name and revision."""
+    spec = workload.model
+    own_code = [spec.name, spec.revision] if spec.trust_remote_code else None
+    figures = facts.architecture or spec.config
+    return _digest({"type": spec.model_type, "figures": figures, "size": facts.parameters, "code": own_code})
+
+
+def _shape(workload: Workload) -> str:
+    fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in WITHOUT_COST}
+    written = workload.model_dump(mode="json", exclude=_NOT_THE_STEP)
+    return _digest({**written, "real": workload.dataset is not None, "fixed": fixed})
+
+
+def _digest(figures: dict[str, Any]) -> str:
+    return _Digested(of=figures).digest()
+
+
+class KeptTrial(Value):
+    """A trial as it is kept: the configuration and the outcome as they were written, whatever version wrote them."""
+
+    number: NonNegativeInt
+    purpose: Purpose
+    config_id: str
+    config: dict[str, Any]
+    status: TrialStatus
+    samples_per_second: float | None = None
+    peak_bytes: int | None = None
+    memory_bytes: PositiveInt = Field(description="the budget that it ran within")
+    duration_s: float
+    ended: str = Field(description="UTC, ISO 8601")
+    outcome: dict[str, Any] = Field(description="the Measurement, or the Failure without its log")
+
+    @classmethod
+    def of(cls, result: TrialResult, ended: str) -> KeptTrial:
+        """Return what is kept of a result."""
+        outcome, measured = result.outcome, result.measurement
+        if isinstance(outcome, Failure):
+            outcome = outcome.model_copy(update={"log_tail": ""})
+        return cls(
+            number=result.request.number,
+            purpose=result.request.purpose,
+            config_id=result.request.config.config_id,
+            config=result.request.config.model_dump(mode="json"),
+            status=result.status,
+            samples_per_second=measured.samples_per_second if measured is not None else None,
+            peak_bytes=outcome.memory.peak_bytes if outcome.memory is not None and outcome.memory.is_known else None,
+            memory_bytes=result.request.limits.memory_bytes,
+            duration_s=result.duration_s,
+            ended=ended,
+            outcome=json.loads(outcome.model_dump_json()),
+        )
+
+    @property
+    def day(self) -> str:
+        """When it ended, for people."""
+        return self.ended[:10]
+
+
+class KeptSearch(Value):
+    """A search as it is kept; its answer is unknown while it runs, or if it was killed."""
+
+    id: str = Field(description="of the run directory")
+    key: Key
+    model: str = Field(description="its name then")
+    shape: str = Field(description="the workload in words")
+    device: str
+    versions: dict[str, str]
+    memory_bytes: PositiveInt
+    allowance: str
+    effort: str
+    baseline: dict[str, Any]
+    started: str = Field(description="UTC, ISO 8601")
+    host: str = Field(default="", description="on which the search was started")
+    run_directory: str
+    verdict: str | None = None
+    best_config_id: str | None = Field(default=None, description="of the answer")
+    speedup: float | None = None
+    trials: tuple[KeptTrial, ...] = ()
+
+    @property
+    def best_samples_per_second(self) -> float | None:
+        """The highest rate of a trial that explored."""
+        rates = [t.samples_per_second for t in self.trials if t.purpose.explores and t.samples_per_second is not None]
+        return max(rates, default=None)

@@ -1,0 +1,69 @@
+"""Loads the answer of a search from a file, which may come from somebody else.
+
+The arguments of an answer follow from its configuration, workload and hardware alone. So they are made again here, and
+a file whose arguments differ is refused: nobody has measured them, and they would be written into scripts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune.errors import InputError, complaint
+from autotune.training.arguments import plan
+from autotune.units import visible
+from autotune.values.result import SCHEMA_VERSION, ResultData
+
+
+def read_result(path: str | Path) -> ResultData:
+    """Return the answer saved in `path`.
+
+    Raises:
+        InputError: The file is missing, not JSON of a result, of another schema version, or its arguments aren't those
+            that its configuration means.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    try:
+        found = ResultData.model_validate_json(text)
+        check_arguments(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"]) or "file"
+        reason = f"{where}: {complaint(first)}"
+    except ValueError as error:
+        reason = str(error)
+    else:
+        return found
+    raise InputError(visible(f"{path}: not a result of autotune (schema {SCHEMA_VERSION}): {reason}"))
+
+
+def check_arguments(result: ResultData) -> None:
+    """Refuse arguments that aren't what the best configuration means.
+
+    Raises:
+        ValueError: They differ, or the configuration doesn't fit the workload.
+    """
+    mapping = plan(result.best.config, result.workload, result.hardware)
+    soaked = result.soaked.arguments if result.soaked is not None else {}
+    meant: dict[str, Any] = {
+        "training_arguments": {**mapping.tuned, **soaked},
+        **mapping.model_dump(include={"model", "quantization", "adapter"}),
+    }
+    for name, value in result.arguments.model_dump().items():
+        theirs, ours = value or {}, meant[name] or {}
+        for key in {**ours, **theirs}:
+            if (key in theirs) != (key in ours) or _canonical(theirs.get(key)) != _canonical(ours.get(key)):
+                raise ValueError(
+                    f"arguments.{name}: {key}: not what the best configuration means; the file was changed, or made by "
+                    "another version of autotune: search again"
+                )
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,242 @@
+"""The one folder in which everything of a search lives.
+
+::
+
+    runs/t5-small-20261121-020000/
+        search.json           what was asked for and found out before the first trial
+        study.log             Optuna's study
+        trials/0000/          request.json, result.json and log.txt of each trial
+        best-config.json      the answer, rewritten whenever it changes
+        table.jsonl           every measurement, if the whole space was recorded
+        data/                 tokenized real data
+        record.json           by what name the lasting record knows this search
+        explain/trials/       trials of `autotune explain`, with numbers of their own
+        report.html           of `autotune report`
+        lock                  held while a search runs
+
+It is opened, locked and written before anything else is done. The result files outrank the study.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from pydantic import ValidationError
+
+from autotune.errors import RunDirectoryError
+from autotune.planning.plan import SearchPlan
+from autotune.value import Value, read_value, write_value
+from autotune.values.recorded_table import Table, write_table
+from autotune.values.result import ResultData
+from autotune.values.trial import TrialResult
+
+PLAN_FILE = "search.json"
+ANSWER_FILE = "best-config.json"
+TABLE_FILE = "table.jsonl"
+EXPLAIN_FOLDER = "explain"
+
+# So often a directory is made that others remove meanwhile.
+_ATTEMPTS = 10
+
+
+def default_run_directory(model: str) -> Path:
+    """Return ``runs/<model>-<time>``, slashes and other awkward characters of the model's name replaced."""
+    safe = re.sub(r"[^\w.-]+", "-", model.strip("/. ")).strip("-") or "model"
+    return Path("runs") / f"{safe[-80:]}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+class RunDirectory:
+    """A run directory, locked for one search while entered.
+
+    The lock is held on the file that has the lock's name: it is never replaced, and a lock on a file that lies
+    elsewhere by now (its directory was removed) counts for nothing.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        self.path = path
+        self._is_new = is_new
+        self._made_here = False
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """Return a new run directory, made and writable.
+
+        Raises:
+            RunDirectoryError: It can't be written, or holds a search already.
+        """
+        directory = cls(path, is_new=True)
+        directory._open_lock().close()
+        directory._check_new()
+        return directory
+
+    @classmethod
+    def existing(cls, path: Path) -> RunDirectory:
+        """Return the run directory of an earlier search.
+
+        Raises:
+            RunDirectoryError: There is no search in `path`.
+        """
+        if not (path / PLAN_FILE).is_file():
+            raise RunDirectoryError(f"{path}: holds no search (no {PLAN_FILE}); `autotune find` starts one")
+        return cls(path)
+
+    def __enter__(self) -> Self:
+        while True:
+            lock = self._open_lock()
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                raise RunDirectoryError(f"{self.path}: another search is running in it") from None
+            if self._is_lock(lock):
+                break
+            lock.close()  # of a directory that was removed between opening and locking
+        self._file = lock  # the lock lasts as long as the file is open
+        try:
+            self._check_new()  # another search may have come to its end since this one was made
+        except RunDirectoryError:
+            lock.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._made_here and not self._holds_search() and self._is_lock(self._file):
+            self._remove()  # refused before there was anything to keep
+        self._file.close()
+
+    def _open_lock(self) -> IO[str]:
+        """Return the lock's file, opened; the directory of a new search is made.
+
+        Raises:
+            RunDirectoryError: It can't be written.
+        """
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self._made_here |= self._is_new and _made(self.path)
+                return (self.path / "lock").open("a")
+            except OSError as error:
+                # A new one is made again if another search, which was refused, has just removed it.
+                if not (self._is_new and left and isinstance(error, FileNotFoundError)):
+                    option = "--run-dir " if self._is_new else ""
+                    raise RunDirectoryError(f"{option}{self.path}: can't be written: {error.strerror}") from None
+        raise AssertionError("the last attempt returns or raises")
+
+    def _is_lock(self, lock: IO[str]) -> bool:
+        """Whether `lock` is the file that others would open, too."""
+        try:
+            return os.path.samestat(os.fstat(lock.fileno()), (self.path / "lock").stat())
+        except OSError:
+            return False
+
+    def _holds_search(self) -> bool:
+        return (self.path / PLAN_FILE).exists()
+
+    def _check_new(self) -> None:
+        if self._is_new and self._holds_search():
+            path = self.path
+            raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
+
+    def _remove(self) -> None:
+        """Remove the directory at once, so that nobody begins a search in what is about to be deleted."""
+        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            self.path.rename(aside)
+        except OSError:
+            return
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def is_running(self) -> bool:
+        """Whether a search, or an explanation of one, runs in it now."""
+        try:
+            with (self.path / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no lock, or a file system without: nothing says that one does
+            return False
+        return False
+
+    def explaining(self) -> RunDirectory:
+        """Return the directory in which the winner is explained, made if it isn't there: a search's inside this one.
+
+        Raises:
+            RunDirectoryError: It can't be written.
+        """
+        path = self.path / EXPLAIN_FOLDER
+        try:
+            path.mkdir(exist_ok=True)
+            data = path / "data"
+            if (self.path / "data").is_dir() and not data.exists():
+                data.symlink_to(Path("..") / "data")  # trials look for tokenized data beside them
+        except OSError as error:
+            raise RunDirectoryError(f"{path}: can't be written: {error.strerror}") from None
+        return RunDirectory(path)
+
+    def explained(self) -> list[TrialResult]:
+        """Return the finished trials of `autotune explain`."""
+        return RunDirectory(self.path / EXPLAIN_FOLDER).results()
+
+    def write_plan(self, plan: Value) -> None:
+        """Write what the search is about."""
+        write_value(plan, self.path / PLAN_FILE)
+        self._is_new = False
+
+    def write_answer(self, result: ResultData) -> Path:
+        """Write the best configuration so far; return its path."""
+        path = self.path / ANSWER_FILE
+        write_value(result, path)
+        return path
+
+    def write_table(self, table: Table) -> Path:
+        """Write the table of a recorded space; return its path."""
+        path = self.path / TABLE_FILE
+        write_table(table, path)
+        return path
+
+    def results(self) -> list[TrialResult]:
+        """Return every finished trial, by number; one without a readable result has not finished."""
+        found = []
+        for directory in sorted((self.path / "trials").glob("[0-9]*")):
+            try:
+                found.append(read_value(TrialResult, directory / "result.json"))
+            except (OSError, ValidationError):
+                continue
+        return found
+
+
+def _made(path: Path) -> bool:
+    """Make a directory, unless it is there; return whether it was made here.
+
+    Raises:
+        OSError: It can't be made, or is no directory.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return False
+    return True
+
+
+def read_plan(run_dir: Path) -> SearchPlan:
+    """Return what the search in a run directory is about.
+
+    Raises:
+        RunDirectoryError: It can't be read.
+    """
+    try:
+        return read_value(SearchPlan, run_dir / PLAN_FILE)
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None

@@ -1,0 +1,138 @@
+"""Whose code a run directory has run: a search that is gone on with runs what was handed over when it began.
+
+A run directory from somebody else (unpacked, cloned) is a program of theirs: `search.json` names scripts, and models
+with code of their own, `data/` holds pickled functions. Whatever of that was handed over here is noted in the folder
+`trusted` of `$AUTOTUNE_HOME`, by its content: a file named by the digest of what is run, and where. Nothing in a run
+directory can stand for that, and files need no owner. What isn't noted is named, and asked for by `--trust-run-dir`.
+
+The content of a pickled file is known by its digest in the plan, which the process that unpickles it holds it to.
+Called by what begins, resumes and explains searches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autotune.errors import AutotuneError, RunDirectoryError
+from autotune.planning.plan import SearchPlan
+from autotune.storage.home import home, writable
+from autotune.values.model import ModelSpec
+from autotune.values.user_code import CODE_FILE, STEP_FILE
+
+FOLDER = "trusted"
+
+# A name with a slash is a repository of kernels on the hub, which transformers fetches and runs.
+_HUB_KERNELS = re.compile(r'"\w*(?:attn|experts)_implementation\w*": "([^"]*/[^"]*)"')
+
+
+class Deed(NamedTuple):
+    """What a search does beyond training a model of the library's."""
+
+    shown: str
+    key: str
+
+    @property
+    def digest(self) -> str:
+        """By which it is noted."""
+        return hashlib.sha256(self.key.encode()).hexdigest()
+
+
+def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
+    """Refuse to go on with a search that would run what was never handed over here.
+
+    Args:
+        run_dir: Of the search.
+        plan: Of the search.
+        trusted: The user vouches for it, from now on.
+        delivers: Whether the answer is written where the plan says.
+
+    Raises:
+        RunDirectoryError: It would; the message says what.
+    """
+    found = [deed for deed in deeds(plan) if delivers or deed not in _delivery(plan)]
+    if trusted:
+        _note(found)
+        return
+    unknown = [deed.shown for deed in found if not _is_noted(deed)]
+    if unknown:
+        raise RunDirectoryError(
+            f"{run_dir}: was not begun by you on this machine, and going on {', '.join(unknown)}; if you trust whoever "
+            "made it, add --trust-run-dir (trust_run_dir=True)"
+        )
+
+
+def remember(plan: SearchPlan) -> None:
+    """Note that what a search runs was handed over here; where that can't be written, going on has to ask."""
+    _note(deeds(plan))
+
+
+def deeds(plan: SearchPlan) -> tuple[Deed, ...]:
+    """Return all that a search does beyond training a model of the library's."""
+    return (*_own(plan), *_models(plan.workload.model), *_cluster(plan), *_delivery(plan))
+
+
+def _own(plan: SearchPlan) -> Iterator[Deed]:
+    code, step = plan.workload.own_code, plan.workload.own_step
+    if code is not None:
+        key = _key(code.model_dump(mode="json", include={"kind", "command", "is_module", "directory", "sha256"}))
+        runs = f"runs `{code.command_line}` in {code.directory}" if code.command else f"unpickles data/{CODE_FILE}"
+        yield Deed(runs, key)
+    if step is not None:
+        key = _key(step.model_dump(mode="json", include={"directory", "search_path", "sha256"}))
+        yield Deed(f"unpickles data/{STEP_FILE}", key)
+
+
+def _models(spec: ModelSpec) -> Iterator[Deed]:
+    config = json.dumps(spec.config, sort_keys=True)
+    if spec.trust_remote_code:
+        code = spec.config.get("auto_map") or {}
+        named = [spec.name, spec.path, *(str(value).partition("--")[0] for value in _texts(code))]
+        # The library takes a folder of that name, where there is one, for the repository of the hub.
+        places = [str(Path(name).resolve()) if name and Path(name).exists() else name for name in named]
+        yield Deed(f"runs code of the model {spec.name}", _key([places, code, spec.source, spec.revision]))
+    for kernel in _HUB_KERNELS.findall(config):
+        yield Deed(f"runs kernels of {kernel}", _key(["kernel", kernel]))
+
+
+def _cluster(plan: SearchPlan) -> Iterator[Deed]:
+    if plan.fleet.address is not None:
+        yield Deed(f"joins the cluster at {plan.fleet.address}", _key(["cluster", plan.fleet.address]))
+
+
+def _delivery(plan: SearchPlan) -> tuple[Deed, ...]:
+    if plan.output is None:
+        return ()
+    return (Deed(f"writes its answer to {plan.output}", _key(["output", plan.output])),)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in what JSON holds."""
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _texts(inner)
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _is_noted(deed: Deed) -> bool:
+    try:
+        return (home() / FOLDER / deed.digest).is_file()
+    except AutotuneError:  # no home: nothing is noted
+        return False
+
+
+def _note(found: tuple[Deed, ...] | list[Deed]) -> None:
+    if found:
+        with contextlib.suppress(AutotuneError, OSError):
+            folder = writable(FOLDER)
+            for deed in found:
+                (folder / deed.digest).touch()

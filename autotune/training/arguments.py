@@ -1,0 +1,196 @@
+"""The one mapping from a configuration to what transformers and peft are given.
+
+Pure. A :class:`TrainingPlan` has two parts: what the configuration *means* (`tuned`, `model`, `adapter`), which the
+export writes, and what only a trial needs (`harness`). The trial trains with both, so what was measured is what is
+exported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from autotune.training.parallel_arguments import model_arguments, parallel_arguments
+from autotune.training.peft_arguments import adapter_arguments, quantization_arguments
+from autotune.value import Value
+from autotune.values import checkpointing
+from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.hardware import Hardware
+from autotune.values.optimizers import OPTIMIZERS
+
+
+class TrainingPlan(Value):
+    """Arguments for `TrainingArguments`, for the model and for the adapter."""
+
+    tuned: dict[str, Any] = Field(description="TrainingArguments: what the configuration means")
+    harness: dict[str, Any] = Field(description="TrainingArguments: what only a trial needs")
+    model: dict[str, Any] = Field(description="keyword arguments of from_pretrained or from_config")
+    adapter: dict[str, Any] | None = Field(description="arguments of peft's config for its peft_type, or BITFIT")
+    quantization: dict[str, Any] | None = Field(
+        default=None, description="keyword arguments of transformers.BitsAndBytesConfig for the base weights"
+    )
+
+
+def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> TrainingPlan:
+    """Return what `config` means for `workload` on `hardware`.
+
+    Raises:
+        ValueError: The micro-batch doesn't divide the global batch.
+    """
+    return TrainingPlan(
+        tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
+        harness=dict(_HARNESS),
+        model=_model(config),
+        adapter=adapter_arguments(config.adapter, workload.task) if config.adapter else None,
+        quantization=quantization_arguments(config.quantization, config.precision, workload.task)
+        if config.quantization
+        else None,
+    )
+
+
+def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": config.per_device_train_batch_size,
+        "gradient_accumulation_steps": workload.accumulation_steps(config),
+        "optim": config.optim,
+        "bf16": config.precision is Precision.BF16,
+        "fp16": config.precision is Precision.FP16,
+        "dataloader_num_workers": config.dataloader_num_workers,
+        "dataloader_pin_memory": config.dataloader_pin_memory,
+        "dataloader_persistent_workers": config.dataloader_num_workers > 0,
+        "train_sampling_strategy": config.train_sampling_strategy,
+        **checkpointing.arguments(config.checkpointing, transformers_version(hardware)),
+    }
+    if OPTIMIZERS[config.optim].targets and "optim_target_modules" not in workload.fixed_arguments:
+        arguments["optim_target_modules"] = "all-linear"
+    if config.tf32:  # said only where it is wanted: False would take from convolutions what torch gives by default
+        arguments["tf32"] = True
+    elif hardware.has_tf32 and config.precision is Precision.BF16 and asks_for_tf32_the_old_way(config):
+        arguments["tf32"] = False  # or TrainingArguments would switch it on
+    if config.dataloader_num_workers and config.dataloader_prefetch_factor:
+        arguments["dataloader_prefetch_factor"] = config.dataloader_prefetch_factor
+    if hardware.is_cpu:
+        arguments["use_cpu"] = True
+    if config.use_liger_kernel:
+        arguments["use_liger_kernel"] = True
+    if config.torch_compile_backend is not None:
+        arguments |= {"torch_compile": True, "torch_compile_backend": config.torch_compile_backend}
+        if config.torch_compile_mode is not None:
+            arguments["torch_compile_mode"] = config.torch_compile_mode
+    spread = parallel_arguments(config, is_cpu=hardware.is_cpu, transformers=transformers_version(hardware))
+    return arguments | spread
+
+
+def effective_tf32(config: TrainConfig, hardware: Hardware) -> bool:
+    """Return whether the Trainer's products in fp32 run as TF32: as asked for, from the start, or beside a compiler.
+
+    With `torch_compile`, TrainingArguments switch it on unless fp16 is set (`training_args.py`, "9. TF32"), and
+    accelerate does where there is no autocast, whatever `tf32` says (`state.py`).
+    """
+    if not hardware.has_tf32:
+        return False
+    if config.tf32 or hardware.starts_with_tf32:
+        return True
+    if config.torch_compile_backend is None or config.precision is Precision.FP16:
+        return False
+    return not asks_for_tf32_the_old_way(config)
+
+
+def asks_for_tf32_the_old_way(config: TrainConfig) -> bool:
+    """Return whether TF32 that TrainingArguments switch on makes the compiler raise.
+
+    transformers sets `torch.backends.fp32_precision`, and inductor's max-autotune asks
+    `torch.get_float32_matmul_precision`, which raises unless the older interface was used as well: accelerate does so
+    where there is no autocast.
+    """
+    mode = config.torch_compile_mode or ""
+    return mode.startswith("max-autotune") and config.precision in (Precision.BF16, Precision.FP16)
+
+
+def transformers_version(hardware: Hardware) -> tuple[int, int]:
+    """Return major and minor of the installed transformers, the oldest that is supported if it isn't known."""
+    major, minor = hardware.versions.get("transformers", "5.17").split(".")[:2]
+    return int(major), int(minor)
+
+
+def _model(config: TrainConfig) -> dict[str, Any]:
+    # Since transformers 5 from_pretrained takes the checkpoint's own dtype: master weights in fp32 must be asked for.
+    arguments: dict[str, Any] = {"dtype": "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"}
+    if config.attn_implementation is not None:
+        arguments["attn_implementation"] = config.attn_implementation
+    if config.experts_implementation is not None:
+        arguments["experts_implementation"] = config.experts_implementation
+    arguments |= model_arguments(config.parallelism)
+    return arguments | routing(config.experts_per_token, config.expert_capacity)
+
+
+def routing(experts_per_token: int | None, expert_capacity: int | None) -> dict[str, Any]:
+    """Return the fields of a model's config that say where tokens go, as far as they are to be changed."""
+    fields = {"num_experts_per_tok": experts_per_token, "expert_capacity": expert_capacity}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
+    """Return what is laid over a user's own arguments: all that a search decides, and nothing else of them.
+
+    What the configuration doesn't name has the default of TrainingArguments, whatever the user has set.
+    """
+    theirs = {"seed", *workload.fixed_arguments}
+    decided = {**_DEFAULTS, **{name: value for name, value in mapping.tuned.items() if name not in theirs}}
+    for part in ("", "_kwargs"):  # one argument, which newer versions call otherwise and keep the old name of
+        new, old = f"activation_checkpointing{part}", f"gradient_checkpointing{part}"
+        if new in mapping.tuned:
+            decided[old] = decided[new]
+    return decided
+
+
+# Nothing is saved, pushed, evaluated, reported or drawn during a trial, whose data hold the columns of the model and
+# nothing else. The Trainer's filter of NaN, which waits for the device in each micro-step, stays as it is in the
+# training that is exported.
+_HARNESS: dict[str, Any] = {
+    "save_strategy": "no",
+    "push_to_hub": False,
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "logging_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "remove_unused_columns": False,
+    "dataloader_drop_last": True,
+}
+
+# TrainingArguments that the search decides. A baseline's values for these become its TrainConfig.
+SEARCHED_ARGUMENTS = frozenset(
+    {
+        "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "bf16", "fp16", "tf32", "use_cpu",
+        "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
+        "activation_checkpointing_kwargs", "torch_compile", "torch_compile_backend", "torch_compile_mode",
+        "use_liger_kernel", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
+        "dataloader_prefetch_factor", "train_sampling_strategy", "ddp_bucket_cap_mb", "ddp_static_graph",
+    }
+)  # fmt: skip
+
+# Of these, what a configuration needn't name, as TrainingArguments has it by default (held against it by a test).
+_DEFAULTS: dict[str, Any] = {
+    "tf32": None,
+    "use_cpu": False,
+    "gradient_checkpointing": False,
+    "gradient_checkpointing_kwargs": None,
+    "activation_checkpointing": False,
+    "activation_checkpointing_kwargs": None,
+    "torch_compile": False,
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+    "use_liger_kernel": False,
+    "dataloader_prefetch_factor": None,
+}
+
+# What only a trial of the user's own code needs: columns are removed as the code has it, and what waits for evaluations
+# or checkpoints has none to wait for.
+OWN_HARNESS: dict[str, Any] = {
+    **{n: value for n, value in _HARNESS.items() if n not in ("remove_unused_columns", "dataloader_drop_last")},
+    "load_best_model_at_end": False,
+    "auto_find_batch_size": False,
+    "resume_from_checkpoint": None,
+}

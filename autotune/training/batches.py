@@ -1,0 +1,183 @@
+"""How samples become batches: their order, and padding or packing of a micro-batch.
+
+In a trial the longest rows come first, so that the peak of memory is met at once. The rest comes as training itself
+would see it: shuffled; in the order of the file; or by length, as the Trainer's own sampler groups it. A sampler by
+length goes from the longest batches to the shortest over thousands of rows, of which a trial sees some dozens: its
+micro-batches are therefore visited so that any few of them stand for all.
+
+Packing puts the samples of a micro-batch into one row without padding, positions starting anew with each: the same
+samples in the same step, and none sees another (transformers masks by the positions), so the loss stays that of padded
+batches. The library's `DataCollatorWithFlattening` does the same. Blocks of a fixed length, which cut samples and let
+one see the next, are another training and not made here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.values.config import TrainConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
+IGNORED = -100  # the label that transformers' losses leave out
+
+# Model types whose attention stays within the samples of a packed row when positions start anew and no mask is given:
+# tried with tiny models of transformers 5.23, and held by a test. OPT, BLOOM, Falcon, gpt-oss and Mamba let them leak.
+PACKED = frozenset(
+    {
+        "cohere", "deepseek_v2", "deepseek_v3", "gemma", "gemma3_text", "glm", "gpt2", "gpt_neox", "granite", "llama",
+        "mistral", "mixtral", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+        "smollm3", "stablelm", "starcoder2",
+    }
+)  # fmt: skip
+
+Sample = dict[str, "Tensor"]
+
+
+class Collator(Protocol):
+    """Makes a batch of samples."""
+
+    def __call__(self, samples: Sequence[Sample]) -> Sample:
+        """Return tensors whose first dimension is that of the batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class StackCollator:
+    """Batches of samples that are all of one shape."""
+
+    def __call__(self, samples: Sequence[Sample]) -> Sample:
+        """Stack the tensors of each name."""
+        import torch
+
+        return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+@dataclass(frozen=True)
+class PadCollator:
+    """Batches of texts, padded on the right to the longest of the batch, as Hugging Face's collators do."""
+
+    pad_id: int
+
+    def __call__(self, samples: Sequence[Sample]) -> Sample:
+        """Pad and stack; mask what is padding."""
+        import torch
+
+        ids = [sample["input_ids"] for sample in samples]
+        labels = [sample["labels"] for sample in samples]
+        return {
+            "input_ids": _padded(ids, self.pad_id),
+            "attention_mask": _padded([torch.ones_like(row) for row in ids], 0),
+            "labels": _padded(labels, IGNORED) if labels[0].ndim else torch.stack(labels),
+        }
+
+
+@dataclass(frozen=True)
+class PackCollator:
+    """Texts of a causal model in one row, as `transformers.DataCollatorWithFlattening` puts them."""
+
+    def __call__(self, samples: Sequence[Sample]) -> Sample:
+        """Join the samples; the first label of each is left out, as nothing before it may predict it."""
+        import torch
+
+        labels = [torch.cat([torch.full_like(s["labels"][:1], IGNORED), s["labels"][1:]]) for s in samples]
+        positions = [torch.arange(len(s["input_ids"])) for s in samples]
+        return {
+            "input_ids": torch.cat([s["input_ids"] for s in samples])[None],
+            "labels": torch.cat(labels)[None],
+            "position_ids": torch.cat(positions)[None],
+        }
+
+
+def row_order(
+    lengths: NDArray[np.int64], *, longest_first: int, rows: int, config: TrainConfig, per_step: int, seed: int
+) -> NDArray[np.int64]:
+    """Return row numbers in the order in which a trial reads them.
+
+    Args:
+        lengths: Of all rows.
+        longest_first: So many of the longest rows come first.
+        rows: As many as are read, or more; the sampler is tried on these.
+        config: Its micro-batch and its sampler.
+        per_step: Rows of a whole optimizer step, which the Trainer's sampler by length goes by.
+        seed: Of what is drawn.
+    """
+    longest = np.argsort(-lengths, kind="stable")[:longest_first]
+    if config.train_sampling_strategy == "random":
+        return np.concatenate([longest, np.random.default_rng(seed).permutation(len(lengths))])
+    if config.train_sampling_strategy == "sequential":
+        rest = np.arange(len(lengths))
+    else:
+        drawn = np.random.default_rng(seed).permutation(len(lengths))[: max(per_step, rows - longest_first)]
+        rest = _grouped(drawn, lengths, per_step, seed)
+    return np.concatenate([longest, _representative(rest, lengths, config.per_device_train_batch_size)])
+
+
+def _grouped(rows: NDArray[np.int64], lengths: NDArray[np.int64], per_step: int, seed: int) -> NDArray[np.int64]:
+    """Return rows as the Trainer's sampler by length orders them."""
+    import torch
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    generator = torch.Generator().manual_seed(seed)
+    order = get_length_grouped_indices(lengths[rows].tolist(), per_step, generator=generator)
+    return rows[np.array(order, dtype=np.int64)]
+
+
+def _representative(rows: NDArray[np.int64], lengths: NDArray[np.int64], micro_batch: int) -> NDArray[np.int64]:
+    """Return whole micro-batches of consecutive `rows` such that the first few have the lengths that all have.
+
+    Sorted by their longest sample, they are visited in steps of the golden ratio, which leave no large gap at any
+    time.
+    """
+    count = len(rows) // micro_batch
+    if count == 0:
+        return rows
+    batches = rows[: count * micro_batch].reshape(count, micro_batch)
+    by_length = batches[np.argsort(lengths[batches].max(axis=1), kind="stable")]
+    turns = (int((0.5 + turn * _GOLDEN_RATIO) % 1.0 * count) for turn in itertools.count())
+    visits: dict[int, None] = {}
+    while len(visits) < count:
+        visits[next(turns)] = None
+    visited: NDArray[np.int64] = by_length[list(visits)].reshape(-1)
+    return visited
+
+
+def padding_share(data: Any, config: TrainConfig, first: int, last: int) -> float | None:
+    """Return the share of positions that are padding, in the micro-batches of samples `first` to `last`.
+
+    None where samples have no tokens.
+    """
+    micro = config.per_device_train_batch_size
+    if last - first < micro or "input_ids" not in data[first]:
+        return None
+    real = run = 0
+    for start in range(first, last - micro + 1, micro):
+        samples = [data[index] for index in range(start, start + micro)]
+        for name in ("input_ids", "labels"):
+            if samples[0][name].ndim == 0 or (name == "labels" and _same_lengths(samples)):
+                continue
+            sizes = [len(sample[name]) for sample in samples]
+            real += sum(sizes)
+            run += sum(sizes) if config.packing else max(sizes) * micro
+    return 1 - real / run
+
+
+def _same_lengths(samples: Sequence[Sample]) -> bool:
+    """Return whether labels are those of the inputs, and not a decoder's own."""
+    return all(len(sample["labels"]) == len(sample["input_ids"]) for sample in samples)
+
+
+def _padded(rows: Sequence[Tensor], value: int) -> Tensor:
+    from torch.nn.utils.rnn import pad_sequence
+
+    return pad_sequence(list(rows), batch_first=True, padding_value=value)

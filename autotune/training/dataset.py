@@ -1,0 +1,258 @@
+"""Makes the samples a trial trains on, synthetic or from the prepared corpus; `batches` puts them into batches.
+
+Called in the process of a trial. A data set is as long as it is asked to be (it wraps around), so that no
+epoch ends inside a trial, and an item is a slice of what was made beforehand, so that fetching it costs next
+to nothing beside a training step. Every item depends on the workload's seed and on its index alone.
+
+Synthetic texts all have the workload's length and therefore no attention mask. Their ids, like the pixels of
+the images and the noise that stands for speech, are valid and otherwise without meaning. Masked-language samples label
+15 % of the positions (arXiv:1810.04805) but leave the ids in place, since a mask id changes neither time nor memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.training.batches import IGNORED, Collator, PackCollator, PadCollator, Sample, StackCollator, row_order
+from autotune.training.corpus import Corpus, load_rows, prepare, refuse_files, row_lengths
+from autotune.training.inputs import audio_input, image_input, labels_of
+from autotune.values.config import SYNTHETIC_SAMPLES, TrainConfig, Workload
+from autotune.values.model import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Corpus", "prepare", "training_data"]
+
+MASKED_SHARE = 0.15
+IMAGES = 8  # distinct images or recordings; a data set of them takes megabytes, not gigabytes
+
+
+class Samples(Protocol):
+    """A map-style data set, as torch's DataLoader takes it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+
+def training_data(
+    workload: Workload,
+    model_config: Any,
+    *,
+    samples: int,
+    directory: Path | None,
+    longest_first: int | None = None,
+    config: TrainConfig | None = None,
+) -> tuple[Samples, Collator]:
+    """Return `samples` samples that fit `model_config`, and what makes batches of them.
+
+    Args:
+        workload: The task, the lengths and the seed.
+        model_config: The transformers configuration of the model that is trained.
+        samples: Length of the data set; indices beyond the data start again from their beginning.
+        directory: Where `corpus.prepare` put the rows; None for synthetic data.
+        longest_first: So many of the longest rows come first, that the peak of memory is met at once, and all rows
+            follow as `config` and the seed decide; None keeps the order of the file, for a Trainer to sample from.
+        config: How rows of a file are sampled and put into batches; None for at random, with padding.
+
+    Raises:
+        InputError: The workload wants images or sound from a file.
+        RunDirectoryError: The prepared rows are missing.
+    """
+    if not workload.task.takes_text:
+        refuse_files(workload)
+        made = _synthetic_sound if workload.task.takes_audio else _synthetic_images
+        return Repeated(made(workload, model_config), samples), StackCollator()
+    if workload.dataset is None:
+        return Repeated(_synthetic_texts(workload, model_config), samples), StackCollator()
+    if directory is None:
+        raise ValueError("real data need the directory that they were prepared in")
+    rows = load_rows(directory)
+    texts: Samples = TextSamples(
+        workload.task,
+        workload.seed,
+        inputs=Column(rows, "input_ids"),
+        labels=Column(rows, "labels") if "labels" in rows.column_names else None,
+    )
+    config = config or TrainConfig(per_device_train_batch_size=1)
+    if longest_first is not None:
+        order = row_order(
+            row_lengths(rows),
+            longest_first=longest_first,
+            rows=samples,
+            config=config,
+            # The Trainer's sampler by length goes by a device's samples of a step, and deals them out afterwards.
+            per_step=workload.samples_per_step(config) // config.parallelism.data_parallel,
+            seed=workload.seed,
+        )
+        texts = Ordered(texts, order)
+    pad = _ids(model_config, "pad_token_id", default=0)[0]
+    return Repeated(texts, samples), PackCollator() if config.packing else PadCollator(pad)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """As many samples as wanted, from the first again after the last."""
+
+    source: Samples
+    samples: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self.samples:
+            raise IndexError(index)
+        return self.source[index % len(self.source)]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The samples in an order of their own."""
+
+    source: Samples
+    order: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.source[int(self.order[index])]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of prepared rows, read where it lies: some microseconds an item."""
+
+    rows: Any
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        cell = self.rows.data.column(self.name)[index]
+        return cell.values.to_numpy() if hasattr(cell, "values") else cell.as_py()
+
+
+@dataclass(frozen=True)
+class TextSamples:
+    """Token ids and what is to be learnt from them.
+
+    Args:
+        task: Decides the labels.
+        seed: Of the masked positions.
+        inputs: Token ids by sample.
+        labels: Target ids or class by sample; None: the labels are made from the inputs.
+    """
+
+    task: Task
+    seed: int
+    inputs: Column | NDArray[np.int32]
+    labels: Column | NDArray[np.int32] | None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Sample:
+        ids = np.array(self.inputs[index], dtype=np.int64)
+        if self.labels is not None:
+            labels = np.array(self.labels[index], dtype=np.int64)
+        elif self.task is Task.MASKED_LM:
+            labels = self._masked(ids, index)
+        else:
+            labels = ids
+        return {"input_ids": _tensor(ids), "labels": _tensor(labels)}
+
+    def _masked(self, ids: NDArray[np.int64], index: int) -> NDArray[np.int64]:
+        # At least one, or a batch of short texts would have no loss.
+        count = max(1, round(MASKED_SHARE * len(ids)))
+        positions = np.random.default_rng((self.seed, index)).permutation(len(ids))[:count]
+        labels = np.full_like(ids, IGNORED)
+        labels[positions] = ids[positions]
+        return labels
+
+
+@dataclass(frozen=True)
+class DenseSamples:
+    """Labels of their own for a handful of images or recordings that take turns."""
+
+    name: str
+    inputs: NDArray[np.float32] | NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        dense = self.inputs[index % len(self.inputs)]
+        return {self.name: _tensor(dense), "labels": _tensor(np.array(self.labels[index]))}
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _synthetic_texts(workload: Workload, config: Any) -> TextSamples:
+    random = np.random.default_rng(workload.seed)
+    inputs = _random_ids(random, workload.sequence_length, config)
+    labels = None
+    if workload.task is Task.SEQ2SEQ_LM:
+        labels = _random_ids(random, workload.target_length or workload.sequence_length, config)
+    elif workload.task is Task.SEQUENCE_CLASSIFICATION:
+        labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int32)
+    return TextSamples(workload.task, workload.seed, inputs, labels)
+
+
+def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArray[np.int32]:
+    """Return rows of ordinary ids that end as a text of the model ends."""
+    special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in _ids(config, name)]
+    ordinary = np.setdiff1d(np.arange(config.get_text_config().vocab_size, dtype=np.int32), special)
+    rows = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, length))
+    end = [i for i in _ids(config, "eos_token_id") if i < config.get_text_config().vocab_size]
+    if end:  # a config made for a smaller vocabulary may name one beyond it
+        rows[:, -1] = end[0]
+    return rows
+
+
+def _ids(config: Any, name: str, *, default: int | None = None) -> list[int]:
+    """Return the special ids of a name: a config has none, one, or several."""
+    value = getattr(config.get_text_config(), name, None)
+    if value is None:
+        value = [] if default is None else default
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _synthetic_images(workload: Workload, config: Any) -> DenseSamples:
+    random = np.random.default_rng(workload.seed)
+    name, shape, clusters = image_input(config)
+    size = (IMAGES, *shape)
+    return DenseSamples(
+        name=name,
+        inputs=random.standard_normal(size, dtype=np.float32)
+        if clusters is None
+        else random.integers(clusters, size=size),
+        labels=random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int64),
+    )
+
+
+def _synthetic_sound(workload: Workload, config: Any) -> DenseSamples:
+    """Return noise of the workload's length, with a transcript or a class each."""
+    random = np.random.default_rng(workload.seed)
+    name, shape = audio_input(config, workload.sequence_length)
+    if workload.task is Task.AUDIO_CLASSIFICATION:
+        labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int64)
+    elif workload.task is Task.SPEECH_SEQ2SEQ:
+        labels = _random_ids(random, workload.target_length or workload.sequence_length, config).astype(np.int64)
+    else:
+        ordinary = np.setdiff1d(np.arange(config.vocab_size), _ids(config, "pad_token_id"))  # its blank pads for CTC
+        labels = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, labels_of(workload.sequence_length)))
+    return DenseSamples(name, random.standard_normal((IMAGES, *shape), dtype=np.float32), labels)

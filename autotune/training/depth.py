@@ -1,0 +1,169 @@
+"""Makes a model's config shallower: which stacks of layers it has, how deep they are, how they repeat.
+
+A config says its depth in a few known fields; whatever else it lists by layer is cut along. That the layers really
+repeat is for the caller to check, by the operators and the number of parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import InputError, one_line
+from autotune.training.build import build_config, build_model
+from autotune.values.model import ModelSpec, ProbeDepths, Task
+
+# Which shallow versions of a model tell what its full depth takes: two depths, or the reason why none do. Only what
+# repeats exactly is inferred: layers of equal size and kind (or groups of them), in one stack or in two that grow
+# alike. Numbers of parameters are checked on the meta device. Called by the child that describes a workload.
+
+# With fewer layers two probes cost more than they save: what doesn't depend on depth comes twice.
+LEAST_LAYERS = 12
+
+# Layers of both probes together, as a share of all.
+MOST_SHARE = 0.25
+
+
+def probe_depths(spec: ModelSpec, task: Task, parameters: int) -> ProbeDepths | str:
+    """Return the depths at which a model is probed, or why it can't be.
+
+    Args:
+        spec: The model.
+        task: The head.
+        parameters: Of the model at full depth.
+    """
+    config = build_config(spec, task)
+    found = stacks(config)
+    if not found:
+        return "its config names no stack of equal layers"
+    depths = _depths(found)
+    if isinstance(depths, str):
+        return depths
+    try:
+        low, high = (_parameters(spec, task, shallower(config, d)) for d in (depths.low, depths.high))
+    except InputError as error:
+        return f"it can't be built with fewer layers: {one_line(error)}"
+    if high + (high - low) * depths.beyond != parameters:
+        return "its layers differ in size"
+    return depths
+
+
+def _depths(found: tuple[Stack, ...]) -> ProbeDepths | str:
+    """Return two depths: of one period and the leading layers, and the deepest that is cheap enough."""
+    least = min(stack.depth for stack in found)
+    if least < LEAST_LAYERS:
+        return f"{least} layers are too few: two probes pay from {LEAST_LAYERS} on"
+    if len({stack.more for stack in found}) > 1:
+        return f"its stacks of layers differ in depth ({' and '.join(str(s.depth) for s in found)})"
+    low = {s.field: s.base - s.period for s in found}
+    full = {s.field: s.depth for s in found}
+    periods = int(found[0].more) + 1
+    for step in range(periods, 0, -1):
+        high = {s.field: low[s.field] + step * s.period for s in found}
+        if sum(low.values()) + sum(high.values()) <= MOST_SHARE * sum(full.values()):
+            return ProbeDepths(low=low, high=high, full=full)
+    return f"its layers repeat only after {max(s.period for s in found)}: two probes would cost most of a trial"
+
+
+def _parameters(spec: ModelSpec, task: Task, config: Any) -> int:
+    model = build_model(spec, task, dtype="float32", device="meta", config=config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# Fields that hold the depth of an encoder and its decoder.
+_PAIRS = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
+
+# Layers that come before the repeating ones: DeepSeek's dense ones.
+_LEADING = ("first_k_dense_replace",)
+
+# Every so manieth layer is of another kind.
+_PERIODS = (
+    "decoder_sparse_step", "encoder_sparse_step", "sliding_window_pattern", "attn_layer_period", "expert_layer_period",
+    "full_attention_interval", "global_attn_every_n_layers", "interleave_moe_layer_step",
+)  # fmt: skip
+
+# Probabilities by which speech models leave out whole layers.
+_LAYERDROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Equal layers, or groups of layers that repeat."""
+
+    field: str
+    depth: int
+    base: int  # layers of the shallowest model that has every kind
+    period: int  # layers after which they repeat
+
+    @property
+    def more(self) -> float:
+        """How many periods the full depth has beyond the base."""
+        return (self.depth - self.base) / self.period
+
+
+def stacks(config: Any, every: int = 1) -> tuple[Stack, ...]:
+    """Return the stacks of layers of a library config; none if it doesn't say.
+
+    Args:
+        config: Of the library.
+        every: Layers after which they are treated alike, as where every second one is checkpointed.
+    """
+    fields: tuple[str, ...] | None = next((pair for pair in _PAIRS if all(_depth(config, name) for name in pair)), None)
+    if fields is None and _depth(config, "num_hidden_layers"):
+        fields = ("num_hidden_layers",)
+    return tuple(_stack(config, name, every) for name in fields or ())
+
+
+def shallower(config: Any, depths: dict[str, int]) -> Any:
+    """Return a copy of `config` with other depths, by field."""
+    config = copy.deepcopy(config)
+    for name, depth in depths.items():
+        full = getattr(config, name)
+        for key, value in list(vars(config).items()):
+            if isinstance(value, list | tuple) and len(value) == full:
+                setattr(config, key, value[:depth])
+        setattr(config, name, depth)
+    return config
+
+
+def without_chance(config: Any) -> Any:
+    """Return a copy of `config` by which each step runs all layers and hides no part of a recording."""
+    config = copy.deepcopy(config)
+    for name in _LAYERDROPS:
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
+    if hasattr(config, "mask_time_prob"):  # which stays: at 0 the model would have a parameter less
+        config.apply_spec_augment = False
+    return config
+
+
+def _stack(config: Any, name: str, every: int) -> Stack:
+    depth = int(getattr(config, name))
+    leading = max((int(getattr(config, field, 0) or 0) for field in _LEADING), default=0)
+    period = _period(getattr(config, "layer_types", None), depth, leading)
+    for field in _PERIODS:
+        step = getattr(config, field, None)
+        if isinstance(step, int) and step > 1:
+            period = max(period, step)
+    period = math.lcm(period, every)
+    # With one period the first layer would be the last: T5's holds the position biases, under LoRA it has no input
+    # gradient.
+    base = leading + 2 * period
+    base += (depth - base) % period  # the layers that are left over come first
+    return Stack(field=name, depth=depth, base=base, period=period)
+
+
+def _depth(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _period(kinds: Sequence[Any] | None, depth: int, leading: int) -> int:
+    """Return after how many layers the kinds of layers repeat."""
+    if not kinds or len(kinds) != depth:
+        return 1
+    rest = list(kinds[leading:])
+    return next(p for p in range(1, len(rest) + 1) if all(a == b for a, b in zip(rest, rest[p:], strict=False)))

@@ -1,0 +1,181 @@
+"""The answer of a search with what can be done with it: training arguments, files, models, a notebook's view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import InputError
+from autotune.storage.results import read_result
+from autotune.values.result import ResultData
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, TrainingArguments
+
+    from autotune.exports.targets import Exported
+    from autotune.training.batches import Collator
+    from autotune.training.dataset import Samples
+
+
+class TuningResult(ResultData):
+    """The answer of a search."""
+
+    def training_arguments(self, output_dir: str | Path, **overrides: Any) -> TrainingArguments:
+        """Return `transformers.TrainingArguments` of the best configuration, as it was measured.
+
+        Args:
+            output_dir: Where the Trainer writes.
+            **overrides: Any other argument of TrainingArguments, or another value for one.
+
+        Raises:
+            ValueError: The installed transformers or this machine refuses an argument.
+        """
+        from transformers import TrainingArguments
+
+        from autotune.training.arguments import plan
+        from autotune.values.hardware import installed_versions
+
+        here = self.hardware.model_copy(update={"versions": installed_versions()})
+        tuned = {**plan(self.best.config, self.workload, here).tuned, **(self.soaked.arguments if self.soaked else {})}
+        return TrainingArguments(output_dir=str(output_dir), **{**tuned, **overrides})
+
+    @property
+    def launch_commands(self) -> tuple[str, ...]:
+        """The command lines that start training with the best configuration; the files they name: `save_files`."""
+        from autotune.exports import launch_files
+
+        return launch_files.commands(launch_files.measured_of(self))
+
+    def file_text(self, name: str) -> str:
+        """Return what a file of a launcher or a library holds: 'training-args', 'accelerate', 'fsdp' or 'deepspeed'.
+
+        Raises:
+            InputError: The best configuration has nothing for it.
+        """
+        from autotune.exports import launch_files
+
+        return launch_files.text_of(name, launch_files.measured_of(self))
+
+    def save_files(self, directory: str | Path) -> tuple[Path, ...]:
+        """Write the files of launchers and libraries for the best configuration, and the commands; return their paths.
+
+        Raises:
+            OSError: The directory can't be written.
+        """
+        from autotune.exports import launch_files
+
+        return launch_files.save(launch_files.measured_of(self), Path(directory))
+
+    def export(self, target: str, directory: str | Path) -> Exported:
+        """Write the best configuration for another tool: the targets of `autotune export --to`, or 'all' of them.
+
+        Returns:
+            The paths, the command lines that use them, and what of the configuration the target can't express.
+
+        Raises:
+            InputError: There is no such target, or it can't train this.
+            OSError: The directory can't be written.
+        """
+        from autotune.exports import targets
+
+        return targets.save(self, target, Path(directory))
+
+    def model_kwargs(self) -> dict[str, Any]:
+        """Return the keyword arguments of `from_pretrained`; of `from_config` too, but for quantized base weights."""
+        if self.arguments.quantization is None:
+            return dict(self.arguments.model)
+        from transformers import BitsAndBytesConfig
+
+        return {**self.arguments.model, "quantization_config": BitsAndBytesConfig(**self.arguments.quantization)}
+
+    def peft_config(self) -> Any | None:
+        """Return the peft config to wrap the model with; None if all weights are trained, or the biases (BitFit)."""
+        from autotune.training.adapters import peft_config
+
+        return None if self.arguments.adapter is None else peft_config(self.arguments.adapter)
+
+    def build_model(self) -> PreTrainedModel:
+        """Return the model with random weights on the device, as a trial builds it: to try a result out.
+
+        Raises:
+            InputError: The installed transformers can't build it, or it is made by a loop of the user's own.
+        """
+        from autotune.training.build import build_model
+
+        self._check_model()
+        return build_model(
+            self.workload.model,
+            self.workload.task,
+            device=self.hardware.kind,
+            quantization=self.arguments.quantization,
+            **self.arguments.model,
+        )
+
+    def prepare_model(self, model: Any) -> Any:
+        """Return `model` as the trials trained it: the adapter put on, if there is one, and the loss normalised.
+
+        The loss of a user's own code is left alone where the code computes it.
+        """
+        from autotune.training.adapters import prepare_model, put_on
+
+        code, adapter = self.workload.own_code, self.arguments.adapter
+        if code is None or code.normalizes:
+            return prepare_model(model, adapter)
+        return model if adapter is None else put_on(model, adapter)
+
+    def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Samples, Collator]:
+        """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.
+
+        Args:
+            samples: Length of the dataset; the data start again from their beginning when they end.
+            directory: Only for data from a file: where their tokens are, such as `data` of a run directory, or are
+                to be put.
+
+        Raises:
+            InputError: The file that the search read can't be read any more, or the data are the user's own code's.
+            RunDirectoryError: `directory` can't be written.
+        """
+        self._check_model()
+        from autotune.training.build import build_config
+        from autotune.training.corpus import TOKENS
+        from autotune.training.dataset import prepare, training_data
+
+        where = Path(directory) if directory is not None else None
+        if self.workload.dataset is not None and where is not None and not (where / TOKENS).exists():
+            prepare(self.workload, where)
+        config = build_config(self.workload.model, self.workload.task)
+        return training_data(self.workload, config, samples=samples, directory=where, config=self.best.config)
+
+    def _check_model(self) -> None:
+        """Refuse what needs a model that is known by name."""
+        if self.workload.own_code is not None:
+            raise InputError(f"{self.workload.own_code.shown} makes its own model and data")
+        if self.workload.model.source == "own":
+            raise InputError(f"{self.workload.model.name} makes its own model and data")
+
+    def __str__(self) -> str:
+        """Return what the command line shows: the table, the verdict, the notes."""
+        from autotune.output.notebook import text_of
+
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: baseline against winner, what changes, charts."""
+        from autotune.output.notebook import html_of
+
+        return html_of(self)
+
+
+def with_methods(data: ResultData) -> TuningResult:
+    """Return the same answer with its methods."""
+    return TuningResult(**{name: getattr(data, name) for name in ResultData.model_fields})
+
+
+def load(path: str | Path) -> TuningResult:
+    """Return the result saved in `path`.
+
+    Raises:
+        InputError: The file is missing, not JSON of a result, of another schema version, or its arguments aren't those
+            that its configuration means.
+    """
+    return with_methods(read_result(path))

@@ -1,0 +1,175 @@
+"""Reads and writes values as JSON files; a reader never sees half a file.
+
+`write_*` is for files of our own: a name is replaced, whatever it stood for. `save_*` is for what the user has named:
+links are followed, and what is no regular file (a pipe, a device, standard output) is written through.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+# The base of every value type: frozen, keyword-only, unknown fields refused.
+
+
+class Value(BaseModel):
+    """An immutable value that checks itself when made and can be written as JSON.
+
+    Raises:
+        pydantic.ValidationError: A field is missing, unknown or of the wrong type.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="constants")
+
+    def digest(self, length: int = 10, *, leave_out: frozenset[str] = frozenset()) -> str:
+        """Return a short hash of the canonical JSON without the fields `leave_out`: equal values, equal digests."""
+        fields = self.model_dump(mode="json", exclude=set(leave_out))
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:length]
+
+
+V = TypeVar("V", bound=Value)
+
+# So long somebody who is to read a pipe is waited for.
+PATIENCE_S = 10.0
+_PAUSE_S = 0.05
+
+
+def write_value(value: Value, path: Path) -> None:
+    """Write `value` as JSON to `path` by a temporary name, a flush to disk and a rename.
+
+    Raises:
+        OSError: The directory can't be written.
+    """
+    write_text(value.model_dump_json(indent=2) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write `text` to `path` by a temporary name, a flush to disk and a rename."""
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(content: bytes, path: Path) -> None:
+    """Write `content` to `path` by a temporary name, a flush to disk and a rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def save_value(value: Value, path: Path) -> None:
+    """Write `value` as JSON to where the user wants it.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    save_text(value.model_dump_json(indent=2) + "\n", path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Write `text` to where the user wants it; see `save_bytes`."""
+    save_bytes(text.encode(), path)
+
+
+def save_bytes(content: bytes, path: Path) -> None:
+    """Write `content` to where the user wants it: a file is replaced at once, its links stay, others are written to.
+
+    Raises:
+        OSError: It can't be written, or is a pipe that nobody has begun to read within `PATIENCE_S`.
+    """
+    descriptor = _open_special(path)
+    if descriptor is None:
+        write_bytes(content, Path(os.path.realpath(path)))
+        return
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def check_savable(path: Path) -> None:
+    """Check that `path` can be written, which leaves it as it is; nobody has to read a pipe yet.
+
+    Raises:
+        OSError: It can't be.
+    """
+    if _is_special(path):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    target = Path(os.path.realpath(path))
+    existed = target.exists()
+    target.open("a").close()
+    if not existed:
+        target.unlink()
+
+
+def _is_special(path: Path) -> bool:
+    """Whether `path`, its links followed, is there and neither a regular file nor a folder."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _open_special(path: Path) -> int | None:
+    """Return a descriptor to write to what is no regular file, or is where our own output goes; None of others."""
+    for own, stream in ((1, sys.stdout), (2, sys.stderr)):
+        if _is_open_as(path, own):  # opened anew, a file would be written from its beginning by both
+            stream.flush()
+            return os.dup(own)
+    if not _is_special(path):
+        return None
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as error:
+            if error.errno != errno.ENXIO or not stat.S_ISFIFO(path.stat().st_mode):
+                raise
+            if time.monotonic() > deadline:
+                raise OSError(errno.ENXIO, "a pipe that nobody reads") from None
+            time.sleep(_PAUSE_S)
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
+
+
+def _is_open_as(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def sha256_of(content: bytes) -> str:
+    """Return the digest by which the content of a file is known."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_unchanged(path: Path, sha256: str) -> bytes:
+    """Return the content of a file that is known by its digest.
+
+    Raises:
+        OSError: It can't be read, or is another one by now.
+    """
+    content = path.read_bytes()
+    if sha256_of(content) != sha256:
+        raise OSError(f"{path.name} is not what the search was begun with")
+    return content
+
+
+def read_value(kind: type[V], path: Path) -> V:
+    """Return the value in `path`.
+
+    Raises:
+        OSError: The file can't be read.
+        pydantic.ValidationError: The file isn't JSON of that value.
+    """
+    return kind.model_validate_json(path.read_bytes())

@@ -1,0 +1,1 @@
+"""The values that the other packages exchange: frozen, checked when made, written as JSON."""

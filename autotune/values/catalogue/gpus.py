@@ -1,0 +1,184 @@
+"""The GPU table: what the vendors publish of each device, with its source; and devices that this machine lacks.
+
+Peaks are dense and accumulate in fp32, as training computes: GeForce cards since Turing halve the rate of fp16 then,
+and some data sheets show the double, with sparsity. Nothing here asks a driver or measures. Called by the command
+line, and by whoever estimates for a device that isn't there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+import re
+from typing import Literal
+
+from pydantic import Field
+
+from autotune.errors import InputError, suggestion
+from autotune.units import GIB
+from autotune.value import Value
+from autotune.values.hardware import Hardware, detect
+
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
+
+# Words that people leave out and older drivers don't say.
+_VENDOR_WORDS = re.compile(r"\b(nvidia|amd|geforce|tesla|instinct)\b")
+
+
+class Link(Value):
+    """What joins the devices of a node."""
+
+    kind: str = Field(description="such as 'NVLink 4' or 'PCIe 5.0 x16'")
+    gb_s: float = Field(gt=0, description="10^9 bytes per second in one direction, a device's all together")
+
+
+class Gpu(Value):
+    """One device of the table, as a process sees it: of a card with two dies, one."""
+
+    name: str
+    vendor: Literal["NVIDIA", "AMD"]
+    architecture: str
+    capability: tuple[int, int] | None = Field(description="CUDA compute capability, None for AMD")
+    aliases: tuple[str, ...] = Field(description="other spellings, beside case, spaces, underscores and hyphens")
+    nvml_names: tuple[str, ...] = Field(description="what NVML and torch.cuda.get_device_name call it")
+    memory_gib: float = Field(gt=0)
+    memory_from: Literal["cuda", "driver", "nominal"] = Field(
+        description="cuda: what a process may use, as CUDA or ROCm report it; driver: as nvidia-smi shows it, "
+        "1 to 3 % of which the driver keeps; nominal: the data sheet's"
+    )
+    bandwidth_gb_s: float = Field(gt=0, description="10^9 bytes per second")
+    peak_tflops: dict[Dtype, float] = Field(
+        description="dense 10^12 operations per second with fp32 accumulation; fp32 without rounding its factors, so "
+        "on CUDA cores (AMD: matrix cores); absent: not offered"
+    )
+    link: Link = Field(description="as `links` in the file says")
+    source: str
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory in bytes."""
+        return round(self.memory_gib * GIB)
+
+    @property
+    def bandwidth(self) -> float:
+        """Peak memory bandwidth in bytes/s."""
+        return self.bandwidth_gb_s * 1e9
+
+    @property
+    def peak_flops(self) -> dict[str, float]:
+        """Dense peak FLOP/s by dtype."""
+        return {dtype: tflops * 1e12 for dtype, tflops in self.peak_tflops.items()}
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether fp32 products can run as TensorFloat-32."""
+        return "tf32" in self.peak_tflops
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it computes in bf16."""
+        return "bf16" in self.peak_tflops
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """Return the table, by vendor and age."""
+    text = (importlib.resources.files("autotune.values.catalogue") / "gpus.json").read_text(encoding="utf-8")
+    return tuple(Gpu(**gpu) for gpu in json.loads(text)["gpus"])
+
+
+def gpu_named(name: str) -> Gpu:
+    """Return the device that a person calls `name`: 'a100-80gb', 'RTX 4090', 'NVIDIA L40S'.
+
+    Raises:
+        InputError: The table has no such device.
+    """
+    gpu = _by_key().get(_key(name))
+    if gpu is None:
+        raise InputError(f"unknown GPU {name!r}{_near(name)}; `autotune gpus` lists the table")
+    return gpu
+
+
+def gpu_of(device_name: str) -> Gpu | None:
+    """Return the device that NVML, torch or :func:`hypothetical` call `device_name`, None if the table lacks it.
+
+    A laptop's chip or a slice of a device (MIG) has a name of its own and is not in the table.
+    """
+    key = _key(device_name)
+    return next((gpu for gpu in gpus() if key in map(_key, (gpu.name, *gpu.nvml_names))), None)
+
+
+def gpus_like(text: str) -> tuple[Gpu, ...]:
+    """Return the devices whose names, vendor or architecture contain `text`.
+
+    Raises:
+        InputError: There is none.
+    """
+    found = tuple(gpu for gpu in gpus() if _contains(gpu, text))
+    if not found:
+        raise InputError(f"no GPU of the table is called like {text!r}{_near(text)}; `autotune gpus` lists the table")
+    return found
+
+
+def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
+    """Return `gpu` as if this machine had it, idle, with all of its memory (or `memory_bytes`) free.
+
+    The host is this one: its cores, memory and installed versions. Triton counts as installed, since every CUDA or
+    ROCm build of torch brings it, which the CPU build that may be installed here does not.
+    """
+    return _device(
+        name=gpu.nvml_names[0] if gpu.nvml_names else gpu.name,
+        memory_bytes=gpu.memory_bytes if memory_bytes is None else memory_bytes,
+        capability=gpu.capability,
+        arithmetic=tuple(gpu.peak_tflops) if gpu.capability is None else None,
+    )
+
+
+def device_of_memory(memory_bytes: int) -> Hardware:
+    """Return some GPU of this size, Ampere or newer, of which nothing else is known; the host is this one."""
+    return _device(name=f"a GPU of {memory_bytes / GIB:.1f} GiB", memory_bytes=memory_bytes, capability=(8, 0))
+
+
+def _device(
+    *, name: str, memory_bytes: int, capability: tuple[int, int] | None, arithmetic: tuple[str, ...] | None = None
+) -> Hardware:
+    host = detect("cpu")
+    return Hardware(
+        kind="cuda",
+        device="cuda:0",
+        name=name,
+        memory_bytes=memory_bytes,
+        free_bytes=memory_bytes,
+        cores=host.cores,
+        host_memory_bytes=host.host_memory_bytes,
+        capability=capability,
+        arithmetic=arithmetic,
+        cxx=host.cxx,
+        versions={"triton": "assumed", **host.versions},
+    )
+
+
+@functools.cache
+def _by_key() -> dict[str, Gpu]:
+    return {_key(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases, *gpu.nvml_names)}
+
+
+def _key(name: str) -> str:
+    """Return `name` without what people write differently: case, separators and the vendor's words."""
+    return re.sub(r"[\s/-]+", "", _VENDOR_WORDS.sub("", name.lower().replace("_", " ")))
+
+
+def _contains(gpu: Gpu, text: str) -> bool:
+    names = (gpu.name, *gpu.aliases, *gpu.nvml_names)
+    plainly = text.lower() in " ".join((*names, gpu.vendor, gpu.architecture)).lower()
+    return plainly or (_key(text) != "" and any(_key(text) in _key(name) for name in names))
+
+
+def _near(name: str) -> str:
+    """Return the suggestion for a misspelt or unfinished name ('a100' is four devices)."""
+    word = re.sub(r"[\s_]+", "-", name.strip())
+    names = [gpu.name for gpu in gpus()]
+    aliases = [alias for gpu in gpus() for alias in gpu.aliases]
+    unfinished = [full for full in names if _key(full).startswith(_key(name))]
+    return suggestion(word, unfinished) or suggestion(word, names) or suggestion(word, aliases)

@@ -1,0 +1,240 @@
+"""The values a search is made of: configuration, workload, budget, allowance.
+
+A :class:`TrainConfig` is one point of the search space, a :class:`Workload` what every point has to do.
+Nothing here acts when constructed, and derived values are properties.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+
+from autotune.errors import suggestion
+from autotune.value import Value
+from autotune.values.adapters import AnyAdapter
+from autotune.values.checkpointing import Checkpointing
+from autotune.values.compilers import BACKENDS, Mode
+from autotune.values.model import ModelSpec, Task
+from autotune.values.optimizers import OPTIMIZERS, SUCCESSORS
+from autotune.values.unavailable import why_not
+from autotune.values.user_code import OwnCode, OwnStep
+
+SYNTHETIC_SAMPLES = 512
+
+# The most samples of an optimizer step: SigLIP trained with as many (arXiv:2303.15343), and nobody has published more.
+LARGEST_BATCH = 1 << 20
+
+# The most tokens of a sample: the context of Llama 4 Scout, the longest that weights were published for
+# (https://ai.meta.com/blog/llama-4-multimodal-intelligence).
+LONGEST_SAMPLE = 10_000_000
+
+
+class Allowance(StrEnum):
+    """How much a knob may change of the user's training; each class includes those before it.
+
+    Examples:
+        >>> Allowance.OPTIMIZER.admits(Allowance.NUMERICS), Allowance.OPTIMIZER.admits(Allowance.METHOD)
+        (True, False)
+    """
+
+    EXACT = "exact"
+    NUMERICS = "numerics"
+    OPTIMIZER = "optimizer"
+    METHOD = "method"
+
+    @property
+    def rank(self) -> int:
+        """Position from the strictest (0) to the freest (3)."""
+        return _RANKS[self]
+
+    def admits(self, other: Allowance) -> bool:
+        """Whether a change of class `other` is allowed."""
+        return other.rank <= self.rank
+
+
+_RANKS = {allowance: rank for rank, allowance in enumerate(Allowance)}
+
+
+class Precision(StrEnum):
+    """Numbers of weights and arithmetic; in brackets the name of the old AMP levels."""
+
+    FP32 = "fp32"  # [O0]
+    FP16 = "fp16"  # [O1/O2] mixed, fp32 weights, loss scaling
+    BF16 = "bf16"  # mixed, fp32 weights
+    PURE_BF16 = "pure_bf16"  # [O3] weights, gradients and states in bf16
+
+
+# Kinds of base weights that bitsandbytes packs; "double" packs their scales too.
+Quantization = Literal["int8", "nf4", "nf4-double", "fp4", "fp4-double"]
+
+
+Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zero_3"]
+
+
+class Parallelism(Value):
+    """How one training is spread over several devices: the degrees multiply to the world size."""
+
+    world_size: PositiveInt = Field(default=1, description="processes, one a device")
+    sharding: Sharding = Field(
+        default="none",
+        description="what data-parallel ranks split among them instead of each keeping all: none is DDP, fsdp is "
+        "FSDP2, zero is DeepSpeed",
+    )
+    tensor_parallel: PositiveInt = Field(default=1, description="devices that share each layer's matrices")
+    pipeline_parallel: PositiveInt = Field(default=1, description="stages that the layers are dealt to")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        default="none", description="what is kept outside of the devices; parameters: the optimizer's states as well"
+    )
+    offload_to: Literal["cpu", "nvme"] = Field(default="cpu", description="where to; it says nothing without offload")
+    nvme_path: str | None = Field(default=None, description="folder on an NVMe disk, for what is offloaded there")
+    wrapping: Literal["layers", "size"] = Field(
+        default="layers", description="FSDP units: each transformer layer, or as many parameters as make a unit"
+    )
+    ddp_bucket_cap_mb: PositiveInt | None = Field(default=None, description="MB of gradients a message; None: 25")
+    ddp_static_graph: bool = Field(default=False, description="the same parameters take part in every step")
+
+    @property
+    def data_parallel(self) -> int:
+        """Groups of ranks that see different samples; degrees that don't divide the world size are refused by rule."""
+        return max(1, self.world_size // (self.tensor_parallel * self.pipeline_parallel))
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one process on one device, without sharding or offload."""
+        return self == ONE_DEVICE
+
+
+ONE_DEVICE = Parallelism()
+
+
+class TrainConfig(Value):
+    """One point of the search space, named as in `transformers.TrainingArguments` where a name exists.
+
+    Examples:
+        >>> config = TrainConfig(per_device_train_batch_size=8, precision="bf16", adapter={"kind": "lora", "rank": 8})
+        >>> config.optim, config.adapter.target_modules
+        ('adamw_torch_fused', 'all-linear')
+    """
+
+    per_device_train_batch_size: PositiveInt = Field(le=LARGEST_BATCH, description="the micro-batch, in samples")
+    precision: Precision = Precision.FP32
+    tf32: bool = Field(default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer")
+    optim: str = Field(default="adamw_torch_fused", description="a value of transformers' OptimizerNames")
+    checkpointing: Checkpointing = "none"
+    attn_implementation: str | None = Field(default=None, description="None: the model has no attention")
+    experts_implementation: str | None = Field(default=None, description="None: the model has no experts to choose for")
+    experts_per_token: PositiveInt | None = Field(default=None, description="in place of the model's own top-k")
+    expert_capacity: PositiveInt | None = Field(default=None, description="tokens an expert takes, for the model's own")
+    use_liger_kernel: bool = Field(default=False, description="fused kernels of the package liger-kernel")
+    torch_compile_backend: str | None = Field(default=None, description="None: not compiled")
+    torch_compile_mode: Mode | None = Field(default=None, description="of inductor; None: its default")
+    adapter: AnyAdapter | None = Field(default=None, description="None: all weights are trained")
+    quantization: Quantization | None = Field(default=None, description="of the frozen base weights; None: not packed")
+    dataloader_num_workers: int = Field(default=0, ge=0)
+    dataloader_prefetch_factor: PositiveInt | None = Field(default=None, description="batches ahead; None: torch's 2")
+    dataloader_pin_memory: bool = True
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = "random"
+    packing: bool = Field(default=False, description="samples of a micro-batch in one row, without padding")
+    parallelism: Parallelism = Field(default=ONE_DEVICE, description="over how many devices, and how")
+
+    @field_validator("optim")
+    @classmethod
+    def _known_optimizer(cls, name: str) -> str:
+        if name in SUCCESSORS:
+            raise ValueError(f"{name} is gone from transformers 5; use {SUCCESSORS[name]}")
+        if name not in OPTIMIZERS:
+            raise ValueError(f"transformers has no optimizer {name!r}{suggestion(name, OPTIMIZERS)}")
+        return name
+
+    @field_validator("torch_compile_backend")
+    @classmethod
+    def _known_backend(cls, name: str | None) -> str | None:
+        if name is not None and name not in BACKENDS:
+            raise ValueError(f"{name!r} is no backend of torch.compile{suggestion(name, BACKENDS)}")
+        return name
+
+    @field_validator("adapter", mode="before")
+    @classmethod
+    def _usual_kind(cls, adapter: Any) -> Any:
+        return {"kind": "lora", **adapter} if isinstance(adapter, dict) else adapter
+
+    @field_validator("precision", "attn_implementation", "experts_implementation", "quantization", mode="before")
+    @classmethod
+    def _offered(cls, value: Any, info: ValidationInfo) -> Any:
+        reason = why_not(str(info.field_name), value)
+        if reason is not None:
+            raise ValueError(reason)
+        return value
+
+    @property
+    def config_id(self) -> str:
+        """Short hash of the canonical JSON."""
+        return self.digest()
+
+
+class LengthProfile(Value):
+    """Lengths of the samples in tokens, after truncation to the sequence length."""
+
+    samples: PositiveInt
+    mean: float
+    minimum: int
+    median: int
+    p95: int
+    maximum: int
+    mean_target: float | None = Field(default=None, description="of the decoder's targets, where there are any")
+
+
+class Workload(Value):
+    """What every trial has to train: held fixed, so that throughputs can be compared."""
+
+    model: ModelSpec
+    task: Task
+    sequence_length: PositiveInt = Field(description="tokens, or frames of sound; longer samples are cut")
+    target_length: PositiveInt | None = Field(default=None, description="decoder tokens, encoder-decoders only")
+    global_batch_size: PositiveInt | None = Field(description="samples per optimizer step; None: free")
+    dataset: str | None = Field(default=None, description="file of real data; None: synthetic samples")
+    text_field: str | None = None
+    lengths: LengthProfile | None = Field(default=None, description="of the real data")
+    seed: int = 42
+    fixed_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="the user's TrainingArguments that no search touches"
+    )
+    own_code: OwnCode | None = Field(default=None, description="code of the user's own that makes Trainer and model")
+    own_step: OwnStep | None = Field(default=None, description="a loop of the user's own; None: the Trainer's")
+
+    def accumulation_steps(self, config: TrainConfig) -> int:
+        """Return micro-batches per optimizer step on one device.
+
+        Raises:
+            ValueError: The micro-batches of all data-parallel ranks together don't divide the global batch.
+        """
+        if self.global_batch_size is None:
+            return 1
+        ranks = config.parallelism.data_parallel
+        steps, rest = divmod(self.global_batch_size, config.per_device_train_batch_size * ranks)
+        if rest or not steps:
+            raise ValueError(
+                f"a micro-batch of {config.per_device_train_batch_size}{f' on each of {ranks} devices' * (ranks > 1)} "
+                f"does not divide the global batch of {self.global_batch_size}"
+            )
+        return steps
+
+    def samples_per_step(self, config: TrainConfig) -> int:
+        """Return the samples of one optimizer step, all devices together."""
+        return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
+
+    @property
+    def shown_length(self) -> str:
+        """How long a sample is, in words; empty for images."""
+        if self.task.takes_audio:
+            return f"{self.sequence_length} frames"
+        return f"sequence {self.sequence_length}" if self.task.takes_text else ""
+
+    @property
+    def tokens_per_sample(self) -> float | None:
+        """Mean tokens of a sample, source and target together; None for images and sound."""
+        if self.lengths is not None:
+            return self.lengths.mean + (self.lengths.mean_target or 0.0)
+        return float(self.sequence_length + (self.target_length or 0)) if self.task.takes_text else None

@@ -1,0 +1,330 @@
+"""The machine: what it is, how much memory it has, what is installed. NVML and psutil only, no torch.
+
+`detect` reads; nothing here changes the machine. Called by the tuner, the doctor and the trial's memory guard.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from pydantic import Field, PositiveInt, field_validator
+
+from autotune.errors import InputError, MachineError
+from autotune.value import Value
+from autotune.values.nvml import capability_of, memory_of, nvml_handle, told_of, visible_indices
+from autotune.values.optimizers import PACKAGES as OPTIMIZER_PACKAGES
+
+# Share of the free memory that the default budget leaves alone: other processes breathe, and the allocator of a
+# training run of hours fragments more than that of a trial of seconds.
+DEFAULT_MARGIN = 0.08
+
+# Has torch begin with TF32 on, which images of vendors set; arguments of the Trainer don't switch it off again.
+TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+
+PACKAGES = (
+    "torch", "transformers", "accelerate", "peft", "bitsandbytes", "optuna", "datasets", "triton", "flash-attn",
+    "flash-attn-3", "liger-kernel", "kernels", "torchao", "transformer-engine", "deepspeed",
+    *(package for package in OPTIMIZER_PACKAGES if package not in ("bitsandbytes", "torchao")),
+)  # fmt: skip
+
+
+# What packages and versions are made of: both become requirements of an exported image. Of these, major and minor tell
+# what arguments there are.
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
+_PARTED = re.compile(r"[0-9]+\.[0-9]+[A-Za-z0-9.+!_-]*")
+_COMPARED = ("python", "transformers")
+
+
+class Hardware(Value):
+    """One device and the host around it."""
+
+    kind: Literal["cpu", "cuda"]
+    device: str = Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="torch device, e.g. 'cpu' or 'cuda:0'")
+    name: str
+    memory_bytes: int = Field(description="of the device; on the CPU of the host")
+    free_bytes: int = Field(description="not used by anyone when detected")
+    cores: int = Field(description="logical cores of the host that this process may use")
+    host_memory_bytes: int
+    capability: tuple[int, int] | None = Field(default=None, description="CUDA compute capability")
+    arithmetic: tuple[str, ...] | None = Field(
+        default=None, description="dtypes it computes in, of a GPU without CUDA capability (AMD); None: by capability"
+    )
+    driver: str | None = None
+    features: tuple[str, ...] = Field(default=(), description="CPU: vector extensions that matter to training")
+    cxx: str | None = Field(default=None, description="C++ compiler that inductor would use")
+    has_cc: bool = Field(default=True, description="CUDA: Triton finds a C compiler, with which it builds launchers")
+    starts_with_tf32: bool = Field(
+        default=False, description="torch's own variable in the environment has every process begin with TF32 on"
+    )
+    versions: dict[str, str] = Field(default_factory=dict)
+    count: PositiveInt | None = Field(
+        default=None, description="like devices that trials may use, this one included; None: as many as asked for"
+    )
+
+    @field_validator("versions")
+    @classmethod
+    def _versions_of_packages(cls, versions: dict[str, str]) -> dict[str, str]:
+        for package, version in versions.items():
+            pattern = _PARTED if package in _COMPARED else _VERSION
+            if not (_PACKAGE.fullmatch(package) and pattern.fullmatch(version)):
+                raise ValueError(f"{package!r} can't have version {version!r}")
+        return versions
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of what decides speed and memory: device, driver, cores, versions; not what is free now.
+
+        Over how many devices a trial is spread is a matter of its configuration.
+        """
+        usual = set() if self.starts_with_tf32 else {"starts_with_tf32"}
+        return self.model_copy(update={"free_bytes": 0}).digest(leave_out=frozenset({"count", "has_cc", *usual}))
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether training runs on the host's processor."""
+        return self.kind == "cpu"
+
+    @property
+    def has_tf32(self) -> bool:
+        """TensorFloat-32 needs Ampere (compute capability 8.0) or newer."""
+        if self.arithmetic is not None:
+            return "tf32" in self.arithmetic
+        return self.capability is not None and self.capability >= (8, 0)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Ampere and newer compute in bf16; on the CPU torch always can."""
+        if self.arithmetic is not None:
+            return "bf16" in self.arithmetic
+        return self.is_cpu or (self.capability is not None and self.capability >= (8, 0))
+
+
+class OtherProcess(Value):
+    """Somebody else on the device."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
+
+
+def detect(device: str = "auto") -> Hardware:
+    """Return the device that `device` names: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+
+    Raises:
+        InputError: `device` is none of these.
+        MachineError: The device isn't there.
+    """
+    if device == "cpu":
+        return _cpu()
+    if device == "auto":
+        return _cuda(0) if cuda_count() else _cpu()
+    match = re.fullmatch(r"cuda(?::(\d+))?", device)
+    if not match:
+        raise InputError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    index, count = int(match[1] or 0), cuda_count()
+    if index >= count:
+        there = f"{count} CUDA device(s)" if count else "no CUDA device"
+        raise MachineError(f"--device {device}: this machine has {there} that the NVIDIA driver can see")
+    return _cuda(index)
+
+
+def cuda_count() -> int:
+    """Return how many NVIDIA devices the driver shows, 0 where there is no driver."""
+    import pynvml
+
+    try:
+        return len(visible_indices())
+    except pynvml.NVMLError:
+        return 0
+
+
+def like_devices(device: str) -> tuple[str, ...]:
+    """Return the visible devices of the same name and memory as `device` ('cuda:N'), itself first.
+
+    Raises:
+        MachineError: The driver doesn't tell.
+    """
+    import pynvml
+
+    def looks(index: int) -> tuple[str, int]:
+        handle = nvml_handle(index)
+        return pynvml.nvmlDeviceGetName(handle), memory_of(handle).total
+
+    own = _index(device)
+    with told_of(device):
+        others = [index for index in range(cuda_count()) if index != own and looks(index) == looks(own)]
+    return tuple(f"cuda:{index}" for index in (own, *others))
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def used_bytes(hardware: Hardware) -> int:
+    """Return the memory in use now, by anyone: the device's by NVML, on the CPU the host's."""
+    if hardware.is_cpu:
+        return _host_used_bytes()
+    used = cuda_used_bytes(hardware.device)
+    return _host_used_bytes() if used is None else used
+
+
+def _host_used_bytes() -> int:
+    memory = psutil.virtual_memory()
+    return int(memory.total - memory.available)
+
+
+def cuda_used_bytes(device: str) -> int | None:
+    """Return the memory in use on a CUDA device (such as 'cuda:0'), by anyone; None: it shares the host's.
+
+    Raises:
+        MachineError: The driver doesn't tell.
+    """
+    with told_of(device):
+        return memory_of(nvml_handle(_index(device))).used
+
+
+def other_processes(hardware: Hardware) -> list[OtherProcess]:
+    """Return who else computes on the device; on the CPU, processes that keep more than half a core busy."""
+    if hardware.is_cpu:
+        return _busy_processes()
+    import pynvml
+
+    try:
+        handle = nvml_handle(_index(hardware.device))
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except (pynvml.NVMLError, IndexError):  # not every driver tells, in containers above all
+        return []
+    found = []
+    for process in running:
+        try:
+            name = psutil.Process(process.pid).name()
+        except psutil.Error:
+            name = "?"
+        found.append(OtherProcess(pid=process.pid, name=name, used_bytes=process.usedGpuMemory))
+    return found
+
+
+def _busy_processes(interval_s: float = 0.2) -> list[OtherProcess]:
+    processes = []
+    for process in psutil.process_iter():
+        try:
+            process.cpu_percent(None)
+            processes.append(process)
+        except psutil.Error:
+            continue
+    psutil.cpu_percent(interval_s)
+    busy = []
+    for process in processes:
+        try:
+            if process.pid != os.getpid() and process.cpu_percent(None) > 50:
+                used = process.memory_info().rss
+                busy.append(OtherProcess(pid=process.pid, name=process.name(), used_bytes=used))
+        except psutil.Error:
+            continue
+    return busy
+
+
+def default_budget_bytes(hardware: Hardware) -> int:
+    """Return what a trial may take of the device when the user doesn't say: what is free now less a margin."""
+    return int(hardware.free_bytes * (1 - DEFAULT_MARGIN))
+
+
+def _cpu() -> Hardware:
+    memory = psutil.virtual_memory()
+    return Hardware(
+        kind="cpu",
+        device="cpu",
+        name=_cpu_name(),
+        memory_bytes=memory.total,
+        free_bytes=memory.available,
+        cores=len(os.sched_getaffinity(0)),
+        host_memory_bytes=memory.total,
+        features=_cpu_features(),
+        cxx=_cxx(),
+        versions=installed_versions(),
+        count=1,
+    )
+
+
+def _cuda(index: int) -> Hardware:
+    import pynvml
+
+    device = f"cuda:{index}"
+    with told_of(device):
+        handle = nvml_handle(index)
+        memory = memory_of(handle)
+        name, capability = pynvml.nvmlDeviceGetName(handle), capability_of(handle)
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    return Hardware(
+        kind="cuda",
+        device=device,
+        name=name,
+        memory_bytes=memory.total,
+        free_bytes=memory.free,
+        cores=len(os.sched_getaffinity(0)),
+        host_memory_bytes=psutil.virtual_memory().total,
+        capability=capability,
+        driver=driver,
+        cxx=_cxx(),
+        has_cc=_has_cc(),
+        starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
+        versions=installed_versions(),
+        count=len(like_devices(device)),
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Return Python's version and those of the installed packages that decide speed, memory or behaviour."""
+    found = {package: version for package in PACKAGES if (version := _version(package)) is not None}
+    return {"python": platform.python_version(), **found}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    """Return the version of a package, read once: each takes milliseconds; None: not installed, or with no version."""
+    try:
+        found = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return found if found and _VERSION.fullmatch(found) else None
+
+
+def _cxx() -> str | None:
+    """Return the compiler that torch's inductor looks for: $CXX, then g++, then clang++."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    return None
+
+
+def _has_cc() -> bool:
+    """Return whether Triton finds a C compiler, as it looks (`runtime/build.py`): $CC, otherwise gcc, then clang."""
+    named = os.environ.get("CC")
+    return any(shutil.which(name) for name in ((named,) if named is not None else ("gcc", "clang")) if name)
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    match = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_features() -> tuple[str, ...]:
+    flags = set(_cpuinfo("flags").split())
+    return tuple(f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8") if f in flags)

@@ -1,0 +1,239 @@
+"""Reads from the trials of a search, and from those of `autotune explain`, what each knob of the winner brought.
+
+Pure. A knob is removed from the winner by putting it back to the baseline's value. What tells most is a configuration
+without it that was measured in the same rounds as the winner; then one that the search has measured once; then any two
+trials of the search that differ in this knob alone, which may say little about the winner.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.explanation import Contribution, Explanation
+from autotune.values.result import Change, ResultData
+from autotune.values.statistics import ratio_of_means
+from autotune.values.trial import Interval, Purpose, TrialResult, TrialStatus
+
+_OFFLOAD = ("parallelism.offload_to", "parallelism.nvme_path")
+
+# Knobs that can't stay when another goes.
+DEPENDENTS: dict[str, frozenset[str]] = {
+    "torch_compile_backend": frozenset({"torch_compile_mode"}),
+    "dataloader_num_workers": frozenset({"dataloader_prefetch_factor"}),
+    "adapter": frozenset({"quantization"}),  # packed base weights can't be trained themselves
+    "parallelism.world_size": frozenset(f"parallelism.{f}" for f in Parallelism.model_fields if f != "world_size"),
+    "parallelism.sharding": frozenset({"parallelism.wrapping", "parallelism.offload", *_OFFLOAD}),
+    "parallelism.offload": frozenset(_OFFLOAD),
+}
+
+
+class Removal(NamedTuple):
+    """A knob that is taken from the winner, with those that can't stay without it."""
+
+    changes: tuple[Change, ...]
+    config: TrainConfig | None
+    cause: str | None  # why there is no configuration without it
+
+
+def removals(result: ResultData) -> list[Removal]:
+    """Return what can be taken from the winner one at a time, in the order of the knobs."""
+    changed = {c.knob: c for c in result.best.changes}
+    found = []
+    for knob, change in changed.items():
+        if any(knob in DEPENDENTS.get(other, ()) for other in changed):
+            continue
+        group = (change, *(changed[d] for d in changed if d in DEPENDENTS.get(knob, ())))
+        try:
+            config = put_back(result.best.config, result.baseline.config, [c.knob for c in group])
+            result.workload.accumulation_steps(config)
+        except ValueError as error:
+            reason = str(error).strip().splitlines()
+            found.append(Removal(group, None, f"there is no such configuration: {reason[-1].strip()}"))
+        else:
+            found.append(Removal(group, config, None))
+    return found
+
+
+def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -> TrainConfig:
+    """Return `config` with the baseline's values for `knobs`, named as in changes.
+
+    Raises:
+        ValueError: These values don't go together.
+    """
+    document = config.model_dump()
+    for knob in knobs:
+        parent, dot, field = knob.partition(".")
+        value = getattr(baseline, parent)
+        document[parent] = {**document[parent], field: getattr(value, field)} if dot else value
+    return TrainConfig.model_validate(document)
+
+
+def label(trial: TrialResult) -> str:
+    """Return what a trial is called: those of `autotune explain` have numbers of their own."""
+    number = trial.request.number
+    return f"explain {number}" if trial.request.purpose is Purpose.EXPLAIN else str(number)
+
+
+def explanation_of(
+    result: ResultData, trials: Sequence[TrialResult], refused: Mapping[TrainConfig, str] | None = None
+) -> Explanation | None:
+    """Return what each knob of the winner brought, as far as `trials` tell; None if the winner is the baseline.
+
+    Args:
+        result: The answer of the search.
+        trials: Of the search and of `autotune explain`.
+        refused: Why configurations may not be run.
+    """
+    if result.best.config == result.baseline.config:
+        return None
+    evidence = Evidence(result, trials)
+    found = [_contribution(evidence, removal, refused or {}) for removal in removals(result)]
+    ours, theirs = result.best.measurement, result.baseline.measurement
+    total = None
+    if result.speedup is not None:
+        total = result.speedup.ratio
+    elif ours is not None and theirs is not None:
+        total = result.objective.rate(ours) / result.objective.rate(theirs)
+    return Explanation(
+        winner=result.best.config,
+        winner_samples_per_second=result.objective.rate(ours) if ours else None,
+        baseline_samples_per_second=result.objective.rate(theirs) if theirs else None,
+        total=total,
+        total_interval=result.speedup.interval if result.speedup is not None else None,
+        contributions=tuple(sorted(found, key=lambda c: -(c.ratio or 0.0))),
+    )
+
+
+class Told(NamedTuple):
+    """What trials say of a knob."""
+
+    ratio: float
+    interval: Interval
+    trials: tuple[str, ...]
+    samples_per_second: float  # without it
+
+
+class Evidence:
+    """The trials of a search by configuration and purpose.
+
+    Args:
+        result: The answer of the search.
+        trials: Its trials, and those of `autotune explain`.
+    """
+
+    def __init__(self, result: ResultData, trials: Sequence[TrialResult]) -> None:
+        self.result = result
+        self._trials = [t for t in trials if t.request.task is None and not t.request.depths]
+
+    def in_turn(self, config: TrainConfig) -> Told | None:
+        """Return what trials tell that ran in the same rounds as the winner."""
+        for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
+            told = self._compare(self.result.best.config, config, (purpose,))
+            if told is not None:
+                return told
+        return None
+
+    def once(self, config: TrainConfig) -> Told | None:
+        """Return what the search's own trials tell of the winner and of `config`."""
+        return self._compare(self.result.best.config, config, (Purpose.BASELINE, Purpose.SEARCH))
+
+    def elsewhere(self, knobs: Sequence[str]) -> Told | None:
+        """Return what two of the search's trials tell that differ in `knobs` alone, the nearest to the winner."""
+        best, baseline = self.result.best.config, self.result.baseline.config
+        purposes = (Purpose.BASELINE, Purpose.SEARCH)
+        measured = dict.fromkeys(t.request.config for t in self._completed(purposes))
+        pairs = []
+        for config in measured:
+            try:
+                has_it = put_back(config, best, knobs) == config
+                without = put_back(config, baseline, knobs)
+            except ValueError:
+                continue
+            if has_it and without in measured and without != config:
+                pairs.append((_distance(config, best), config, without))
+        if not pairs:
+            return None
+        _, config, without = min(pairs, key=lambda pair: pair[0])
+        return self._compare(config, without, purposes)
+
+    def failure(self, config: TrainConfig) -> TrialResult | None:
+        """Return a trial of `config` that failed; one that the search cut short tells nothing."""
+        for trial in self._trials:
+            if trial.request.config != config or trial.outcome.kind != "failure":
+                continue
+            own = trial.request.purpose is Purpose.EXPLAIN
+            if trial.status is not TrialStatus.TIMED_OUT or own:
+                return trial
+        return None
+
+    def refusal(self, config: TrainConfig) -> str | None:
+        """Return why the search did not try `config`."""
+        return next((t.cause for t in self.result.trials if t.number is None and t.config == config), None)
+
+    def _completed(self, purposes: tuple[Purpose, ...], config: TrainConfig | None = None) -> list[TrialResult]:
+        found = [t for t in self._trials if t.measurement is not None and t.request.purpose in purposes]
+        return [t for t in found if config is None or t.request.config == config]
+
+    def _compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> Told | None:
+        """Return the throughput of one configuration over that of another, by their trials of `purposes`."""
+        with_it, without_it = self._completed(purposes, ours), self._completed(purposes, without)
+        if not with_it or not without_it:
+            return None
+        others = dict.fromkeys(t.request.config for t in self._completed(purposes))
+        spread = [self._times(c, purposes) for c in others if c not in (ours, without)]
+        rounds = spread if len(purposes) == 1 else []  # the search's trials were not run in rounds
+        times = self._times(without, purposes)
+        ratio, interval = ratio_of_means(times, self._times(ours, purposes), rounds)
+        rate = 1 / statistics.fmean(t for trial in times for t in trial)
+        return Told(ratio, interval, tuple(map(label, (*with_it, *without_it))), rate)
+
+    def _times(self, config: TrainConfig, purposes: tuple[Purpose, ...]) -> list[list[float]]:
+        """Return the seconds per sample of each measured step, its share of the start included, a list per trial."""
+        samples = self.result.workload.samples_per_step(config)
+        measured = [t.measurement for t in self._completed(purposes, config) if t.measurement is not None]
+        start_s = max(self.result.objective.start_s_per_sample(m) for m in measured)
+        return [[t / samples + start_s for t in m.step_times_s] for m in measured]
+
+
+def _contribution(evidence: Evidence, removal: Removal, refused: Mapping[TrainConfig, str]) -> Contribution:
+    config, changes = removal.config, removal.changes
+    if config is None:
+        return Contribution(changes=changes, config=None, basis="fails", cause=removal.cause)
+    told = evidence.in_turn(config)
+    if told is not None:
+        return Contribution(changes=changes, config=config, basis="in turn", **told._asdict())
+    failed = evidence.failure(config)
+    if failed is not None:
+        return _failed(removal, failed)
+    if config in refused:
+        return Contribution(changes=changes, config=config, basis="fails", cause=refused[config])
+    told = evidence.once(config)
+    if told is not None:
+        return Contribution(changes=changes, config=config, basis="once", **told._asdict())
+    told = evidence.elsewhere([c.knob for c in changes])
+    if told is not None:
+        return Contribution(
+            changes=changes, config=config, basis="elsewhere", **{**told._asdict(), "samples_per_second": None}
+        )
+    why = evidence.refusal(config)
+    cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
+    return Contribution(changes=changes, config=config, basis="unknown", cause=cause)
+
+
+def _failed(removal: Removal, trial: TrialResult) -> Contribution:
+    cause = trial.outcome.cause if trial.outcome.kind == "failure" else ""
+    return Contribution(
+        changes=removal.changes,
+        config=removal.config,
+        basis="slow" if trial.status is TrialStatus.TIMED_OUT else "fails",
+        cause=f"{trial.status}: {cause} (trial {label(trial)})",
+        trials=(label(trial),),
+    )
+
+
+def _distance(config: TrainConfig, other: TrainConfig) -> int:
+    """Return in how many fields two configurations differ."""
+    return sum(getattr(config, f) != getattr(other, f) for f in TrainConfig.model_fields)

@@ -1,0 +1,301 @@
+"""What a winner has to pass before it is called one: a soak, uneven routing, and the comparison of its losses.
+
+Pure: it says which trial is next and reads what was run; the tuner runs it. Everything is read from the results, so
+that a search that was stopped goes on where it was. Who fails is out of the finals (see `finals`), and the next fastest
+is checked in its place.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autotune.planning.plan import SearchPlan
+from autotune.planning.requests import SEARCH_ACCUMULATION
+from autotune.space.changes import changes
+from autotune.space.history import History
+from autotune.units import show_time
+from autotune.values.budget import Effort
+from autotune.values.checks import (
+    DEFAULT_LOSS_STEPS,
+    PASSES,
+    CheckTask,
+    LossCurve,
+    LossTask,
+    LossVerdict,
+    RoutingTask,
+    SkewedRouting,
+    Soaked,
+    SoakTask,
+)
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.verification.loss_check import compare
+
+# Evaluation keeps neither gradients nor activations: sizes up to this multiple of the micro-batch are tried. But it may
+# have what training hasn't, the logits of a whole batch, so it goes down to a single sample.
+EVAL_MULTIPLE = 8
+
+# Of the search's time that comparing losses may take, unless the user has asked for it.
+LOSS_SHARE = 0.15
+
+
+class Check(NamedTuple):
+    """A trial that is to be run."""
+
+    config: TrainConfig
+    purpose: Purpose
+    task: CheckTask | None
+    expected_s: float
+
+
+class Proof:
+    """Which checks the winner of a search still needs, and what they gave.
+
+    Args:
+        plan: The search.
+        history: Its trials up to the finals.
+        results: All trials, the checks included; read live.
+    """
+
+    def __init__(self, plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> None:
+        self._plan = plan
+        self._history = history
+        self._results = results
+
+    def next(self, winner: TrainConfig) -> Check | None:
+        """Return the next trial for `winner`; None if it has passed, failed, or can't be checked further."""
+        if self.refusal(winner) is not None:
+            return None
+        soak = self._next_soak(winner)
+        if soak is not None:
+            return Check(winner, Purpose.SOAK, soak, self._soak_s(winner))
+        if self._plan.skewed_routing and not self._routing_runs(winner):
+            return Check(winner, Purpose.ROUTING, RoutingTask(), self._routing_s(winner))
+        if self._not_compared(winner) is not None:
+            return None
+        for config, task in self._loss_runs(winner):
+            if self._loss_run(config, task) is None:
+                return Check(config, Purpose.LOSS_CHECK, task, self._loss_run_s(config))
+        return None
+
+    def refusal(self, config: TrainConfig) -> str | None:
+        """Return why `config` has failed a check, None if it hasn't."""
+        if all(r.request.task is None for r in self._results):
+            return None
+        soaks = self._soaks(config)
+        if soaks and self._has_failed(soaks[-1]) and self._next_soak(config) is None:
+            return _told(soaks[-1])
+        uneven = self._routing_runs(config)
+        if uneven and uneven[-1].status is TrialStatus.OUT_OF_MEMORY:
+            return _told(uneven[-1])
+        verdict = self.verdict(config)
+        if verdict is not None:
+            return None if verdict.passed else verdict.statement
+        own = self._loss_run(config, self._loss_task())
+        if own is not None and config != self.reference() and self._has_failed(own):
+            return _told(own)
+        return None
+
+    def soaked(self, config: TrainConfig) -> Soaked | None:
+        """Return what the soak of `config` found to fit; None without one."""
+        return next((r.measurement.soaked for r in self._soaks(config) if r.measurement), None)
+
+    def skewed_routing(self, config: TrainConfig) -> SkewedRouting | None:
+        """Return what `config` did with uneven routing; None if that wasn't measured."""
+        even = self._measured(config)
+        for measured in (r.measurement for r in self._routing_runs(config)):
+            if measured is not None and measured.routed is not None and even is not None:
+                return SkewedRouting(
+                    routed=measured.routed,
+                    samples_per_second=measured.samples_per_second,
+                    even_samples_per_second=even.samples_per_second,
+                    peak_bytes=measured.memory.peak_bytes,
+                )
+        return None
+
+    def verdict(self, config: TrainConfig) -> LossVerdict | None:
+        """Return how the losses of `config` compare with the reference's; None unless all were run."""
+        reference = self.reference()
+        if reference is None or config == reference:
+            return None
+        runs = [self._loss_run(c, task) for c, task in self._loss_runs(config)]
+        curves = [c for r in runs if r is not None and (c := _curve_of(r)) is not None]
+        if len(curves) < len(runs):
+            return None
+        base, again, own = curves
+        changed = changes(config, self._plan.baseline, self._plan.facts, self._plan.hardware)
+        return compare(base, again, own, changed, self._plan.facts, self._loss_task().pass_steps)
+
+    def reference(self) -> TrainConfig | None:
+        """Return whose losses are compared with: the baseline, or the largest default that fits."""
+        known = self._history.known(self._plan.baseline)
+        if known is not None and known.measurement is not None:
+            return self._plan.baseline
+        fits = largest_default(self._plan, self._history)
+        return fits.request.config if fits is not None else None
+
+    def gaps(self, winner: TrainConfig) -> tuple[str, ...]:
+        """Say what of the promise was not checked, and why."""
+        lines = []
+        if self._plan.soak and self.soaked(winner) is None:
+            lines.append(f"not soaked: {self._why_not(self._soaks(winner))}")
+        if self._plan.skewed_routing and self.skewed_routing(winner) is None:
+            lines.append(f"measured with even routing only: {self._why_not(self._routing_runs(winner))}")
+        own, soaked = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), self.soaked(winner)
+        if soaked is not None and soaked.eval_batch_size is not None and own not in (None, soaked.eval_batch_size):
+            lines.append(f"evaluating with your batch of {own} does not fit; {soaked.eval_batch_size} does")
+        if not self._plan.exhaustive and winner != self.reference() and self.verdict(winner) is None:
+            runs = [r for c, task in self._loss_runs(winner) if (r := self._loss_run(c, task)) is not None]
+            why = self._not_compared(winner) or self._why_not(runs)
+            lines.append(f"losses were not compared with the baseline's: {why}")
+        return tuple(lines)
+
+    def refusals(self) -> dict[TrainConfig, str]:
+        """Return who has failed a check, and why."""
+        checked = dict.fromkeys(r.request.config for r in self._results if r.request.task is not None)
+        return {config: reason for config in checked if (reason := self.refusal(config)) is not None}
+
+    def expected_s(self) -> float:
+        """Return the seconds that the checks of the present leader should take."""
+        best = self._history.best()
+        if best is None:
+            return 0.0
+        soak_s = self._soak_s(best.request.config) if self._plan.soak else 0.0
+        soak_s += self._routing_s(best.request.config) if self._plan.skewed_routing else 0.0
+        return soak_s + (0.0 if self._too_costly() else self._losses_s())
+
+    def _soaks(self, config: TrainConfig) -> list[TrialResult]:
+        return [r for r in self._results if r.request.purpose is Purpose.SOAK and r.request.config == config]
+
+    def _routing_runs(self, config: TrainConfig) -> list[TrialResult]:
+        return [r for r in self._results if r.request.purpose is Purpose.ROUTING and r.request.config == config]
+
+    def _next_soak(self, config: TrainConfig) -> SoakTask | None:
+        """Return the task of the next soak: all sizes; after a failure none above the micro-batch, then one sample.
+
+        A soak goes down the sizes by itself, unless it dies of one, or is of several ranks.
+        """
+        if not self._plan.soak:
+            return None
+        sizes, soaks = self._eval_sizes(config), self._soaks(config)
+        least = tuple(size for size in sizes if size <= config.per_device_train_batch_size)
+        ladders = list(dict.fromkeys((sizes, least, sizes[-1:])))
+        if len(soaks) < len(ladders) and all(map(self._has_failed, soaks)):
+            return SoakTask(eval_batch_sizes=ladders[len(soaks)])
+        return None
+
+    def _eval_sizes(self, config: TrainConfig) -> tuple[int, ...]:
+        """Return the batch sizes to try in evaluation: the largest first, none above the user's own, down to one."""
+        largest = config.per_device_train_batch_size * EVAL_MULTIPLE
+        sizes = sorted({max(1, largest >> shift) for shift in range(largest.bit_length())})
+        own = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size")
+        if own is not None:
+            sizes = [*(s for s in sizes if s < own), own]
+        return tuple(reversed(sizes))
+
+    def _loss_task(self, seed: int = 0) -> LossTask:
+        steps = max(1, self._plan.loss_steps)
+        return LossTask(steps=steps, pass_steps=max(1, steps // PASSES), seed=self._plan.workload.seed + seed)
+
+    def _loss_runs(self, winner: TrainConfig) -> list[tuple[TrainConfig, LossTask]]:
+        """Return the runs that a comparison needs, in the order of running."""
+        reference = self.reference() or self._plan.baseline
+        return [(reference, self._loss_task()), (reference, self._loss_task(seed=1)), (winner, self._loss_task())]
+
+    def _loss_run(self, config: TrainConfig, task: LossTask) -> TrialResult | None:
+        found = (r for r in self._results if r.request.task == task and r.request.config == config)
+        return next(found, None)
+
+    def _not_compared(self, winner: TrainConfig) -> str | None:
+        """Return why the losses of `winner` can't, or need not, be compared; None if they are to be."""
+        reference = self.reference()
+        if self._plan.workload.global_batch_size is None:
+            return "with a free global batch, steps are not the same"
+        if self._plan.workload.own_step is not None:
+            return "whether the data of a loop of your own come in the same order isn't known"
+        if not self._plan.loss_steps:
+            return f"--check-loss {DEFAULT_LOSS_STEPS[Effort.STANDARD]} does it"
+        if reference is None:
+            return "neither the baseline nor it with a smaller micro-batch completed a trial"
+        if winner == reference:
+            return "it is the baseline itself"
+        if self._too_costly():
+            whole = show_time(self._losses_s())
+            return f"that takes {whole} of {show_time(self._plan.budget.max_time_s)} (--check-loss insists)"
+        runs = [self._loss_run(reference, self._loss_task(seed=seed)) for seed in (0, 1)]
+        failed = next((r for r in runs if r is not None and _curve_of(r) is None), None)
+        if failed is not None:
+            return f"trial {failed.request.number} of the baseline {failed.status}"
+        own = self._loss_run(winner, self._loss_task())
+        return None if own is None or _curve_of(own) is not None else f"its own trial {own.status}"
+
+    def _too_costly(self) -> bool:
+        """Whether comparing, which nobody has asked for, would take more time than it may; what has begun goes on."""
+        if any(r.request.purpose is Purpose.LOSS_CHECK for r in self._results) or self._plan.loss_insisted:
+            return False
+        return self._losses_s() > LOSS_SHARE * self._plan.budget.max_time_s
+
+    def _why_not(self, trials: Sequence[TrialResult]) -> str:
+        failed = next((r for r in reversed(trials) if r.measurement is None), None)
+        return _told(failed) if failed is not None else "the search ended before, by its time or by hand"
+
+    def _has_failed(self, result: TrialResult) -> bool:
+        """Whether a trial speaks against its configuration; one that was cut short by the time limit tells nothing."""
+        return result.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT)
+
+    def _losses_s(self) -> float:
+        """Return the seconds of all runs of one comparison, by what the search measured."""
+        reference, best = self.reference(), self._history.best()
+        if not self._plan.loss_steps or reference is None or best is None or best.request.config == reference:
+            return 0.0
+        return sum(self._loss_run_s(config) for config, _ in self._loss_runs(best.request.config))
+
+    def _loss_run_s(self, config: TrainConfig) -> float:
+        measured = self._measured(config)
+        if measured is None:
+            return 0.0
+        # Afterwards, dropout is looked at in eight draws without gradients, a third of a step each.
+        steps = self._plan.loss_steps + 1 + (3 if self._plan.facts.has_dropout else 0)
+        return measured.startup_s + measured.first_step_s + steps * statistics.fmean(measured.step_times_s) + 2.0
+
+    def _soak_s(self, config: TrainConfig) -> float:
+        measured = self._measured(config)
+        if measured is None:
+            return 0.0
+        full = self._plan.workload.accumulation_steps(config)
+        micro_step_s = statistics.fmean(measured.step_times_s) / full
+        # Two steps more than the first, and in evaluation two batches of 8, 4, 2 ... times the size, a third each.
+        micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * 2 * EVAL_MULTIPLE / 3
+        return measured.startup_s + measured.first_step_s + micro_steps * micro_step_s + 3.0
+
+    def _routing_s(self, config: TrainConfig) -> float:
+        """Return the seconds of a routing run: those of the search's trial."""
+        known = self._history.known(config)
+        return known.duration_s if known is not None else 0.0
+
+    def _measured(self, config: TrainConfig) -> Measurement | None:
+        known = self._history.known(config)
+        return known.measurement if known is not None else None
+
+
+def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
+    """Return the completed trial that differs from the baseline in a smaller micro-batch alone, the largest of them."""
+    same = [
+        r
+        for r in history.ranking()
+        if {c.knob for c in changes(r.request.config, plan.baseline, plan.facts, plan.hardware)}
+        == {"per_device_train_batch_size"}
+    ]
+    return max(same, key=lambda r: r.request.config.per_device_train_batch_size, default=None)
+
+
+def _curve_of(result: TrialResult) -> LossCurve | None:
+    return result.measurement.curve if result.measurement is not None else None
+
+
+def _told(result: TrialResult) -> str:
+    """Return how a trial ended: 'soak, trial 12: out of memory: while saving ...'."""
+    cause = result.outcome.cause if result.outcome.kind == "failure" else ""
+    return f"{result.request.purpose}, trial {result.request.number}: {result.status}{': ' + cause if cause else ''}"

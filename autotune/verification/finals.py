@@ -1,0 +1,234 @@
+"""The last round of a search: the leaders measured again, longer, in turn with the baseline.
+
+Pure: it says what to run and reads what was run; the tuner runs it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from autotune.planning.plan import SearchPlan
+from autotune.space.history import History
+from autotune.values.conditions import worst_of
+from autotune.values.config import TrainConfig
+from autotune.values.statistics import next_run_interval, ratio_of_means, trial_spread
+from autotune.values.trial import Interval, Measurement, Purpose, TrialResult, TrialStatus
+from autotune.verification.checks import Proof
+
+# A finalist is worth measuring again if the search saw it within this of the leader.
+FINALIST_SHARE = 0.9
+
+# Rounds that leave the answer open are followed by others, up to this many times the planned ones: a fixed two would
+# call a gain unclear, or a wild ratio a gain, for the noise of one trial. Looking again after each round makes
+# intervals cover the truth less often; by how little is counted in `tests/verification/test_finals.py` and told in
+# docs/search.md.
+MOST_ROUNDS = 2.0
+WORTH_DECIDING = 1.02  # a smaller lead would be given up for the simpler configuration anyway
+TOO_WIDE = 1.5  # highest over lowest ratio in the interval of a speed-up that is no figure yet
+
+
+class Finals:
+    """Which configurations are finalists, and what measuring them again gave.
+
+    Args:
+        plan: The search.
+        history: Its trials up to the finals.
+        results: All trials, the finals' included; read live.
+    """
+
+    def __init__(self, plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> None:
+        self._plan = plan
+        self._history = history
+        self._results = results
+        self.proof = Proof(plan, history, results)
+
+    def contenders(self) -> list[TrainConfig]:
+        """Return the baseline, if it completed, and then the finalists, the fastest first.
+
+        Who fails when measured again is out, and the next takes the place. For a finalist that was slower than the
+        search had it, the next comes as well: it was chosen for a lucky trial, or the machine has slowed for all.
+        """
+        failed = [config for config in self._measured_again() if self.has_failed(config)]
+        ranking = [r for r in self._history.ranking() if r.request.config not in failed]
+        able = [
+            r.request.config
+            for r in ranking
+            if r.request.config != self._plan.baseline
+            and self._history.rate(r) >= FINALIST_SHARE * self._history.rate(ranking[0])
+        ]
+        first = able[: self._plan.budget.finalists]
+        finalists = able[: len(first) + sum(map(self._has_fallen, first))]
+        completed = any(r.request.config == self._plan.baseline for r in ranking)
+        return ([self._plan.baseline] if completed else []) + finalists
+
+    def _has_fallen(self, config: TrainConfig) -> bool:
+        """Whether `config` was slower in all its rounds than a finalist has to be, by what the search saw of it."""
+        known, times = self._history.known(config), self._step_times(config)
+        if known is None or known.measurement is None or len(times) < self._plan.budget.final_rounds:
+            return False
+        rate = self._plan.workload.samples_per_step(config) / statistics.fmean(t for steps in times for t in steps)
+        return rate < FINALIST_SHARE * known.measurement.samples_per_second
+
+    def schedule(self) -> Iterator[TrainConfig]:
+        """Yield what is still to be measured, in turn, round by round; one contender alone needs no round."""
+        for round_number in range(self._plan.budget.final_rounds):
+            contenders = self.contenders()
+            if contenders == [self._plan.baseline]:
+                return
+            for config in contenders:
+                if len(self.trials(config)) <= round_number:
+                    yield config
+
+    def further(self) -> Iterator[TrainConfig]:
+        """Yield what one round more measures where the planned ones have left the answer open, unless checks began."""
+        if self._checks_began():
+            return
+        planned, contenders = self._plan.budget.final_rounds, self.contenders()
+        begun = max((len(self.trials(c)) for c in contenders), default=0)
+        waiting = [c for c in contenders if len(self.trials(c)) < begun]
+        if not waiting and planned <= begun < MOST_ROUNDS * planned and self._leaves_open(contenders):
+            waiting = contenders
+        yield from waiting
+
+    def _leaves_open(self, contenders: Sequence[TrainConfig]) -> bool:
+        """Whether the fastest finalist may be faster than the baseline, or surely is but hardly known by how much."""
+        finalists = [c for c in contenders if c != self._plan.baseline]
+        leads = [lead for c in finalists if (lead := self.speedup(c, self._plan.baseline)) is not None]
+        if not leads:
+            return False
+        ratio, interval = max(leads, key=lambda lead: lead.ratio)
+        if interval.low <= 1.0:
+            return ratio >= WORTH_DECIDING
+        return interval.high > TOO_WIDE * interval.low
+
+    def trials(self, config: TrainConfig) -> list[TrialResult]:
+        """Return the final trials of `config`, completed or not."""
+        return [r for r in self._series() if r.request.config == config]
+
+    def _series(self) -> list[TrialResult]:
+        """Return the final trials that count: the latest, with no trial of the search between them.
+
+        A search that was given more time has finals of its own where it found somebody new: rounds are compared that
+        were run in turn, and earlier ones were not.
+        """
+        latest: list[TrialResult] = []
+        for result in reversed(self._results):
+            if result.request.purpose is Purpose.FINAL:
+                latest.append(result)
+            elif latest and result.request.purpose.explores:
+                break
+        return latest[::-1]
+
+    def _checks_began(self) -> bool:
+        """Whether a check has followed the finals."""
+        first = next(iter(self._series()), None)
+        checks = (r for r in self._results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
+        return any(first is None or r.request.number > first.request.number for r in checks)
+
+    def is_measured(self, config: TrainConfig) -> bool:
+        """Whether `config` has completed a final trial."""
+        return any(r.measurement for r in self.trials(config))
+
+    def has_failed(self, config: TrainConfig) -> bool:
+        """Whether `config` has failed a final trial or a check; a trial cut short by the time limit tells nothing."""
+        if any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in self._all_finals(config)):
+            return True
+        return self.ran_short(config) or self.proof.refusal(config) is not None
+
+    def ran_short(self, config: TrainConfig) -> bool:
+        """Whether the allocator ran short in a final trial of `config`; the baseline is what the user came with."""
+        finals = [r.measurement for r in self._all_finals(config) if r.measurement is not None]
+        return config != self._plan.baseline and any(measured.ran_short for measured in finals)
+
+    def _all_finals(self, config: TrainConfig) -> list[TrialResult]:
+        return [r for r in self._results if r.request.purpose is Purpose.FINAL and r.request.config == config]
+
+    def _measured_again(self) -> list[TrainConfig]:
+        """Return the configurations that have had a closer look; of many trials they are few."""
+        return list(dict.fromkeys(r.request.config for r in self._results if r.request.purpose.closes))
+
+    def expected_s(self, config: TrainConfig | None = None) -> float:
+        """Return the seconds that the finals, or the one of `config`, should take by what the search measured.
+
+        A baseline that nothing comes near yet is reckoned with a finalist as slow as itself.
+        """
+        if config is not None:
+            return self._trial_s(config)
+        return self.round_s() * self._plan.budget.final_rounds
+
+    def round_s(self) -> float:
+        """Return the seconds that one round of the finals should take."""
+        contenders = self.contenders()
+        if contenders == [self._plan.baseline]:
+            contenders *= 2
+        return sum(self._trial_s(c) for c in contenders)
+
+    def _trial_s(self, config: TrainConfig) -> float:
+        known = self._history.known(config)
+        if known is None or known.measurement is None:
+            return 0.0
+        budget, measured = self._plan.budget, known.measurement
+        step_s = statistics.fmean(measured.step_times_s)
+        steps = min(budget.when_measured_again["measure_steps"], budget.measure_time_s / step_s + 1)
+        # A step is added to the first, which ran only part of the accumulation in the search.
+        return (
+            measured.startup_s
+            + measured.first_step_s
+            + budget.discarded_s
+            + (budget.discarded_steps + steps) * step_s
+            + 2.0
+        )
+
+    def merged(self, config: TrainConfig) -> Measurement | None:
+        """Return one measurement out of the final trials of `config`: all steps, the highest memory."""
+        measured = [r.measurement for r in self.trials(config) if r.measurement is not None]
+        if not measured:
+            return None
+        times = tuple(t for m in measured for t in m.step_times_s)
+        samples = self._plan.workload.samples_per_step(config)
+        rate = samples / statistics.fmean(times)
+        others = [steps for c in self.contenders() if c != config and (steps := self._step_times(c))]
+        spread = trial_spread([self._step_times(config)], others, by_round=False)
+        tokens = self._plan.workload.tokens_per_sample
+        return measured[-1].model_copy(
+            update={
+                "step_times_s": times,
+                "samples_per_second": rate,
+                "samples_per_second_interval": next_run_interval(self._step_times(config), spread, samples),
+                "tokens_per_second": None if tokens is None else rate * tokens,
+                "first_step_s": max(m.first_step_s for m in measured),  # the coldest start
+                "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
+                "alloc_retries": max((m.alloc_retries for m in measured if m.alloc_retries is not None), default=None),
+                "warnings": tuple(dict.fromkeys(line for m in measured for line in m.warnings)),
+                "conditions": worst_of([m.conditions for m in measured if m.conditions is not None]),
+            }
+        )
+
+    def speedup(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
+        """Return how much faster `config` is than `reference`, by their final trials; None if one has none."""
+        ours, theirs = self._sample_times(config), self._sample_times(reference)
+        if not ours or not theirs:
+            return None
+        others = [t for c in self.contenders() if c not in (config, reference) and (t := self._sample_times(c))]
+        return Comparison(*ratio_of_means(theirs, ours, others))
+
+    def _step_times(self, config: TrainConfig) -> list[tuple[float, ...]]:
+        return [r.measurement.step_times_s for r in self.trials(config) if r.measurement]
+
+    def _sample_times(self, config: TrainConfig) -> list[list[float]]:
+        """Return the seconds per sample of each measured step, its share of the start included, a list per trial."""
+        samples = self._plan.workload.samples_per_step(config)
+        whole = self.merged(config)
+        start_s = self._plan.objective.start_s_per_sample(whole) if whole else 0.0
+        return [
+            [t / samples + start_s for t in r.measurement.step_times_s] for r in self.trials(config) if r.measurement
+        ]
+
+
+class Comparison(NamedTuple):
+    """A ratio of throughputs and its 95 % interval."""
+
+    ratio: float
+    interval: Interval

@@ -1,0 +1,210 @@
+"""Whether a configuration trains what the user's own does: two curves of losses, and the yardstick they are held to.
+
+Pure. All curves start from the same weights and see the same samples in the same order, over and over, with dropout
+and whatever else is random switched off: dropout hides a doubled learning rate behind its noise for tens of steps, and
+without it two right runs agree to the last digits. The scale is then not the loss but what was learnt, by how much the
+reference's smoothed curve fell: a doubled learning rate doubles it, a wrong factor of the accumulation moves the curve
+by the loss itself, and an honest change does next to nothing. Seen on tiny random Llama, GPT-2, T5, BERT and ViT, 20
+steps of Adam at 5e-5, as the mean distance of smoothed curves in shares of what was learnt: another split or attention
+kernel below 0.001 %, bf16 0.03 to 0.23 %, a learning rate 1.25 times as high 5 to 17 %, 1.5 times as high 9 to 36 %.
+
+What can't be switched off (atomics on a GPU, a model's own code) is what tells two runs of the reference with different
+seeds apart; a configuration may be some times further away.
+
+Another optimizer takes another path, fp16's loss scaler skips some of the first steps, and batch norm and routers see
+other micro-batches: these are held to the start and the end of the curve. The first loss, which no optimizer has
+touched, must agree, and at least half as much must be learnt (seen: Adafactor 77 to 122 %, Lion 82 to 121 %, SGD at
+Adam's learning rate below 1 %). Other weights (adapters, quantized bases, pure bf16) can't be held to the curve of full
+fine-tuning, which they don't promise to follow: their losses must be numbers and must not rise, and how much was learnt
+is told. Dropout itself is looked at once, by how far it spreads the loss of one step's samples; compiled, it isn't.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from enum import StrEnum
+
+from autotune.values.checks import LossCurve, LossVerdict
+from autotune.values.config import Allowance, Precision
+from autotune.values.model import ModelFacts
+from autotune.values.result import Change
+
+# The share of what the reference learnt by which the curve may differ: between what bf16 was seen to do and what a
+# learning rate 1.25 times as high does. And the share that another optimizer must learn.
+SAME_SHARE = 0.05
+LEAST_SHARE = 0.5
+
+# Where next to nothing is learnt (a warm-up of thousands of steps), differences below these shares of the loss are
+# rounding: 100 times what exact changes, and some 10 times what bf16, was seen to do.
+_FLOOR = {Allowance.EXACT: 1e-5, Allowance.NUMERICS: 2e-4, Allowance.OPTIMIZER: 2e-4, Allowance.METHOD: 1e-3}
+
+# FSDP hands out the loss itself in 16 bits (`output_dtype` of accelerate's mixed-precision policy): bf16 has 8 of them.
+_SHORT_LOSS = 2**-9
+
+# The first losses are those of the untrained weights: rounding moves them by far less than this share, and batch norm
+# and routers by less than the other; a wrong factor of the accumulation by the whole loss and more.
+_START, _COUPLED_START = 0.01, 0.1
+
+# What makes micro-batches of other samples.
+_BATCH_KNOBS = frozenset({"per_device_train_batch_size", "packing"})
+
+# Multiples of the distance between two runs of the reference: with a single pair the distance itself is uncertain by
+# some factor of two.
+_SPREADS = 3.0
+
+# Standard deviations of the dropout's effect, from eight draws each, are within this factor of each other but for once
+# in some thousand times (F distribution, 7 and 7 degrees of freedom).
+_DROPOUT_FACTOR = 5.0
+_NO_SPREAD = 1e-6  # of the loss
+
+
+class Yardstick(StrEnum):
+    """What a configuration's losses are held to."""
+
+    SAME_CURVE = "the same curve"
+    NO_WORSE = "no worse a curve"
+    SOUND = "a sound curve"
+
+
+def yardstick(changed: Sequence[Change], facts: ModelFacts) -> Yardstick:
+    """Return what the losses are held to after these changes."""
+    deepest = deepest_class(changed)
+    if deepest is Allowance.METHOD:
+        return Yardstick.SOUND
+    if deepest is Allowance.OPTIMIZER or _is_rebatched(changed, facts) or _is_scaled(changed):
+        return Yardstick.NO_WORSE
+    return Yardstick.SAME_CURVE
+
+
+def _is_rebatched(changed: Sequence[Change], facts: ModelFacts) -> bool:
+    """Whether batch norm or routers, which look at whole micro-batches, see others."""
+    return facts.batch_coupled is not None and any(c.knob in _BATCH_KNOBS for c in changed)
+
+
+def _is_scaled(changed: Sequence[Change]) -> bool:
+    """Whether a loss scaler comes in or goes: until it has found its scale, it skips some of the first steps."""
+    return any(c.knob == "precision" and Precision.FP16 in (c.before, c.after) for c in changed)
+
+
+def _is_short(changed: Sequence[Change]) -> bool:
+    """Whether the loss comes in 16 bits where the reference's has more."""
+    return any(
+        c.knob == "parallelism.sharding" and c.after.startswith("fsdp") and c.allowance is Allowance.NUMERICS
+        for c in changed
+    )
+
+
+def deepest_class(changed: Sequence[Change]) -> Allowance:
+    """Return the class of the deepest change."""
+    return max((c.allowance for c in changed), key=lambda a: a.rank, default=Allowance.EXACT)
+
+
+def compare(
+    reference: LossCurve, again: LossCurve, curve: LossCurve, changed: Sequence[Change], facts: ModelFacts, window: int
+) -> LossVerdict:
+    """Hold `curve` against two runs of the reference.
+
+    Args:
+        reference: The losses of the user's own training.
+        again: The same with another seed.
+        curve: The losses of the configuration.
+        changed: What the configuration changes.
+        facts: Of the model.
+        window: Steps of one pass over the samples, by which curves are smoothed.
+    """
+    ours, theirs, others = (smoothed(c.losses, window) for c in (curve, reference, again))
+    scale = statistics.fmean(map(abs, reference.losses))
+    floor = max(_FLOOR[deepest_class(changed)], _SHORT_LOSS if _is_short(changed) else 0.0) * scale
+    spread, progress = _distance(theirs, others), theirs[0] - theirs[-1]
+    noise = _SPREADS * spread + floor
+    kind, difference = yardstick(changed, facts), _distance(ours, theirs)
+    if not all(map(math.isfinite, curve.losses)):
+        fault: str | None = "its loss is not a number"
+        difference = math.inf
+    elif kind is Yardstick.SOUND:
+        fault = _rises(ours, noise)
+    elif kind is Yardstick.NO_WORSE:
+        share = _COUPLED_START if _is_rebatched(changed, facts) else _START
+        allowed = _SPREADS * abs(reference.losses[0] - again.losses[0]) + share * scale
+        fault = _starts_elsewhere(reference, curve, allowed) or _learns_less(ours, theirs, noise)
+    else:
+        fault = _leaves_the_curve(difference, spread, progress, floor)
+    if kind is not Yardstick.SOUND:
+        fault = fault or _other_dropout(reference, again, curve, scale)
+    steps = len(curve.losses)
+    statement = fault or _praise(kind, difference, ours[0] - ours[-1], progress)
+    return LossVerdict(
+        passed=fault is None,
+        statement=f"{statement} ({steps} steps on the same samples)",
+        difference=difference,
+        spread=spread,
+        progress=progress,
+    )
+
+
+def smoothed(losses: Sequence[float], window: int) -> list[float]:
+    """Return the means of each `window` losses that follow each other."""
+    return [statistics.fmean(losses[end - window : end]) for end in range(window, len(losses) + 1)]
+
+
+def _distance(a: Sequence[float], b: Sequence[float]) -> float:
+    return statistics.fmean(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+def _leaves_the_curve(difference: float, spread: float, progress: float, floor: float) -> str | None:
+    allowed = _SPREADS * spread + max(SAME_SHARE * max(progress, 0.0), floor)
+    if difference <= allowed:
+        return None
+    return (
+        f"its losses leave the baseline's: {difference:.2g} apart on the mean, where {allowed:.2g} is allowed and the "
+        f"baseline's fell by {progress:.2g}"
+    )
+
+
+def _starts_elsewhere(reference: LossCurve, curve: LossCurve, allowed: float) -> str | None:
+    ours, theirs = curve.losses[0], reference.losses[0]
+    if abs(ours - theirs) <= allowed:
+        return None
+    return f"its first loss is {ours:.4g}, the baseline's from the same weights {theirs:.4g}"
+
+
+def _learns_less(ours: Sequence[float], theirs: Sequence[float], noise: float) -> str | None:
+    progress = theirs[0] - theirs[-1]
+    allowed = (1 - LEAST_SHARE) * max(progress, 0.0) + noise
+    if ours[-1] - theirs[-1] <= allowed:
+        return None
+    return (
+        f"it learns too little: its loss ended {ours[-1] - theirs[-1]:.2g} above the baseline's, which fell by "
+        f"{progress:.2g}"
+    )
+
+
+def _rises(ours: Sequence[float], noise: float) -> str | None:
+    if ours[-1] <= ours[0] + noise:
+        return None
+    return f"its loss rises, by {ours[-1] - ours[0]:.2g}"
+
+
+def _other_dropout(reference: LossCurve, again: LossCurve, curve: LossCurve, scale: float) -> str | None:
+    """Compare what dropout does to the loss of one step's samples; where it wasn't looked at, nothing is said."""
+    known = [c.dropout_spread for c in (reference, again) if c.dropout_spread is not None]
+    if curve.dropout_spread is None or not known:
+        return None
+    theirs, ours = statistics.fmean(known), curve.dropout_spread
+    if max(ours, theirs) <= _NO_SPREAD * scale or theirs / _DROPOUT_FACTOR <= ours <= theirs * _DROPOUT_FACTOR:
+        return None
+    return f"dropout moves its loss by {ours:.2g} where it moves the baseline's by {theirs:.2g}"
+
+
+def _praise(kind: Yardstick, difference: float, learnt: float, progress: float) -> str:
+    share = f"{learnt / progress:.0%} of what the baseline learnt" if progress > 0 else f"{learnt:.2g}"
+    if kind is Yardstick.SOUND:
+        return f"losses are sound, learnt {share}; another method is not held to the baseline's curve"
+    if kind is Yardstick.NO_WORSE:
+        return f"losses are no worse than the baseline's: learnt {share}"
+    if progress <= 0:
+        return f"losses follow the baseline's: {difference:.2g} apart"
+    apart = "less than 0.01%" if difference < 1e-4 * progress else f"{difference / progress:.2%}"
+    return f"losses follow the baseline's: {apart} of what was learnt apart"

@@ -1,0 +1,301 @@
+"""From the trials of a search to its answer: the best configuration, what it is compared with, how sure it is.
+
+Pure. The winner is the finalist with the highest throughput; where the intervals overlap, the simpler configuration
+wins, which is the one that changes less of the user's training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
+from autotune.planning.plan import SearchPlan
+from autotune.space.changes import changes
+from autotune.space.history import History
+from autotune.space.knobs import shown_changes
+from autotune.space.probes import Probes
+from autotune.training.arguments import plan as training_plan
+from autotune.units import show_memory, show_rate
+from autotune.values.config import Allowance, TrainConfig
+from autotune.values.objective import break_even_steps, cold_start_s
+from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, TrialSummary, Verdict
+from autotune.values.time_spent import spent_on
+from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.verification.checks import largest_default
+from autotune.verification.disturbance import disturbance_notes
+from autotune.verification.faster_trial import outshone
+from autotune.verification.finals import Finals
+from autotune.version import __version__
+
+RUNNERS_UP = 4
+
+
+def assemble(
+    plan: SearchPlan,
+    history: History,
+    results: Sequence[TrialResult],
+    refused: dict[TrainConfig, str],
+    search_time_s: float,
+    starting: Mapping[str, float] | None = None,
+) -> ResultData | None:
+    """Return the answer as the trials stand now; None if nothing has completed."""
+    if history.best() is None:
+        return None
+    finals = Finals(plan, history, results)
+    proof = finals.proof
+    best, verdict, speedup, kept_because = verdict_of(plan, history, finals)
+    soaked = proof.soaked(best)
+    contenders = _contenders(plan, history, finals)
+    mapping = training_plan(best, plan.workload, plan.hardware)
+    return ResultData(
+        autotune_version=__version__,
+        verdict=verdict,
+        workload=plan.workload,
+        facts=plan.facts,
+        hardware=plan.hardware,
+        memory_budget_bytes=plan.memory_bytes,
+        allowance=plan.allowance,
+        baseline=_contender(plan, history, finals, plan.baseline),
+        baseline_cause=_baseline_cause(plan, history, finals),
+        best=_contender(plan, history, finals, best),
+        arguments=Arguments(
+            training_arguments={**mapping.tuned, **(soaked.arguments if soaked else {})},
+            model=mapping.model,
+            quantization=mapping.quantization,
+            adapter=mapping.adapter,
+        ),
+        soaked=soaked,
+        skewed_routing=proof.skewed_routing(best),
+        loss_check=proof.verdict(best),
+        proof_notes=_proof_notes(plan, history, finals, best),
+        objective=plan.objective,
+        compilation=_compilation(finals, best, plan.baseline),
+        speedup=speedup,
+        kept_because=kept_because,
+        best_by_allowance=_by_allowance(plan.allowance, contenders),
+        runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
+        trials=(*(_summary(r, finals) for r in results), *(_refusal(c, reason) for c, reason in refused.items())),
+        notes=plan.notes + _notes(plan, history, results),
+        disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
+        outshone=outshone(plan, history, finals, best),
+        probed=Probes(plan.probes, plan.workload, history, results).summary(),
+        search_time_s=search_time_s,
+        spent=spent_on(results, search_time_s, starting or {}),
+    )
+
+
+class Decision(NamedTuple):
+    """The best configuration, how sure that is, and by how much it is faster than the baseline."""
+
+    best: TrainConfig
+    verdict: Verdict
+    speedup: Speedup | None = None
+    kept_because: str | None = None  # why the baseline is kept though a single trial was faster than its first
+
+
+def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> Decision:
+    """Return the decision as the trials stand now."""
+    contenders = finals.contenders()
+    measured = [c for c in contenders if finals.is_measured(c)]
+    ranking = [r.request.config for r in history.ranking()]
+    fallback = plan.baseline if plan.baseline in ranking else ranking[0]  # where everything failed a closer look
+    leader = next((c for c in ranking if c in contenders), fallback)
+    if plan.baseline not in contenders:
+        roomy = (c for c in ranking if c in contenders and not _runs_short(history, finals, c))
+        best = _simplest_of_the_fastest(plan, finals, measured) if measured else next(roomy, leader)
+        return Decision(best, "baseline did not complete")
+    if plan.baseline not in measured or len(measured) < 2:
+        if leader == plan.baseline:
+            return Decision(leader, "no clear winner" if len(history) > 1 else "unconfirmed")
+        doubts = {c: _doubt(plan, history, finals, c) for c in ranking if c in contenders and c != plan.baseline}
+        best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
+        return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
+    best = _simplest_of_the_fastest(plan, finals, measured)
+    reference = finals.speedup(best, plan.baseline)
+    if best == plan.baseline or reference is None:
+        return Decision(best, "no clear winner")
+    speedup = Speedup(ratio=reference.ratio, interval=reference.interval, reference="the baseline")
+    return Decision(best, "faster", speedup)
+
+
+def _doubt(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> str | None:
+    """Return which measurements put `config`, which wasn't compared in turn, below the baseline; None if none do."""
+    if _runs_short(history, finals, config):
+        number = _measurements(history, finals, config)[0][0]
+        return f"the allocator ran short in trial {number}, which was not measured again"
+    theirs = max(_measurements(history, finals, plan.baseline), key=lambda m: plan.objective.rate(m[1]))
+    ours = min(_measurements(history, finals, config), key=lambda m: plan.objective.rate(m[1]))
+    if plan.objective.rate(ours[1]) >= plan.objective.rate(theirs[1]):
+        return None
+    what = shown_changes(changes(config, plan.baseline, plan.facts, plan.hardware))
+    return (
+        f"the baseline gave {show_rate(theirs[1].samples_per_second)} samples/s in trial {theirs[0]}, {what} "
+        f"{show_rate(ours[1].samples_per_second)} in trial {ours[0]}"
+    )
+
+
+def _runs_short(history: History, finals: Finals, config: TrainConfig) -> bool:
+    """Whether the allocator ran short in the trial of the search, and no final trial has shown that it need not."""
+    known = history.known(config)
+    ran_short = known is not None and known.measurement is not None and known.measurement.ran_short
+    return ran_short and not finals.is_measured(config)
+
+
+def _measurements(history: History, finals: Finals, config: TrainConfig) -> list[tuple[int, Measurement]]:
+    """Return what the trial of the search and those of the finals measured of `config`, with the trials' numbers."""
+    known = history.known(config)
+    tried = ([known] if known else []) + finals.trials(config)
+    return [(r.request.number, r.measurement) for r in tried if r.measurement is not None]
+
+
+def _compilation(finals: Finals, best: TrainConfig, baseline: TrainConfig) -> Compilation | None:
+    ours, reference = finals.merged(best), finals.merged(baseline)
+    if best.torch_compile_backend is None or ours is None:
+        return None
+    steps = break_even_steps(ours, reference) if reference is not None else None
+    return Compilation(cold_start_s=cold_start_s(ours), break_even_steps=steps)
+
+
+def _simplest_of_the_fastest(plan: SearchPlan, finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
+    """Return the simplest of those that can't be told from the fastest, but can from the baseline."""
+
+    def rate(config: TrainConfig) -> float:
+        measured = finals.merged(config)
+        return plan.objective.rate(measured) if measured else 0.0
+
+    def is_clearly_faster(config: TrainConfig, than: TrainConfig) -> bool:
+        lead = finals.speedup(config, than)
+        return lead is not None and lead.interval.low > 1.0
+
+    fastest = max(contenders, key=rate)
+    alike = [c for c in contenders if not is_clearly_faster(fastest, c)]
+    if plan.baseline in contenders and plan.baseline not in alike:
+        alike = [c for c in alike if is_clearly_faster(c, plan.baseline)]
+    return min(alike, key=lambda c: _complexity(plan, c))
+
+
+def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
+    """Return how far from the user's training a configuration is: the deepest class, then the number of changes."""
+    changed = changes(config, plan.baseline, plan.facts, plan.hardware)
+    return max((c.allowance.rank for c in changed), default=-1), len(changed)
+
+
+def _contenders(plan: SearchPlan, history: History, finals: Finals) -> list[Contender]:
+    """Return the configurations that completed and did not fail when measured again, the fastest first."""
+    configs = [r.request.config for r in history.ranking()]
+    standing = [_contender(plan, history, finals, c) for c in configs if not finals.has_failed(c)]
+    return sorted(standing, key=lambda c: plan.objective.rate(c.measurement) if c.measurement else 0.0, reverse=True)
+
+
+def _baseline_cause(plan: SearchPlan, history: History, finals: Finals) -> str | None:
+    """Return why the baseline can't be compared with, None if it can or hasn't run."""
+    known = history.known(plan.baseline)
+    tried = ([known] if known else []) + finals.trials(plan.baseline)
+    failures = [r.outcome for r in tried if r.outcome.kind == "failure"]
+    if plan.baseline in finals.contenders():
+        return None
+    return f"{failures[0].status}: {failures[0].cause}" if failures else finals.proof.refusal(plan.baseline)
+
+
+def _contender(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> Contender:
+    known = history.known(config)
+    again = finals.merged(config)
+    trials = [known.request.number] if known else []
+    return Contender(
+        config=config,
+        changes=changes(config, plan.baseline, plan.facts, plan.hardware),
+        measurement=again or (known.measurement if known else None),
+        trials=tuple(trials + [r.request.number for r in finals.trials(config)]),
+        confirmed=again is not None,
+    )
+
+
+def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allowance, Contender]:
+    """Return the fastest of each class up to the allowed one; `contenders` come fastest first."""
+    found: dict[Allowance, Contender] = {}
+    for allowance in Allowance:
+        if allowed.admits(allowance):
+            best = next((c for c in contenders if allowance.admits(c.allowance)), None)
+            if best is not None:
+                found[allowance] = best
+    return found
+
+
+def _summary(result: TrialResult, finals: Finals) -> TrialSummary:
+    """Return a trial's line; one whose losses are refused completed as a trial, and is invalid for what it showed."""
+    failure = result.outcome if result.outcome.kind == "failure" else None
+    verdict = finals.proof.verdict(result.request.config) if result.request.purpose is Purpose.LOSS_CHECK else None
+    refused = verdict.statement if verdict is not None and not verdict.passed else None
+    whole = not result.request.depths  # a probe's figures are not those of its configuration
+    memory = result.outcome.memory if whole else None
+    return TrialSummary(
+        number=result.request.number,
+        purpose=result.request.purpose,
+        depths=result.request.depths,
+        config=result.request.config,
+        status=TrialStatus.INVALID if refused else result.status,
+        samples_per_second=result.measurement.samples_per_second if result.measurement and whole else None,
+        peak_bytes=memory.peak_bytes if memory else None,
+        prediction=result.request.prediction,
+        cause=failure.cause if failure else refused,
+    )
+
+
+def _refusal(config: TrainConfig, reason: str) -> TrialSummary:
+    return TrialSummary(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
+
+
+def _notes(plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> tuple[str, ...]:
+    notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
+    baseline = history.known(plan.baseline)
+    if baseline is not None and baseline.status is TrialStatus.OUT_OF_MEMORY:
+        reference = largest_default(plan, history)
+        if reference is not None:
+            notes += (
+                "the baseline ran out of memory; the largest default that fits has a micro-batch of "
+                f"{reference.request.config.per_device_train_batch_size} (trial {reference.request.number})",
+            )
+    return notes
+
+
+def _proof_notes(plan: SearchPlan, history: History, finals: Finals, best: TrainConfig) -> tuple[str, ...]:
+    """Say who was refused when checked, and what of the best was not checked."""
+    refused = []
+    for config, reason in finals.proof.refusals().items():
+        what = (
+            ", ".join(f"{c.knob} {c.after}" for c in changes(config, plan.baseline, plan.facts, plan.hardware))
+            or "the baseline"
+        )
+        refused.append(f"refused as the winner: {what}: {reason}")
+    measured = finals.merged(best)
+    if (measured is not None and measured.ran_short) or _runs_short(history, finals, best):
+        refused.append("the allocator ran short while the best was measured: it is too near the memory budget")
+    return (*refused, *finals.proof.gaps(best))
+
+
+def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
+    """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
+    failures = [(r, r.outcome) for r in results if r.outcome.kind == "failure"]
+    others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
+    if others and len(others) == len(failures):
+        result, failure = others[0]
+        log = PurePath(run_directory, "trials", f"{result.request.number:04d}", "log.txt")
+        too_slow = all(f.status is TrialStatus.TIMED_OUT for _, f in others)
+        return InfrastructureError(
+            f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
+            f"(its log: {log}){f'; {plan.budget.against_timeouts}' if too_slow else ''}"
+        )
+    # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
+    closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
+    changed = changes(closest.request.config, plan.baseline, plan.facts, plan.hardware)
+    what = ", ".join(f"{c.knob} {c.after}" for c in changed) or "the baseline"
+    seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""
+    remedies = ["a larger --memory", "a shorter --seq-len"]
+    if plan.allowance is not Allowance.METHOD:
+        remedies.insert(0, "--allow method (LoRA, pure bf16)")
+    return NothingFitsError(
+        f"nothing fits {show_memory(plan.memory_bytes)}: the closest, {what}, still ran out{seen}; "
+        f"what could make it fit: {', '.join(remedies)}"
+    )

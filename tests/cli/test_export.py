@@ -1,0 +1,126 @@
+"""`autotune export`: the answer as the files of launchers and libraries, from Python and from the command line."""
+
+import json
+
+import pytest
+import yaml
+from exporting import answer_of
+from factories import make_config, make_gpu, make_workload
+from typer.testing import CliRunner
+
+from autotune.cli.main import app
+from autotune.storage.run_directory import ANSWER_FILE
+from autotune.tuning_result import TuningResult
+from autotune.values.config import Parallelism
+
+SHARDED = make_config(4, parallelism=Parallelism(world_size=2, sharding="zero_2"))
+
+
+@pytest.fixture
+def result() -> TuningResult:
+    """The answer of a search over two GPUs."""
+    own = make_workload(fixed_arguments={"label_smoothing_factor": 0.25})
+    return answer_of(SHARDED, hardware=make_gpu(cores=8), workload=own)
+
+
+@pytest.fixture
+def export(result, tmp_path):
+    """Return a function that exports the answer, which lies in a run directory."""
+    result.save(tmp_path / ANSWER_FILE)
+    return lambda *options: CliRunner().invoke(app, ["export", str(tmp_path), *options])
+
+
+def test_the_result_knows_how_it_is_launched(result):
+    assert result.launch_commands == (
+        "OMP_NUM_THREADS=4 torchrun --standalone --nproc_per_node 2 train.py",
+        "OMP_NUM_THREADS=4 accelerate launch --config_file accelerate.yaml train.py",
+    )
+
+
+def test_all_files_are_written_beside_the_commands(export, result, tmp_path):
+    done = export("--output", str(tmp_path / "out"), "--json")
+    assert done.exit_code == 0
+    told = json.loads(done.stdout)
+    assert told["launch"] == list(result.launch_commands)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "training_args.json", "accelerate.yaml", "deepspeed.json", "launch.txt", "train.py", "train_trl.py",
+        "axolotl.yaml", "llama_factory.yaml", "Dockerfile", "compose.yaml", "requirements.txt",
+    }  # fmt: skip
+    assert set(told["left_out"]) == {"accelerate-loop", "fsdp", "torchtune"}
+    assert json.loads((tmp_path / "out/training_args.json").read_text()) == result.arguments.training_arguments
+
+
+def test_one_file_goes_where_it_is_wanted(export, result, tmp_path):
+    assert export("--to", "deepspeed").stdout == result.file_text("deepspeed")
+    assert export("--to", "deepspeed", "-o", str(tmp_path / "ds.json")).exit_code == 0
+    assert (tmp_path / "ds.json").read_text() == result.file_text("deepspeed")
+
+
+def test_a_script_is_launched_by_the_name_it_was_given(export, tmp_path):
+    written = export("--to", "python", "-o", str(tmp_path / "mine.py"))
+    launches = [line for line in written.stdout.splitlines() if line.startswith("launch:")]
+    assert launches
+    assert all(line.endswith(str(tmp_path / "mine.py")) for line in launches)
+
+
+@pytest.mark.parametrize(("target", "usual"), [("python", "train.py"), ("trl", "train_trl.py")])
+def test_a_script_calls_itself_by_the_name_it_was_given(export, tmp_path, target, usual):
+    export("--to", target, "-o", str(tmp_path / "a tune.py"))
+    text = (tmp_path / "a tune.py").read_text()
+    assert "--nproc_per_node 2 'a tune.py' --steps 100" in text
+    assert usual not in text
+    export("--to", target, "-o", str(tmp_path))
+    assert f"--nproc_per_node 2 {usual} --steps 100" in (tmp_path / usual).read_text()
+
+
+def test_a_name_that_a_docstring_can_not_hold_is_left_out_of_it(export, tmp_path):
+    assert export("--to", "python", "-o", str(tmp_path / 'a"""b.py')).exit_code == 0
+    compile((tmp_path / 'a"""b.py').read_text(), "script", "exec")
+
+
+def test_quiet_prints_the_names_of_the_files_alone(export, tmp_path):
+    written = export("--to", "axolotl", "-o", str(tmp_path / "axolotl"), "--quiet")
+    assert written.stdout.splitlines() == [
+        str(tmp_path / "axolotl" / name) for name in ("axolotl.yaml", "deepspeed.json")
+    ]
+    assert written.stderr == ""
+    everything = export("--to", "all", "-o", str(tmp_path / "all"), "--quiet")
+    assert len(everything.stdout.splitlines()) == len(list((tmp_path / "all").iterdir()))
+    assert export("--to", "dockerfile", "--quiet").stderr == ""
+
+
+def test_what_is_not_expressed_is_told_beside_the_file(export, tmp_path):
+    line = "not expressed: your own argument label_smoothing_factor=0.25"
+    printed = export("--to", "axolotl")
+    assert line in printed.stderr
+    assert yaml.safe_load(printed.stdout)["micro_batch_size"] == 4
+    written = export("--to", "axolotl", "-o", str(tmp_path / "axolotl"))
+    assert line in written.stdout
+    assert "launch:  axolotl train axolotl.yaml" in written.stdout
+    assert {path.name for path in (tmp_path / "axolotl").iterdir()} == {"axolotl.yaml", "deepspeed.json"}
+
+
+def test_of_several_files_the_first_is_printed_and_the_others_named(export, tmp_path):
+    printed = export("--to", "dockerfile")
+    assert "FROM python:" in printed.stdout
+    assert "compose.yaml, requirements.txt, train.py" in printed.stderr
+    assert export("--to", "dockerfile", "-o", str(tmp_path / "image")).exit_code == 0
+    assert (tmp_path / "image/requirements.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--to", "fsdp"), ("--to", "deepsped"), (), ("-o", "/proc/nowhere"), ("--to", "accelerate-loop"),
+        ("--to", "python", "--json"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_exported_is_bad_input(export, options):
+    assert export(*options).exit_code == 2
+
+
+def test_a_link_that_is_named_stays_one_and_its_target_is_written(export, tmp_path):
+    (tmp_path / "train.py").symlink_to(tmp_path / "target.py")
+    assert export("--to", "python", "--output", str(tmp_path / "train.py")).exit_code == 0
+    assert (tmp_path / "train.py").is_symlink()
+    assert "TrainingArguments" in (tmp_path / "target.py").read_text()

@@ -1,0 +1,198 @@
+"""`autotune history`: what is recorded, listed, shown, exported, made good from files and forgotten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from factories import OUT_OF_MEMORY, make_config, make_plan, make_result
+from kept_searches import make_kept_search, make_kept_trial
+from typer.testing import CliRunner
+
+from autotune.cli.main import app
+from autotune.storage.database import VARIABLE
+from autotune.storage.record import Record
+from autotune.storage.recorded import Key
+from autotune.storage.run_directory import RunDirectory
+from autotune.value import write_value
+
+BEST = make_config(16, precision="bf16")
+GPT2 = make_kept_search(
+    make_kept_trial(BEST, 25.0), make_kept_trial(make_config(4), OUT_OF_MEMORY),
+    id="a", model="openai-community/gpt2", host="node7", verdict="faster", best_config_id=BEST.config_id, speedup=2.5,
+)  # fmt: skip
+AGAIN = GPT2.model_copy(update={"id": "b", "started": "2026-11-19T12:00:00+00:00", "verdict": None, "speedup": None})
+T5 = make_kept_search(id="c", model="google-t5/t5-small", key=Key(model="t", workload="w", hardware="h", versions="v"))
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
+    return tmp_path / "record.db"
+
+
+@pytest.fixture
+def filled(path) -> Record:
+    database = Record(f"sqlite:///{path}")
+    for search in (GPT2, AGAIN, T5):
+        database.keep(search, search.trials)
+    return database
+
+
+def run(*arguments: str, code: int = 0, answer: str | None = None):
+    done = CliRunner().invoke(app, ["history", *arguments], input=answer, env={"COLUMNS": "200"})
+    assert done.exit_code == code, done.output
+    return done
+
+
+def line_of(done) -> str:
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_nothing_recorded_is_said(path):
+    assert f"nothing is recorded in {path}" in run().stdout.replace("\n", "")
+    assert json.loads(run("--json").stdout) == []
+    assert not path.exists()
+
+
+def test_searches_are_listed_by_key_with_the_best_of_all(filled):
+    output = run().stdout
+    for text in (GPT2.key.short, "2026-11-20 12:00", "openai-community/gpt2", "causal-lm, sequence 128", "a CPU"):
+        assert text in output
+    gpt2, t5 = json.loads(run("--json").stdout)
+    assert (gpt2["key"], gpt2["searches"], gpt2["trials"]) == (GPT2.key.short, 2, 6)
+    assert gpt2["best_samples_per_second"] == 25.0
+    assert (t5["model"], t5["trials"]) == ("google-t5/t5-small", 1)
+
+
+def test_the_list_can_be_narrowed_to_a_model(filled):
+    assert [group["model"] for group in json.loads(run("--model", "GPT", "--json").stdout)] == [GPT2.model]
+    assert "--model bloom: nothing is recorded" in line_of(run("--model", "bloom", code=2))
+
+
+def test_keys_alone_are_for_other_programs(filled):
+    assert run("--quiet").stdout.split() == [GPT2.key.short, T5.key.short]
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_no_name_is_broken_in_a_narrow_terminal(filled, columns):
+    for arguments in ((), ("show", GPT2.key.short)):
+        shown = CliRunner().invoke(app, ["history", *arguments], env={"COLUMNS": columns}).stdout
+        assert max(map(len, shown.splitlines())) <= int(columns)
+        words = ("micro-batch", "completed") if arguments else (GPT2.model, T5.model)
+        assert all(word in shown for word in words)
+
+
+def test_the_trials_of_a_key_are_shown(filled):
+    output = run("show", GPT2.key.short[:5]).stdout
+    for text in (
+        "faster, 2.50 times the baseline",
+        "out of memory",
+        "micro-batch 16, precision bf16 *",
+    ):
+        assert text in output
+    assert output.count("node7:/runs/tiny") == 2
+    shown = json.loads(run("show", GPT2.key.short, "--json").stdout)
+    assert [search["id"] for search in shown["searches"]] == ["a", "b"]
+    assert shown["searches"][0]["trials"][1]["outcome"]["samples_per_second"] == 25.0
+
+
+def test_all_is_exported_to_stdout_or_a_file(filled, tmp_path):
+    printed = json.loads(run("export").stdout)
+    assert {search["id"] for search in printed["searches"]} == {"a", "b", "c"}
+    file = tmp_path / "record.json"
+    assert "3 searches, 7 trials" in run("export", str(file)).stdout.replace("\n", "")
+    assert json.loads(file.read_text()) == printed
+    counted = json.loads(run("export", str(file), "--json").stdout)
+    assert counted == {"file": str(file), "searches": 3, "trials": 7}
+    assert "can't be written" in line_of(run("export", str(tmp_path / "no" / "file.json"), code=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        ((GPT2.key.short,), {"c"}),
+        (("--model", "google-t5/T5-small"), {"a", "b"}),
+        (("--all",), set()),
+    ],
+)
+def test_what_is_named_is_forgotten(filled, arguments, left):
+    assert "forgotten: " in run("forget", *arguments, "--yes").stdout
+    assert {search.id for search in filled.searches()} == left
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 3)])
+def test_it_asks_first(filled, answer, left):
+    assert "forget 3 searches, 7 trials?" in run("forget", "--all", answer=answer).stderr
+    assert len(filled.searches()) == left
+
+
+def test_where_nobody_answers_nothing_is_forgotten(filled):
+    assert "--yes" in run("forget", "--all", code=2, answer="").stderr.splitlines()[-1]
+    assert len(filled.searches()) == 3
+
+
+def test_what_is_forgotten_can_be_counted(filled):
+    assert json.loads(run("forget", "--all", "--yes", "--json").stdout) == {"searches": 3, "trials": 7}
+    assert json.loads(run("forget", "--all", "--json").stdout) == {"searches": 0, "trials": 0}
+
+
+@pytest.fixture
+def run_dirs(tmp_path) -> list[str]:
+    """Two searches that nobody has written to the record, the second of which wasn't to be."""
+    found = []
+    for name, wanted in (("wanted", True), ("unwanted", False)):
+        directory = RunDirectory.create(tmp_path / name)
+        directory.write_plan(make_plan(record=wanted))
+        (directory.path / "trials" / "0000").mkdir(parents=True)
+        write_value(make_result(), directory.path / "trials" / "0000" / "result.json")
+        found.append(str(directory.path))
+    return found
+
+
+def test_what_run_directories_hold_beyond_the_record_is_written(path, run_dirs):
+    lines = run("sync", *run_dirs).stdout.splitlines()
+    assert lines[0].endswith("wanted: 1 of its 1 trials written, the others were there")
+    assert lines[1].endswith("unwanted: left alone, it was searched with --no-record")
+    again = json.loads(run("sync", run_dirs[0], "--json").stdout)
+    assert again == [{"run_directory": run_dirs[0], "trials": 1, "written": 0, "wanted": True}]
+    assert [len(search.trials) for search in Record(f"sqlite:///{path}").searches()] == [1]
+
+
+BAD_INPUT = {
+    "no run directory": (["sync", "nowhere"], "nowhere: holds no search"),
+    "unknown key": (["show", "zzz"], "history zzz: nothing is recorded under this key"),
+    "empty key": (["show", ""], "nothing is recorded under this key"),
+    "nothing to forget": (["forget", "--yes"], "name what to forget"),
+    "two things to forget": (["forget", "--all", "--model", "gpt2", "--yes"], "name what to forget"),
+    "unknown key to forget": (["forget", "zzz", "--yes"], "history zzz"),
+    "near name to forget": (["forget", "--model", "google-t5/t5-smal", "--yes"], "did you mean 'google-t5/t5-small'"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_is_one_line(filled, arguments, said):
+    done = run(*arguments, code=2)
+    assert said in line_of(done)
+    assert json.loads(run(*arguments, "--json", code=2).stdout)["error"]["exit_code"] == 2
+    assert len(filled.searches()) == 3
+
+
+def test_a_beginning_that_several_keys_have_is_not_enough(filled):
+    searches = {}
+    for length in range(1, 40):  # two keys that begin alike
+        other = make_kept_search(id=f"n{length}", key=Key(model=str(length), workload="", hardware="", versions=""))
+        searches.setdefault(other.key.short[0], []).append(other)
+    alike = next(found for found in searches.values() if len(found) > 1)[:2]
+    for search in alike:
+        filled.keep(search, [])
+    assert "could be" in line_of(run("show", alike[0].key.short[0], code=2))
+
+
+def test_a_record_that_is_off_or_damaged_is_one_line(path, monkeypatch):
+    path.write_bytes(b"no database" * 100)
+    assert "damaged" in line_of(run(code=2))
+    monkeypatch.setenv(VARIABLE, "off")
+    assert line_of(run(code=2)) == "autotune: AUTOTUNE_RECORD is off: there is no record"

@@ -1,0 +1,223 @@
+"""The command line: errors are one line and an exit code, and its options don't change unnoticed."""
+
+import importlib.metadata
+import json
+import platform
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune import __version__
+from autotune.cli.main import app
+from autotune.cli.versions import versions
+
+COMMANDS = (
+    "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "dashboard",
+    "completion", "script",
+)  # fmt: skip
+
+FIND_OPTIONS = {
+    "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
+    "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
+    "--check-loss", "--shallow", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
+    "--trust-remote-code", "--no-record", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
+    "--devices", "--workers", "--engine", "--address", "--kind",
+}  # fmt: skip
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Return a function that runs the command line as the fixture `autotune` does, but in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_help_lists_the_commands(autotune):
+    done = autotune("--help")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert command in done.stdout
+
+
+def test_options_of_find_are_frozen():
+    import typer
+
+    from autotune.cli.main import app
+
+    find = typer.main.get_command(app).commands["find"]
+    assert {o for p in find.params for o in p.opts if o.startswith("--")} | {"--help"} == FIND_OPTIONS
+
+
+BAD_INPUT = {
+    "unknown model": (["--model", "t5-smal"], "t5-small"),
+    "model directory without a configuration": (["--model", "."], "config.json"),
+    "unknown task": (["--model", "gpt2", "--task", "chess"], "causal-lm"),
+    "task without a head": (["--model", "gpt2", "--task", "image-classification"], "causal-lm"),
+    "global batch of zero": (["--model", "gpt2", "--global-batch", "0"], "above 0"),
+    "a global batch beyond all digits": (["--model", "gpt2", "--global-batch", "9" * 5000], "expected a whole number"),
+    "a global batch in other digits": (["--model", "gpt2", "--global-batch", "²"], "expected a whole number above 0"),
+    "devices in words": (["--model", "gpt2", "--devices", "some"], "--devices some: expected a whole number"),
+    "a global batch that devices can't share": (
+        ["--model", "gpt2", "--device", "cpu", "--devices", "2", "--global-batch", "7"], "6 and 8 do"
+    ),
+    "global batch in words": (["--model", "gpt2", "--global-batch", "many"], "--global-batch many"),
+    "memory without a unit it knows": (["--model", "gpt2", "--memory", "24 bananas"], "--memory 24 bananas"),
+    "more memory than there is": (["--model", "gpt2", "--memory", "900TiB"], "--memory"),
+    "time below zero": (["--model", "gpt2", "--max-time", "-3m"], "--max-time"),
+    "unknown allowance": (["--model", "gpt2", "--allow", "everything"], "--allow everything: expected exact, "),
+    "unknown effort": (["--model", "gpt2", "--effort", "heroic"], "--effort heroic: expected quick, standard or "),
+    "unknown device": (["--model", "gpt2", "--device", "abacus"], "--device abacus"),
+    "unknown search space": (["--model", "gpt2", "--space", "defalt"], "default"),
+    "missing search space file": (["--model", "gpt2", "--space", "mine.yaml"], "mine.yaml"),
+    "missing data": (["--model", "gpt2", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
+    "text field without data": (["--model", "gpt2", "--text-field", "text"], "--data"),
+    "target length without a decoder": (["--model", "gpt2", "--target-len", "8"], "--target-len"),
+    "missing baseline": (["--model", "gpt2", "--baseline", "args.json"], "args.json"),
+    "output in a directory that isn't there": (["--model", "gpt2", "-o", "no/such/place.json"], "no/such/place.json"),
+    "repeats of a search": (["--model", "gpt2", "--repeat", "2"], "--repeat 2: needs --exhaustive"),
+    "sequence longer than the model": (["--model", "gpt2", "--seq-len", "5000"], "1024"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    # The model's classes have to be looked at for a sequence that is too long.
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name.startswith("sequence") else [])
+        for name, case in BAD_INPUT.items()
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(command, arguments, expected):
+    done = command("find", *arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("autotune: ")
+    assert expected in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_device_that_is_not_there_is_exit_code_3(command):
+    done = command("find", "--model", "gpt2", "--device", "cuda:99")
+    assert done.exit_code == 3
+    assert "cuda:99" in done.stderr
+
+
+def test_an_error_is_an_object_on_stdout_with_json(command):
+    done = command("find", "--model", "t5-smal", "--json")
+    assert done.exit_code == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "UnknownModelError"
+    assert error["exit_code"] == 2
+    assert "t5-small" in error["message"]
+
+
+def test_debug_shows_the_traceback(autotune):
+    done = autotune("find", "--model", "t5-smal", "--debug")
+    assert "Traceback" in done.stderr
+
+
+def test_an_unwritable_run_directory_is_refused_first(autotune, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done = autotune("find", "--model", "gpt2", "--run-dir", "file/run")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "file/run" in done.stderr
+
+
+def test_resume_without_a_search_is_refused(command, tmp_path):
+    done = command("resume", tmp_path)
+    assert done.exit_code == 2
+    assert "holds no search" in done.stderr
+
+
+def test_models_as_json_have_sources(command):
+    models = json.loads(command("models", "--json").stdout)
+    assert len(models) >= 60
+    assert all(m["source"].startswith("https://") for m in models)
+
+
+def test_a_search_among_models_that_finds_none_is_bad_input(command):
+    done = command("models", "zzz")
+    assert done.exit_code == 2
+    assert "no model of the catalogue has 'zzz' in its name" in done.stderr
+
+
+def test_names_alone_are_for_other_programs():
+    for command, name in (("models", "t5-small"), ("gpus", "a100-80gb"), ("spaces", "qlora")):
+        names = CliRunner().invoke(app, [command, "--quiet"]).stdout.splitlines()
+        assert name in names
+        assert all(" " not in name for name in names)
+
+
+def test_quiet_and_verbose_contradict_each_other(command):
+    done = command("find", "--model", "gpt2", "--quiet", "--verbose")
+    assert done.exit_code == 2
+    assert done.stderr == "autotune: --quiet and --verbose contradict each other; drop one of the two\n"
+
+
+def test_versions_are_told_of_what_is_installed_and_what_is_not():
+    text = CliRunner().invoke(app, ["--version"]).stdout
+    assert text.splitlines()[0] == f"autotune {__version__}"
+    assert f"torch {importlib.metadata.version('torch')}" in text.splitlines()
+    told = json.loads(CliRunner().invoke(app, ["--version", "--json"]).stdout)
+    assert told["autotune"] == __version__
+    assert told["python"] == platform.python_version()
+    assert told["packages"]["optuna"] == importlib.metadata.version("optuna")
+    assert not set(told["packages"]) & set(told["missing"])
+
+
+def test_a_folder_of_a_packages_name_is_not_the_package(monkeypatch, tmp_path):
+    (tmp_path / "of_that_name").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("autotune.cli.versions._ALSO", ("of-that-name",))
+    assert "of-that-name" in versions().missing
+
+
+def test_versions_load_none_of_what_they_tell_of():
+    code = (
+        "import sys; sys.argv = ['autotune', '--version']\n"
+        "from autotune.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'transformers', 'optuna', 'peft', 'bitsandbytes') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["--json"], "--json before a command goes with --version alone"), (["--json", "models"], "behind the command")],
+)
+def test_what_is_said_before_a_command_is_not_dropped(arguments, expected):
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert expected in done.stderr
+
+
+def test_models_can_be_searched(command):
+    done = command("models", "t5-small")
+    assert "google-t5/t5-small" in done.stdout
+    assert "gpt2" not in done.stdout
+
+
+@pytest.mark.slow
+def test_spaces_say_how_many_of_their_points_are_legal_here(autotune):
+    points = {s["name"]: s["legal_points_here"] for s in json.loads(autotune("spaces", "--json").stdout)}
+    assert points.keys() >= {"adapters", "cpu", "default", "exact", "full", "lora", "moe", "qlora", "speech", "vision"}
+    assert points["cpu"] > 100
+    assert 1 < points["inference_backends"] < 20
+
+
+@pytest.mark.slow
+def test_doctor_tells_what_a_cpu_cannot_do(autotune):
+    report = json.loads(autotune("doctor", "--device", "cpu", "--json").stdout)
+    findings = {f["name"]: f for f in report["findings"]}
+    assert not findings["fp16"]["available"]
+    assert findings["memory budget"]["available"]
+    assert findings["LoRA"]["available"]

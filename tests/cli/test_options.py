@@ -1,0 +1,99 @@
+"""Completion in a real shell: a Tab after a few letters, and what stands there then."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli import options
+from autotune.cli.main import app
+
+PROGRAM = Path(sys.executable).with_name("autotune")
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory):
+    """A bash that has read `autotune completion bash`."""
+    if not PROGRAM.exists():
+        pytest.skip("the command isn't installed beside this Python")
+    folder = tmp_path_factory.mktemp("shell")
+    (folder / "mine.jsonl").touch()
+    shell = pexpect.spawn(
+        shutil.which("bash"),
+        ["--norc", "--noprofile"],
+        cwd=folder,
+        env={"PATH": f"{PROGRAM.parent}:/usr/bin:/bin", "TERM": "dumb", "PS1": "ready>", "INPUTRC": "/dev/null"},
+        encoding="utf-8",
+        timeout=60,
+        dimensions=(24, 200),
+    )
+    shell.sendline('eval "$(autotune completion bash)"; echo sourced')
+    shell.expect("\nsourced")
+    yield shell
+    shell.close(force=True)
+
+
+def completed(bash, typed: str) -> str:
+    """What the line is after a Tab; a marker typed behind it shows where it ends."""
+    bash.send(f"{typed}\t#here")
+    bash.expect("#here")
+    line = bash.before.rpartition("ready>")[2]
+    bash.sendcontrol("u")
+    bash.sendline("echo cleared")
+    bash.expect("\ncleared")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("autotune estim", "autotune estimate "),
+        ("autotune find --model t5-sm", "autotune find --model t5-small "),
+        pytest.param("autotune find --exhau", "autotune find --exhaustive ", marks=pytest.mark.slow),
+        pytest.param("autotune find --data mine", "autotune find --data mine.jsonl ", marks=pytest.mark.slow),
+    ],
+    ids=["a command", "a model of the catalogue", "an option", "a file"],
+)
+def test_a_tab_completes(bash, typed, expected):
+    assert completed(bash, typed) == expected
+
+
+@pytest.mark.parametrize(
+    ("complete", "typed", "expected"),
+    [
+        (options.models, "t5-s", ["t5-small"]),
+        (options.models, "no-such", []),
+        (options.gpus, "a100-8", ["a100-80gb"]),
+        (options.gpus, "al", ["all"]),
+        (options.spaces, "q", ["qlora"]),
+        (options.tasks, "image", ["image-classification"]),
+        (options.ALLOWANCES, "", ["exact", "numerics", "optimizer", "method"]),
+        (options.DEVICES, "cu", ["cuda"]),
+    ],
+)
+def test_values_are_those_that_begin_so(complete, typed, expected):
+    found = complete(typed)
+    assert [name for name in expected if name not in found] == []
+    assert all(name.startswith(typed) for name in found)
+    assert bool(found) is bool(expected)
+
+
+@pytest.mark.parametrize(("shell", "check"), [("zsh", "-n"), ("fish", "--no-execute")])
+def test_the_script_of_other_shells_is_one_of_theirs(tmp_path, shell, check):
+    script = CliRunner().invoke(app, ["completion", shell], prog_name="autotune").stdout
+    assert "_AUTOTUNE_COMPLETE=complete_" in script
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here to read it")
+    path = tmp_path / "script"
+    path.write_text(script)
+    assert subprocess.run([shell, check, path], capture_output=True).stderr == b""
+
+
+def test_an_unknown_shell_is_refused_with_those_that_are_known():
+    done = CliRunner().invoke(app, ["completion", "tcsh"])
+    assert done.exit_code == 2
+    assert "'bash', 'zsh', 'fish'" in done.stderr

@@ -1,0 +1,196 @@
+"""`autotune estimate --devices N`: which ways fit, how fast they are, and what can't be done."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+
+import pytest
+from factories import VERSIONS, make_facts, make_workload
+from profiles import make_group, make_point, make_profile
+from rich.console import Console
+
+import autotune
+from autotune.cost.family import Family
+from autotune.cost.profile import Profile
+from autotune.errors import InputError, NothingFitsError
+from autotune.estimates.estimate import options_of, report
+from autotune.estimates.forecast import Question
+from autotune.estimates.many_devices import spread
+from autotune.estimates.report import ConfigReport, SpreadReport
+from autotune.estimates.request import check, target_of, with_packages
+from autotune.output.estimate_table import estimate_table
+from autotune.space.knobs import point_of
+from autotune.units import GIB
+from autotune.values.config import Parallelism, TrainConfig
+
+KNOBS = {"devices": "4"}
+PARTS = {"tensor_parallel_heads": 4, "layers": 4, "parameters": 4_000_000}
+
+
+class AnyFamily(Mapping[Family, Profile]):
+    """A model of four layers of 4 MB each, whatever the family: nothing is traced."""
+
+    def __getitem__(self, family: Family) -> Profile:
+        width = 4 if family.dtype == "float32" else 2
+        layer = make_group(1000, 1000, element_bytes=width)
+        moment = make_point(activations=(0, 1e6), gradients=(1, 0))
+        return make_profile(
+            family,
+            parameters=(layer.model_copy(update={"count": 4 // family.pipeline_parallel}),),
+            layer=(layer,),
+            layers=4 // family.pipeline_parallel,
+            peaks_first=(moment,),
+            peaks_later=(moment,),
+            hidden_bytes=1e5,
+        )
+
+    def __iter__(self) -> Iterator[Family]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def spread_over(**fields) -> SpreadReport:
+    """Spread a hand-made model over four A100s unless options say otherwise."""
+    options = options_of(**{"model": "tiny", "gpu": "a100-80gb", "knobs": KNOBS, **fields})
+    check(options)
+    point = point_of(options.knobs)
+    workload = make_workload(global_batch_size=options.global_batch or 64)
+    question = Question(options, point, None, workload, make_facts(**PARTS), AnyFamily())
+    return spread(question, with_packages(target_of(options), point), ())
+
+
+@pytest.fixture(scope="module")
+def ways() -> SpreadReport:
+    return spread_over()
+
+
+def test_every_way_has_a_row_or_a_reason(ways):
+    names = {row.way for row in ways.rows}
+    refused = {name for names in ways.refused.values() for name in names}
+    assert {"ddp", "zero_1", "zero_2", "zero_3", "fsdp_full", "fsdp_grad_op", "zero_2, states on cpu"} <= names
+    assert {"fsdp_full, TP 2", "TP 4", "TP 2, PP 2", "PP 4"} <= names
+    assert not names & refused
+
+
+def test_the_fastest_is_first(ways):
+    rates = [row.predicted.speed.samples_per_second for row in ways.rows if row.fits_at_all]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_all_samples_of_a_step_are_dealt_out(ways):
+    for row in ways.rows:
+        config = row.predicted.config
+        ranks = config.parallelism.data_parallel
+        assert ranks * config.per_device_train_batch_size * row.predicted.accumulation_steps == 64
+
+
+def test_only_offload_takes_memory_of_the_host(ways):
+    assert all((row.host_bytes > 0) == (row.predicted.config.parallelism.offload != "none") for row in ways.rows)
+
+
+def test_what_was_assumed_is_said(ways):
+    notes = " ".join(ways.notes)
+    for words in ("precision bf16 (--precision)", "NVLink 3", "counted with embeddings and head"):
+        assert words in notes
+
+
+def test_the_table_is_80_columns_wide_and_names_every_way(ways):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(estimate_table(ways))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    for row in ways.rows:
+        assert row.way.partition(" on ")[0] in text  # what is longer goes on in the next line
+    assert "4 x a100-80gb in one node" in text
+
+
+def test_more_nodes_are_slower_and_said():
+    one, two = (spread_over(nodes=n, knobs={"devices": "4", "sharding": "zero_3"}) for n in (1, 2))
+    rates = [report.rows[0].predicted.speed.samples_per_second for report in (one, two)]
+    assert rates[1] < rates[0]
+    assert (one.network_gb_s, two.network_gb_s) == (None, pytest.approx(2 * 25 * 0.8))
+    assert "200 Gb/s a device (--network-gb-s)" in " ".join(two.notes)
+
+
+def test_components_sum_to_the_allocated_peak(ways):
+    for row in ways.rows:
+        memory = row.predicted.memory
+        parts = (
+            memory.weights_bytes, memory.gradients_bytes, memory.optimizer_state_bytes, memory.activations_bytes,
+            memory.temporaries_bytes, memory.communication_bytes,
+        )  # fmt: skip
+        assert sum(parts) == pytest.approx(memory.allocated_peak_bytes, abs=10)
+
+
+def test_a_host_that_is_too_small_is_said():
+    with pytest.raises(NothingFitsError, match="of each node's memory"):
+        spread_over(host_memory_bytes=1 << 10, knobs={**KNOBS, "offload": "optimizer"})
+
+
+def test_nothing_fits():
+    with pytest.raises(NothingFitsError, match=r"nothing fits 4 devices: .* comes nearest") as error:
+        spread_over(memory_bytes=GIB)
+    assert error.value.exit_code == 5
+
+
+def test_a_batch_that_is_too_small_for_all_ranks_is_a_reason():
+    found = spread_over(global_batch=2)
+    assert "ddp" in found.refused["a global batch of 2 is too small"]
+    assert "TP 4" in {row.way for row in found.rows}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nodes": 3}, "--nodes 3: does not divide the 4 devices"),
+        ({"nodes": 2, "knobs": {}}, "--nodes 2: is of several devices"),
+        ({"gpu": "all"}, "--devices 4: they are of one kind"),
+        ({"knobs": {**KNOBS, "tensor-parallel": "3"}}, "the knobs given contradict each other"),
+    ],
+)
+def test_what_contradicts_is_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        spread_over(**options)
+
+
+def test_hardware_of_the_table_has_deepspeed():
+    assert "deepspeed" not in VERSIONS  # taken as installed, and said
+    options = options_of(model="tiny", gpu="h100-80gb", knobs=KNOBS)
+    target = with_packages(target_of(options), point_of(options.knobs))
+    assert "deepspeed" in target.device.hardware.versions
+
+
+@pytest.mark.slow
+def test_a_way_that_is_given_is_estimated_by_component(tiny_llama):
+    knobs = {**KNOBS, "sharding": "fsdp_full", "micro-batch": "2"}
+    found = report(options_of(model=str(tiny_llama), seq_len=128, gpu="a100-80gb", knobs=knobs))
+    assert isinstance(found, ConfigReport)
+    assert found.predicted.memory.communication_bytes > 0
+    assert found.predicted.communication_s > 0
+    assert found.largest_micro_batch == 16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_70b_model_on_64_h100s_fits_sharded_and_not_in_ddp():
+    options = {"model": "llama-3-70b", "gpu": "h100-80gb", "nodes": 8, "seq_len": 2048}
+    found = report(options_of(**options, knobs={"devices": "64", "checkpointing": "full"}))
+    fits = {row.way: row.fits_at_all for row in found.rows}
+    assert not fits["ddp"]
+    assert not fits["zero_1"]  # 2 + 2 bytes a parameter stay whole
+    assert fits["zero_3"]
+    assert fits["fsdp_full"]
+
+
+@pytest.mark.slow
+def test_from_python_too(tiny_llama):
+    way = Parallelism(world_size=16, sharding="zero_3")
+    config = TrainConfig(per_device_train_batch_size=1, precision="bf16", parallelism=way, attn_implementation="sdpa")
+    one, two = (
+        autotune.estimate(str(tiny_llama), config=config, seq_len=128, gpu="h100-80gb", nodes=n) for n in (1, None)
+    )
+    assert one.memory == two.memory
+    assert one.communication_s < two.communication_s

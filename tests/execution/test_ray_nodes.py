@@ -1,0 +1,207 @@
+"""Which nodes of a cluster a search uses: those of one kind, with what they say of themselves; the engine is a fake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from factories import make_gpu, make_hardware
+
+from autotune import __version__
+from autotune.errors import InputError, MachineError
+from autotune.execution.places import kind_of
+from autotune.execution.ray_nodes import Cluster
+from autotune.execution.ray_worker import NodeReport
+from autotune.units import GIB
+from autotune.values.placement import Fleet
+
+A, B = make_gpu(name="NVIDIA A100"), make_gpu(name="NVIDIA H100", capability=(9, 0))
+
+
+class FakeRay:
+    """Nodes that answer at once, unless they are silent."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, dict[str, Any]] = {}
+        self.answers: dict[str, str | Exception | None] = {}
+
+    def add(self, id_: str, *devices, cpus: float = 8.0, gpus: int = 0, version: str = __version__) -> None:
+        report = NodeReport(autotune=version, devices=devices)
+        resources = {"CPU": cpus, **({"GPU": float(gpus)} if gpus else {})}
+        self.there[id_] = {"NodeID": id_, "Alive": True, "NodeManagerAddress": f"10.0.0.{id_}", "Resources": resources}
+        self.answers[id_] = report.model_dump_json()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self.there.values())
+
+    def remote(self, **options: Any):
+        return lambda function: _Task()
+
+    def wait(self, tasks, num_returns: int, timeout: float):
+        ready = [task for task in tasks if self.answers[task] is not None]
+        return ready, [task for task in tasks if task not in ready]
+
+    def get(self, task: str) -> str:
+        answer = self.answers[task]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def cancel(self, task: str, force: bool) -> None:
+        pass
+
+
+class _Task:
+    """Known by the node that it is pinned to."""
+
+    def __init__(self, node: str = "") -> None:
+        self._node = node
+
+    def options(self, scheduling_strategy: str) -> _Task:
+        return _Task(scheduling_strategy)
+
+    def remote(self, kind: str) -> str:
+        return self._node
+
+
+@pytest.fixture
+def ray(monkeypatch) -> FakeRay:
+    monkeypatch.setattr(Cluster, "pinned", lambda self, node_id: node_id)
+    return FakeRay()
+
+
+def allotted(ray: FakeRay, device: str = "auto", planned=None, **fleet):
+    cluster = Cluster(ray)
+    return cluster, cluster.allotment(Fleet(engine="ray", **fleet), device, planned)
+
+
+def test_each_gpu_of_the_nodes_is_a_place(ray):
+    ray.add("1", A, A, gpus=2)
+    ray.add("2", A.model_copy(update={"free_bytes": GIB}), gpus=1, cpus=0.5)
+    cluster, allotment = allotted(ray)
+    assert [n.slots for n in cluster.nodes()] == [2, 1]
+    assert cluster.demand(cluster.nodes()[0]) == {"num_cpus": 1.0, "num_gpus": 1.0}
+    assert cluster.demand(cluster.nodes()[1]) == {"num_cpus": 0.5, "num_gpus": 1.0}
+    assert allotment.hardware.free_bytes == GIB
+    assert not allotment.is_shared
+    assert "up to 3 trials at a time on 2 nodes of the cluster with NVIDIA A100" in allotment.notes[0]
+
+
+def test_a_trial_of_several_gpus_has_them_on_one_node(ray):
+    ray.add("1", *[A] * 5, gpus=5, cpus=40.0)
+    ray.add("2", A, gpus=1)
+    cluster, allotment = allotted(ray, devices=2)
+    assert [(n.id, n.slots) for n in cluster.nodes()] == [("1", 2)]
+    assert cluster.demand(cluster.nodes()[0]) == {"num_cpus": 2.0, "num_gpus": 2.0}
+    assert "1 node(s) of the cluster are not used: it has 1 GPU, fewer than --devices 2" in allotment.notes
+
+
+def test_a_mixed_fleet_is_searched_on_the_kind_with_most_places_and_the_rest_is_told(ray):
+    ray.add("1", A, gpus=1)
+    ray.add("2", B, B, gpus=2)
+    cluster, allotment = allotted(ray)
+    assert allotment.hardware.name == "NVIDIA H100"
+    assert [n.id for n in cluster.nodes()] == ["2"]
+    told = allotment.notes[1]
+    assert "not used" in told
+    assert "NVIDIA A100 (10.0.0.1), which differs in name, capability" in told
+    assert f"--kind {kind_of(A)} searches for those" in told
+
+
+@pytest.mark.parametrize("kind", ["a100", "NVIDIA A", kind_of(A)])
+def test_a_kind_is_asked_for_by_a_part_of_its_name_or_by_its_digest(ray, kind):
+    ray.add("1", A, gpus=1)
+    ray.add("2", B, B, gpus=2)
+    cluster, allotment = allotted(ray, kind=kind)
+    assert allotment.hardware.name == "NVIDIA A100"
+    assert [n.id for n in cluster.nodes()] == ["1"]
+
+
+def test_a_kind_that_no_node_has_is_refused_with_those_there_are(ray):
+    ray.add("1", A, gpus=1)
+    with pytest.raises(InputError, match=r"--kind T4: the cluster has NVIDIA A100 \("):
+        allotted(ray, kind="T4")
+
+
+def test_other_versions_make_another_kind_and_are_named(ray):
+    ray.add("1", A, gpus=1)
+    ray.add("2", A, gpus=1)
+    ray.add("3", A.model_copy(update={"versions": {**A.versions, "torch": "2.12.0"}}), gpus=1)
+    _, allotment = allotted(ray)
+    assert "which differs in torch" in allotment.notes[1]
+
+
+def test_processors_run_a_trial_each(ray):
+    for number in "123":
+        ray.add(number, make_hardware(cores=8), cpus=8.0)
+    cluster, allotment = allotted(ray)
+    assert [n.slots for n in cluster.nodes()] == [1, 1, 1]
+    assert cluster.demand(cluster.nodes()[0]) == {"num_cpus": 8.0}
+    assert allotment.hardware.cores == 8
+    assert not allotment.is_shared
+
+
+def test_more_workers_than_processors_share_them(ray):
+    for number in "12":
+        ray.add(number, make_hardware(cores=8), cpus=8.0)
+    cluster, allotment = allotted(ray, workers=3)
+    assert [n.slots for n in cluster.nodes()] == [2, 1]
+    assert cluster.demand(cluster.nodes()[0]) == {"num_cpus": 4.0}
+    assert allotment.hardware.cores == 4
+    assert allotment.is_shared
+    assert "the answer is for training on 4 cores" in allotment.notes[1]
+
+
+def test_workers_limit_the_places(ray):
+    ray.add("1", A, A, A, A, gpus=4)
+    assert [n.slots for n in allotted(ray, workers=3)[0].nodes()] == [3]
+
+
+def test_a_search_goes_on_with_nodes_that_give_what_its_trials_had(ray):
+    for number in "12":
+        ray.add(number, make_hardware(cores=8), cpus=8.0)
+    _, before = allotted(ray, workers=4)
+    del ray.there["2"]
+    cluster, allotment = allotted(ray, planned=before.hardware, workers=4)
+    assert allotment.hardware == before.hardware
+    assert [n.slots for n in cluster.nodes()] == [2]
+    with pytest.raises(MachineError, match="the search was begun on another, 4 cores; the cluster has a CPU"):
+        allotted(ray, planned=before.hardware.model_copy(update={"name": "another"}))
+
+
+def test_nodes_that_come_are_used_and_those_that_go_are_not(ray):
+    ray.add("1", A, gpus=1)
+    cluster, _ = allotted(ray)
+    ray.add("2", A, gpus=1)
+    assert [n.id for n in cluster.nodes()] == ["1", "2"]
+    ray.there["1"]["Alive"] = False
+    assert [n.id for n in cluster.nodes()] == ["2"]
+
+
+def test_a_node_that_does_not_answer_or_can_not_be_used_is_left_out_with_the_reason(ray):
+    ray.add("1", A, gpus=1)
+    ray.add("2", A, gpus=1)
+    ray.answers["2"] = None
+    ray.add("3", A, gpus=1)
+    ray.answers["3"] = ModuleNotFoundError("No module named 'autotune'")
+    ray.add("4", A, gpus=1, version="0.0.1")
+    ray.add("5", gpus=1)
+    ray.add("6", A, B, gpus=2)
+    cluster, allotment = allotted(ray)
+    assert [n.id for n in cluster.nodes()] == ["1"]
+    told = "\n".join(allotment.notes)
+    for reason in (
+        "it did not answer",
+        "No module named 'autotune'",
+        f"it has autotune 0.0.1, the search {__version__}",
+        "its NVIDIA driver shows no device",
+        "its GPUs are not alike",
+    ):
+        assert f"1 node(s) of the cluster are not used: {reason}" in told
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_cluster_without_such_a_device_is_refused_at_once(ray, device):
+    ray.add("1", make_hardware(), cpus=0.0)
+    with pytest.raises(MachineError, match=f"no node of the cluster can run trials on {device}"):
+        allotted(ray, device)

@@ -1,0 +1,270 @@
+"""Trials on a Ray cluster of two nodes, both of them this machine: what arrives, what dies, what is refused."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from factories import (
+    make_budget,
+    make_config,
+    make_plan,
+    make_request,
+    make_space_file,
+    make_workload,
+    read_study,
+)
+from misbehaviours import MISBEHAVIOURS
+from ray_makers import NOTES
+from runner_contract import TrainingContract
+
+from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.execution.ray_nodes import Cluster
+from autotune.execution.ray_pool import RayPool
+from autotune.execution.ray_session import joined
+from autotune.execution.runner import trial_directory
+from autotune.search.parallel import FanOut
+from autotune.storage.run_directory import RunDirectory
+from autotune.value import read_value
+from autotune.values.events import TrialEnded
+from autotune.values.placement import Fleet
+from autotune.values.trial import Purpose, TrialResult, TrialStatus
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def _environment() -> Iterator[None]:
+    """Token authentication as by default, with a token of the test's own; workers find the tests' modules."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("PYTHONPATH", path)
+        pytest.importorskip("ray")  # it reads these when it is imported
+        yield
+
+
+class Machines:
+    """A head that runs nothing, and nodes."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster as Nodes
+
+        self._nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.address = self._nodes.address
+
+    def add(self) -> Any:
+        return self._nodes.add_node(num_cpus=1)
+
+    def kill(self, node: Any) -> None:
+        """As a power cut does."""
+        node.kill_raylet()
+
+    def end(self) -> None:
+        self._nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def machines(_environment) -> Iterator[Machines]:
+    made = Machines()
+    made.add()
+    made.add()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def cluster(machines) -> Iterator[Cluster]:
+    with joined(machines.address) as made:
+        made.allotment(Fleet(engine="ray"), "cpu", None)
+        yield made
+
+
+@pytest.fixture
+def make_pool(cluster, tmp_path):
+    """Return a function that makes a pool whose trials are run by a maker of `ray_makers`."""
+    made = []
+
+    def make(maker: str) -> RayPool:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        made.append(RayPool(tmp_path / "run", cluster, maker=f"ray_makers:{maker}"))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def training_pool(cluster, tmp_path_factory) -> Iterator[RayPool]:
+    with RayPool(tmp_path_factory.mktemp("training"), cluster, maker="ray_makers:behaving") as made:
+        yield made
+
+
+def noting(folder: Path, number: int, misbehaviour: str | None = None):
+    folder.mkdir(exist_ok=True)
+    arguments = {NOTES: str(folder)} | ({"misbehaviour": misbehaviour} if misbehaviour else {})
+    return make_request(number=number, workload=make_workload(fixed_arguments=arguments))
+
+
+class TestContract(TrainingContract):
+    @pytest.fixture
+    def runner(self, training_pool):
+        return training_pool
+
+
+def test_misbehaving_trials_have_the_same_status_cause_and_log_as_on_this_machine(make_pool, bench, misbehaviour):
+    pool, waiting = make_pool("light"), {}
+    for case in MISBEHAVIOURS:
+        request = bench.request(workload=misbehaviour(case.name), limits={"timeout_s": 60})
+        waiting[request.number] = case
+        if not pool.free():
+            check(pool.wait(), waiting)
+        pool.begin(request)
+    while waiting:
+        check(pool.wait(), waiting)
+
+
+def check(result, waiting) -> None:
+    case = waiting.pop(result.request.number)
+    assert result.status == case.status
+    assert result.outcome.cause.startswith(case.cause)
+    assert case.logged in result.outcome.log_tail
+
+
+def test_trials_run_on_both_nodes_at_once_and_their_files_come_back(make_pool, tmp_path):
+    pool = make_pool("light")
+    requests = [noting(tmp_path / "notes", number, "print_and_end") for number in range(2)]
+    assert pool.free() == 2
+    for request in requests:
+        pool.begin(request)
+    assert pool.free() == 0
+    results = [pool.wait(), pool.wait()]
+    assert len({r.place for r in results}) == 2
+    for result in results:
+        directory = trial_directory(tmp_path / "run", result.request.number)
+        assert read_value(TrialResult, directory / "result.json") == result
+        assert "on stdout" in (directory / "log.txt").read_text()
+
+
+def test_a_trial_whose_worker_dies_runs_again_and_says_so(make_pool, tmp_path):
+    result = make_pool("dying").run(noting(tmp_path / "notes", 0))
+    assert result.status is TrialStatus.COMPLETED
+    assert "it ran again" in result.warnings[0]
+
+
+def test_a_trial_whose_worker_always_dies_is_a_crash(make_pool):
+    result = make_pool("dying").run(make_request())
+    assert result.status is TrialStatus.CRASHED
+    assert "its worker died 2 times" in result.outcome.cause
+
+
+def test_a_killed_worker_takes_its_trial_along(make_pool, tmp_path, is_running):
+    pool, notes = make_pool("light"), tmp_path / "notes"
+    pool.begin(noting(notes, 0, "hang_with_children"))
+    worker = psutil.Process(int(wait_for(notes / "worker-0")))
+    started = wait_until(lambda: len(worker.children(recursive=True)) >= 2 and worker.children(recursive=True))
+    worker.kill()
+    wait_until(lambda: not any(is_running(process.pid) for process in started))
+    pool.__exit__(None, None, None)
+
+
+def wait_for(path: Path) -> str:
+    return wait_until(lambda: path.exists() and path.read_text())
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def test_leaving_the_pool_ends_what_runs(make_pool, tmp_path, is_running):
+    pool, notes = make_pool("light"), tmp_path / "notes"
+    pool.begin(noting(notes, 0, "ignore_sigterm"))
+    worker = psutil.Process(int(wait_for(notes / "worker-0")))
+    started = wait_until(lambda: len(worker.children(recursive=True)) >= 2 and worker.children(recursive=True))
+    pool.__exit__(None, None, None)
+    wait_until(lambda: not any(is_running(process.pid) for process in started))
+
+
+def test_nodes_that_can_run_no_trial_end_the_search(make_pool):
+    with pytest.raises(InfrastructureError, match="no trial can be run here"):
+        make_pool("broken").run(make_request())
+
+
+@pytest.mark.parametrize(
+    ("fields", "device", "error", "said"),
+    [
+        ({}, "cuda", MachineError, "no node of the cluster can run trials on cuda"),
+        ({"kind": "H100"}, "cpu", InputError, "--kind H100: the cluster has "),
+        ({}, "cuda:1", InputError, "--device cuda:1: on a cluster it is auto, cpu or cuda"),
+    ],
+)
+def test_what_no_node_has_is_refused_at_once(cluster, fields, device, error, said):
+    with pytest.raises(error, match=said):
+        Cluster(cluster.ray).allotment(Fleet(engine="ray", **fields), device, None)
+
+
+PARAMETERS = {
+    "precision": ["fp32", "bf16", "pure_bf16"],
+    "attn_implementation": ["sdpa", "eager"],
+    "per_device_train_batch_size": {"choices": "lattice"},
+    "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
+}
+
+
+def search(cluster: Cluster, directory: Path, when: dict[int, Any]):
+    """Run a search of 40 trials; return the answer and all trials. `when`: what is done after so many."""
+    directory.mkdir()
+    hardware = cluster.allotment(Fleet(engine="ray"), "cpu", None).hardware
+    plan = make_plan(space=make_space_file(PARAMETERS), hardware=hardware, budget=make_budget(max_trials=40))
+    ended = []
+
+    def listen(event) -> None:
+        if isinstance(event, TrialEnded):
+            ended.append(event.result)
+            when.get(len(ended), lambda pool: None)(pool)
+
+    with RayPool(directory, cluster, maker="ray_makers:scripted") as pool:
+        return FanOut(plan, RunDirectory(directory), pool, listen).run(), ended
+
+
+def test_a_search_loses_nothing_when_a_node_is_killed(machines, cluster, tmp_path):
+    usual, _ = search(cluster, tmp_path / "usual", {})
+    third, killed = machines.add(), []
+
+    def kill(pool: RayPool) -> None:
+        """Once a trial runs there, which began a moment ago."""
+        if not killed and any(running.slot.node.id == third.node_id for running in pool._running.values()):
+            killed.append(third)
+            machines.kill(third)
+
+    result, ended = search(cluster, tmp_path / "killed", dict.fromkeys(range(8, 30), kill))
+    explored = [r.request.config for r in ended if r.request.purpose.explores]
+    assert len(set(explored)) == len(explored) == 41
+    assert {r.status for r in ended} == {TrialStatus.COMPLETED}
+    assert sum("it ran again" in w for r in ended for w in r.warnings) == 1
+    assert result.best.config == usual.best.config == make_config(16, precision="bf16", optim="adamw_torch")
+    assert RunDirectory(tmp_path / "killed").results() == sorted(ended, key=lambda r: r.request.number)
+    assert "RUNNING" not in {t.state.name for t in read_study(tmp_path / "killed").get_trials()}
+
+
+def test_a_node_that_joins_is_used(machines, cluster, tmp_path):
+    """Three trials run at a time after it has come."""
+    new = []
+    _, ended = search(cluster, tmp_path / "joined", {5: lambda pool: new.append(machines.add())})
+    machines.kill(new[0])
+    spans = [(r.began, r.began + r.duration_s) for r in ended if r.request.purpose is Purpose.SEARCH]
+    assert max(sum(b <= began < e for b, e in spans) for began, _ in spans) == 3

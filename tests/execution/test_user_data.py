@@ -1,0 +1,91 @@
+"""The samples of a user's Trainer: their lengths are read, the longest come first, the same ones for every loss run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from factories import make_config, make_request, make_workload
+
+from autotune.execution.user_data import OwnData, View, keep_lengths, lengths_of, longest_of, view
+from autotune.values.checks import LossTask
+from autotune.values.user_code import OwnCode
+
+LENGTHS = [3, 9, 1, 7, 5, 2, 8, 4]
+ROWS = [{"input_ids": list(range(n)), "number": i} for i, n in enumerate(LENGTHS)]
+CODE = OwnCode(kind="script", shown="train.py", command=("train.py",), directory="/", reorders=True, pads=True)
+
+
+class Plain:
+    """A data set as people write them."""
+
+    name = "plain"
+
+    def __len__(self):
+        return len(ROWS)
+
+    def __getitem__(self, index):
+        return ROWS[index]
+
+
+@pytest.mark.parametrize("dataset", [Dataset.from_list(ROWS), Plain()], ids=["library", "plain"])
+def test_lengths_are_those_of_the_samples(dataset):
+    assert lengths_of(dataset).tolist() == LENGTHS
+    assert longest_of(dataset, 3).tolist() == [1, 6, 3]
+
+
+def test_lengths_follow_a_selection():
+    assert lengths_of(Dataset.from_list(ROWS).select([2, 0])).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("dataset", [Dataset.from_dict({"pixels": [1, 2]}), [{"x": 1}], [3, 4]], ids=str)
+def test_samples_without_tokens_have_no_lengths(dataset):
+    assert lengths_of(dataset) is None
+    assert longest_of(dataset, 3).tolist() == [i % len(dataset) for i in range(3)]
+
+
+def test_a_view_is_the_samples_in_an_order_and_all_else_of_the_data_set():
+    made = view(Plain(), np.array([6, 0, 6]))
+    assert isinstance(made, View)
+    assert [s["number"] for s in made] == [6, 0, 6]
+    assert made.name == "plain"
+    of_library = view(Dataset.from_list(ROWS), np.array([6, 0, 6]))
+    assert isinstance(of_library, Dataset)
+    assert of_library["number"][:] == [6, 0, 6]
+
+
+def data_of(directory, samples, *, micro_batch=2, **fields):
+    workload = make_workload(own_code=CODE, global_batch_size=4)
+    steps = workload.global_batch_size // micro_batch
+    request = make_request(config=make_config(micro_batch), workload=workload, accumulation_steps=steps, **fields)
+    return OwnData(request, Plain(), directory, samples=samples)
+
+
+def test_the_longest_come_first_and_then_all_at_random(tmp_path):
+    keep_lengths(np.array(LENGTHS), tmp_path)
+    numbers = [s["number"] for s in data_of(tmp_path, 20).in_order()]
+    assert numbers[:4] == [1, 6, 3, 4]
+    assert sorted(numbers[4:12]) == list(range(8))
+    assert numbers[4:12] != list(range(8))
+    assert len(numbers) == 20
+
+
+def test_padding_is_counted_after_the_first_step(tmp_path):
+    keep_lengths(np.array(LENGTHS), tmp_path)
+    data = data_of(tmp_path, 12)
+    sizes = [LENGTHS[s["number"]] for s in data.in_order()][4:8]
+    positions = 2 * (max(sizes[:2]) + max(sizes[2:]))
+    assert data.padding_share(2) == pytest.approx(1 - sum(sizes) / positions)
+    assert data.padding_share(1) is None, "nothing but the longest"
+
+
+def test_lengths_of_another_data_set_are_not_taken(tmp_path):
+    keep_lengths(np.array([1, 2, 3]), tmp_path)
+    assert data_of(tmp_path, 8).padding_share(2) is None
+
+
+def test_loss_runs_see_the_same_samples_again_and_again_whatever_the_micro_batch(tmp_path):
+    task = LossTask(steps=6, pass_steps=1, seed=1)
+    orders = [[s["number"] for s in data_of(tmp_path, 12, micro_batch=m, task=task).in_order()] for m in (1, 2, 4)]
+    assert orders[0] == orders[1] == orders[2]
+    assert orders[0][:4] == orders[0][4:8] == orders[0][8:]

@@ -1,0 +1,253 @@
+"""Real trials of scripts of a user's own, each described before: knobs take effect, nothing is left behind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from own_trainings import LLAMA_SCRIPT, SCRIPT, write
+
+from autotune.errors import InputError
+from autotune.values.checks import LossTask, SoakTask
+from autotune.values.config import Workload
+from autotune.values.model import Task
+from autotune.values.trial import DescribeRequest, Purpose, TrialStatus
+from autotune.values.user_code import Held, OwnCode
+
+NO_END = {"measure_steps": 10, "relative_interval": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("own")
+
+
+def script(folder, text, *arguments, name="train.py"):
+    path = write(folder, text, name)
+    return OwnCode(kind="script", shown=name, command=(path.name, *arguments), directory=str(folder))
+
+
+def described(bench, code):
+    """Return what describing the code tells, and the workload that follows from it."""
+    workload = Workload(model=bench._model, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
+    description = bench.runner.describe(DescribeRequest(workload=workload))
+    found = description.own
+    known = {n: getattr(found, n) for n in ("barred", "weights", "reorders", "pads", "normalizes")}
+    fields = {
+        "model": found.spec,
+        "task": found.task,
+        "sequence_length": found.sequence_length,
+        "global_batch_size": 8,
+        "lengths": description.lengths,
+        "own_code": code.model_copy(update=known),
+    }
+    return description, workload.model_copy(update=fields)
+
+
+def run(bench, workload, *, purpose=Purpose.SEARCH, task=None, limits=None, **config):
+    config = {"attn_implementation": None, "optim": "adamw_torch", **config}
+    request = bench.request(config=config, limits=limits)
+    steps = workload.accumulation_steps(request.config)
+    return bench.runner.run(
+        request.model_copy(update={"workload": workload, "accumulation_steps": steps, "purpose": purpose, "task": task})
+    )
+
+
+@pytest.fixture(scope="module")
+def net(bench, folder):
+    """A module with a loss of its own in a subclass of Trainer, which evaluates, saves and logs at every step."""
+    busy = ("--save_strategy", "steps", "--save_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1")
+    code = script(folder, SCRIPT, "--output_dir", "out", "--use_cpu", "True", "--learning_rate", "0.25", *busy)
+    return described(bench, code)
+
+
+@pytest.fixture(scope="module")
+def llama(bench, folder):
+    code = script(folder, LLAMA_SCRIPT, "--output_dir", "out", "--use_cpu", "True", name="llama.py")
+    return described(bench, code)
+
+
+def test_a_module_of_ones_own_is_described_by_what_it_is(net):
+    description, _ = net
+    found, facts = description.own, description.facts
+    assert (found.task, found.spec.name, found.not_predicted) == (
+        Task.OWN, "Net", "Net is no model of transformers with a head that is known",
+    )  # fmt: skip
+    assert facts.parameters == 16 * 32 + 32 + 32 * 4 + 4
+    assert (facts.batch_coupled, facts.split_changes) == (None, None)
+    assert {"adapter", "attn_implementation", "quantization"} <= found.held.keys()
+    assert found.fixed == {
+        "learning_rate": 0.25, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
+        "remove_unused_columns": False,
+    }  # fmt: skip
+    assert found.arguments["per_device_train_batch_size"] == 8
+
+
+def test_knobs_take_effect_in_a_script_that_stays_as_it_is(bench, net, folder):
+    result = run(bench, net[1], per_device_train_batch_size=4, precision="bf16", dataloader_num_workers=1)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.outcome.accumulation_steps == 2
+    assert result.outcome.effects["precision"] == "weights float32, layer outputs bfloat16"
+    assert result.outcome.effects["dataloader_num_workers"] == "1"
+    assert math.isfinite(result.outcome.loss)
+    log = (bench.directory(result) / "log.txt").read_text()
+    assert "arguments: ['--output_dir', 'out'" in log
+    assert "trained to step" not in log
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_soak_saves_and_evaluates_on_the_scripts_own_data(bench, net):
+    result = run(bench, net[1], purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.outcome.soaked.eval_batch_size == 4
+    assert result.outcome.soaked.checkpoint_bytes > 4 * 16 * 32
+
+
+@pytest.mark.slow
+def test_a_model_of_the_library_is_described_as_such_and_can_be_predicted(llama):
+    description, workload = llama
+    assert (workload.task, workload.model.model_type) == (Task.CAUSAL_LM, "llama")
+    assert description.own.not_predicted is None
+    assert (description.own.pads, description.own.normalizes, description.own.reorders) == (True, True, True)
+    assert description.lengths.samples == 96
+    assert description.lengths.maximum < 48
+    assert workload.sequence_length == description.lengths.maximum
+    assert description.facts.attn_implementations[0] == "sdpa"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "effects"),
+    [
+        ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
+        ({"checkpointing": "full"}, {"checkpointing": "8 checkpointed calls in the first step"}),
+        ({"precision": "pure_bf16"}, {"precision": "weights bfloat16, layer outputs bfloat16"}),
+        ({"adapter": {"rank": 4}}, {"adapter": "lora, 4096 of 30880 parameters trained"}),
+        ({"optim": "adafactor"}, {"optim": "transformers.optimization.Adafactor"}),
+    ],
+    ids=str,
+)
+def test_each_knob_takes_effect_on_a_model_that_is_made_already(bench, llama, config, effects):
+    result = run(bench, llama[1], **{"attn_implementation": "sdpa", **config})
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.outcome.effects == {**result.outcome.effects, **effects}
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_the_global_batch_whatever_the_split(bench, llama):
+    task = LossTask(steps=6, pass_steps=2, seed=1)
+    runs = [
+        run(
+            bench, llama[1], task=task, purpose=Purpose.LOSS_CHECK, limits=NO_END, attn_implementation="sdpa",
+            per_device_train_batch_size=size,
+        )
+        for size in (8, 2)
+    ]  # fmt: skip
+    curves = [r.outcome.curve for r in runs]
+    assert curves[1].losses == pytest.approx(curves[0].losses, rel=1e-5)
+    assert curves[0].dropout_spread == 0.0
+
+
+@pytest.mark.slow
+def test_padding_is_told_and_tokens_are_real_ones(bench, llama):
+    result = run(bench, llama[1], attn_implementation="sdpa")
+    assert 0 < result.outcome.padding_share < 1
+    mean = llama[0].lengths.mean
+    assert result.outcome.tokens_per_second == pytest.approx(result.outcome.samples_per_second * mean)
+
+
+FAILING = {
+    "print('no training here')": "it ended without having called Trainer.train",
+    "raise SystemExit(3)": "it ended with exit code 3 without having called",
+    "1 / 0": "failed before it trained: ZeroDivisionError: division by zero",
+    "import no_such_module": "failed before it trained: ModuleNotFoundError",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FAILING.items(), ids=str)
+def test_a_script_that_does_not_get_to_train_is_refused_with_what_it_did(bench, tmp_path, text, message):
+    with pytest.raises(InputError, match=message) as raised:
+        described(bench, script(tmp_path, text))
+    assert "log.txt" in str(raised.value)
+
+
+@pytest.mark.slow
+def test_batches_that_do_not_follow_the_arguments_are_refused(bench, tmp_path):
+    own = SCRIPT.replace(
+        "class NetTrainer(Trainer):",
+        "class NetTrainer(Trainer):\n"
+        "    def get_train_dataloader(self):\n"
+        "        loader = torch.utils.data.DataLoader(self.train_dataset, batch_size=5)\n"
+        "        return self.accelerator.prepare(loader)\n",
+    )
+    with pytest.raises(InputError, match="get_train_dataloader makes batches of 5, whatever per_device"):
+        described(bench, script(tmp_path, own, "--output_dir", "out", "--use_cpu", "True"))
+
+
+def test_a_loss_that_the_split_changes_is_measured_in_the_script(bench, tmp_path):
+    """A function of one's own that the Trainer trusts to divide by the labels of the step, and that doesn't."""
+    own = LLAMA_SCRIPT.replace(
+        "trainer = Trainer(",
+        "def mean(outputs, labels, num_items_in_batch=None):\n    return outputs.logits.float().square().mean()\n\n\n"
+        "trainer = Trainer(\n    compute_loss_func=mean,",
+    )
+    description, _ = described(bench, script(tmp_path, own, "--output_dir", "out", "--use_cpu", "True"))
+    assert "in 1 micro-batch of 4 and" in description.facts.split_changes
+    assert description.facts.split_changes in " ".join(description.notes)
+    assert description.own.normalizes is False
+
+
+SMALL = ("--output_dir", "out", "--use_cpu", "True")
+
+
+@pytest.mark.slow
+def test_samples_that_come_as_a_stream_keep_their_order(bench, tmp_path):
+    stream = SCRIPT.replace("class Rows(torch.utils.data.Dataset):", "class Rows(torch.utils.data.IterableDataset):")
+    stream = stream.replace(
+        "    def __getitem__(self, index):\n        return {",
+        "    def __iter__(self):\n        for index in range(64):\n            yield self.row(index)\n\n"
+        "    def row(self, index):\n        return {",
+    ).replace("    def __len__(self):\n        return len(self.features)\n", "")
+    stream = stream.replace("eval_dataset=Rows(8)", "eval_dataset=None")
+    description, workload = described(bench, script(tmp_path, stream, *SMALL, "--max_steps", "5"))
+    assert description.own.held["train_sampling_strategy"] == "the samples come as a stream"
+    assert workload.own_code.reorders is False
+    result = run(bench, workload, per_device_train_batch_size=4)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    soak = run(bench, workload, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
+    assert soak.status is TrialStatus.COMPLETED, soak.outcome
+    assert soak.outcome.soaked.eval_batch_size is None
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_the_codes_own_is_held_and_not_looked_at(bench, tmp_path):
+    own = SCRIPT.replace(
+        "trainer = NetTrainer(model=Net(), args=args,",
+        "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "trainer = NetTrainer(model=net, args=args, optimizers=(optimizer, None),",
+    )
+    description, workload = described(bench, script(tmp_path, own, *SMALL))
+    assert description.own.held["optim"] == "your code hands the Trainer an optimizer"
+    held = {"optim": Held(value="adamw_torch", reason="its own")}
+    workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
+    result = run(bench, workload)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.outcome.effects["optim"] == "as your code has it"
+
+
+@pytest.mark.slow
+def test_arguments_that_are_set_after_the_trainer_was_made_make_a_trial_invalid(bench, tmp_path):
+    late = SCRIPT.replace("trainer.train()\n", "trainer.args.per_device_train_batch_size = 3\ntrainer.train()\n")
+    _, workload = described(bench, script(tmp_path, late, *SMALL))
+    result = run(bench, workload)
+    assert result.status is TrialStatus.INVALID
+    assert result.outcome.cause == "your code sets per_device_train_batch_size again after it has made its Trainer"
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_in_a_trial_says_how(bench, tmp_path, net):
+    code = net[1].own_code.model_copy(update={"command": ("gone.py",)})
+    result = run(bench, net[1].model_copy(update={"own_code": code}))
+    assert result.status is TrialStatus.CRASHED
+    assert result.outcome.cause.startswith("FileNotFoundError: ")

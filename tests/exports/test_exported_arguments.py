@@ -1,0 +1,191 @@
+"""The user's own TrainingArguments in exports: each is carried with its value, or told to be lost."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import yaml
+from exporting import drafted
+from transformers import TrainingArguments
+
+from autotune.training.arguments import SEARCHED_ARGUMENTS
+from autotune.training.baseline import _LEFT_OUT, _REFUSED, _WITHOUT_EFFECT, read_arguments
+
+# Where a value of another kind than the default's is wanted, or one of a few.
+VALUES: dict[str, Any] = {
+    "lr_scheduler_type": "cosine",
+    "lr_scheduler_kwargs": {"num_cycles": 0.75},
+    "warmup_steps": 37,
+    "max_steps": 321,
+    "num_train_epochs": 7.0,
+    "logging_strategy": "epoch",
+    "logging_steps": 17,
+    "save_strategy": "epoch",
+    "save_steps": 123,
+    "eval_strategy": "steps",
+    "report_to": ["tensorboard"],
+    "hub_strategy": "end",
+    "optim_args": "rank=64",
+    "optim_target_modules": ["q_proj"],
+    "accelerator_config": {"split_batches": True},
+    "include_num_input_tokens_seen": "all",
+    "include_for_metrics": ["loss"],
+    "label_names": ["labels", "others"],
+    "liger_kernel_config": {"rope": False},
+    "neftune_noise_alpha": 5.5,
+    "log_level": "error",
+    "log_level_replica": "error",
+    "debug": "underflow_overflow",
+}
+
+# Their places in files where they have other names, or are no plain arguments.
+AXOLOTL = {
+    "num_train_epochs": "num_epochs",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "lr_scheduler_type": "lr_scheduler",
+}
+TORCHTUNE = {
+    "num_train_epochs": ("epochs",),
+    "logging_steps": ("log_every_n_steps",),
+    "seed": ("seed",),
+    "learning_rate": ("optimizer", "lr"),
+    "weight_decay": ("optimizer", "weight_decay"),
+    "adam_beta1": ("optimizer", "betas", 0),
+    "adam_beta2": ("optimizer", "betas", 1),
+    "adam_epsilon": ("optimizer", "eps"),
+    "max_grad_norm": ("clip_grad_norm",),
+    "warmup_steps": ("lr_scheduler", "num_warmup_steps"),
+}
+LOOP = {
+    "learning_rate": '"lr": 0.25005',
+    "adam_beta1": '"betas": (0.8, ',
+    "adam_beta2": ", 0.998)",
+    "adam_epsilon": '"eps": 1e-07',
+    "weight_decay": "WEIGHT_DECAY = 0.25",
+    "max_grad_norm": "MAX_GRAD_NORM = 1.25",
+    "warmup_steps": "num_warmup_steps=37",
+    "lr_scheduler_type": '        "cosine",\n        optimizer,',
+    "lr_scheduler_kwargs": 'scheduler_specific_kwargs={"num_cycles": 0.75}',
+    "seed": "set_seed(45)",
+    "max_steps": '"--steps", type=int, default=321',
+}
+VALUES |= {"adam_beta1": 0.8, "adam_beta2": 0.998, "adam_epsilon": 1e-7}
+
+
+def other(field: dataclasses.Field) -> Any:
+    """Return a value of JSON that isn't the default."""
+    if field.name in VALUES:
+        return VALUES[field.name]
+    default = field.default
+    if isinstance(default, bool) or "bool" in str(field.type):
+        return not default
+    if isinstance(default, int | float):
+        return default + (3 if isinstance(default, int) else 0.25)
+    return 7 if "int" in str(field.type) else "other"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> dict[str, Any]:
+    """Every argument that a baseline may have, and that isn't a knob of the search."""
+    path = tmp_path_factory.mktemp("baseline") / "args.json"
+    left = SEARCHED_ARGUMENTS | _LEFT_OUT | _WITHOUT_EFFECT | set(_REFUSED)
+    fields = [field for field in dataclasses.fields(TrainingArguments) if field.name not in left]
+    path.write_text(json.dumps({field.name: other(field) for field in fields}))
+    found = read_arguments(path).fixed
+    assert set(found) == {field.name for field in fields}
+    return found
+
+
+def constant(source: str, name: str) -> Any:
+    (value,) = [n.value for n in ast.parse(source).body if isinstance(n, ast.Assign) and n.targets[0].id == name]
+    return ast.literal_eval(value)
+
+
+def carried(target: str, content: str, name: str, value: Any) -> bool:
+    if target in ("python", "trl"):
+        if name == "max_steps":
+            return LOOP[name] in content
+        told = constant(content, "SFT_ARGUMENTS" if target == "trl" else "TRAINING_ARGUMENTS")
+        return name in told and told[name] == value
+    if target == "accelerate-loop":
+        return LOOP.get(name, "no such line") in content
+    document = yaml.safe_load(content)
+    if target == "torchtune":
+        if name == "lr_scheduler_type":
+            return str(value) in document["lr_scheduler"]["_component_"]
+        for step in TORCHTUNE.get(name, ("no such setting",)):
+            document = document[step] if isinstance(document, list) else document.get(step)
+            if document is None:
+                return False
+        return bool(document == value)
+    if target == "axolotl":
+        if name == "report_to":
+            return document.get("use_tensorboard") is True
+        if name == "push_to_hub":
+            return document.get("hub_model_id") is not None
+        name = AXOLOTL.get(name, name)
+    return name in document and document[name] == value
+
+
+@pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl", "axolotl", "llama-factory", "torchtune"])
+def test_each_of_the_users_arguments_is_carried_or_told(target, own):
+    made = drafted(target, own=own)
+    content = next(iter(made.files.values()))
+    told = {line.removeprefix("your own argument ").partition("=")[0] for line in made.lost}
+    told |= {"optim_args"} if any("optimizer" in line and "rank=64" in line for line in made.lost) else set()
+    missing = [name for name, value in own.items() if name not in told and not carried(target, content, name, value)]
+    assert not missing
+    both = [name for name in told & set(own) if carried(target, content, name, own[name])]
+    assert not both
+
+
+def test_what_tools_have_fields_for_is_carried():
+    own = {"num_train_epochs": 5.0, "save_steps": 77, "logging_steps": 9, "neftune_noise_alpha": 5.0}
+    for target in ("axolotl", "llama-factory"):
+        made = drafted(target, own=own)
+        document = yaml.safe_load(next(iter(made.files.values())))
+        assert made.lost == ()
+        assert document["num_epochs" if target == "axolotl" else "num_train_epochs"] == 5.0
+        assert {name: document[name] for name in ("save_steps", "logging_steps", "neftune_noise_alpha")} == {
+            "save_steps": 77, "logging_steps": 9, "neftune_noise_alpha": 5.0
+        }  # fmt: skip
+    told = drafted("torchtune", own=own)
+    document = yaml.safe_load(told.files["torchtune.yaml"])
+    assert (document["epochs"], document["log_every_n_steps"]) == (5, 9)
+    assert told.lost == ("your own argument save_steps=77", "your own argument neftune_noise_alpha=5.0")
+
+
+@pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl", "axolotl", "llama-factory", "torchtune"])
+def test_arguments_that_all_are_the_defaults_are_not_told(target, tmp_path):
+    path = tmp_path / "args.json"
+    path.write_text(TrainingArguments(str(tmp_path), use_cpu=True).to_json_string())
+    made = drafted(target, own=read_arguments(path).fixed)
+    assert made.lost == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "own", "line"),
+    [
+        ("torchtune", {"warmup_steps": 0.1}, "warm-up over 10% of the steps: it counts steps, of which it has none"),
+        ("torchtune", {"num_train_epochs": 1.5}, "your own argument num_train_epochs=1.5"),
+        ("axolotl", {"logging_steps": 0.1}, "your own argument logging_steps=0.1"),
+        ("axolotl", {"save_strategy": "epoch", "save_steps": 9}, "your own argument save_steps=9"),
+        ("axolotl", {"hub_model_id": "me/mine"}, "your own argument hub_model_id='me/mine'"),
+        ("axolotl", {"report_to": ["abacus"]}, "your own argument report_to=['abacus']"),
+        ("python", {"num_train_epochs": 5.0}, "your own argument num_train_epochs=5.0"),
+        ("trl", {"eval_strategy": "epoch"}, "your own argument eval_strategy='epoch'"),
+        ("accelerate-loop", {"max_steps": 1}, "your own argument max_steps=1"),
+    ],
+)
+def test_a_value_that_a_target_can_not_say_is_told(target, own, line):
+    assert drafted(target, own=own).lost == (line,)
+
+
+def test_a_share_of_steps_to_warm_up_over_is_one_for_axolotl():
+    document = yaml.safe_load(drafted("axolotl", own={"warmup_steps": 0.125}).files["axolotl.yaml"])
+    assert document["warmup_ratio"] == 0.125
+    assert "warmup_steps" not in document

@@ -1,0 +1,176 @@
+"""How a measured configuration is launched, and the files that launchers and libraries read."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from factories import make_config, make_gpu, make_hardware, make_spec, make_workload
+
+from autotune.errors import InputError
+from autotune.exports import launch_files
+from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, Measured
+from autotune.training.arguments import plan
+from autotune.values.config import Parallelism
+from autotune.values.hardware import installed_versions
+
+
+def measured(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None = None, **spread: Any) -> Measured:
+    config = make_config(2, parallelism=Parallelism(world_size=world_size, **spread), **(knobs or {}))
+    hardware = hardware or make_gpu(cores=8)
+    workload = make_workload(
+        model=make_spec(config={"hidden_size": 100}), fixed_arguments=(knobs or {}) and {"max_grad_norm": 0.5}
+    )
+    arguments = plan(config, workload, hardware).tuned
+    return Measured(config, workload, arguments, is_cpu=hardware.is_cpu, cores=hardware.cores)
+
+
+def document(name: str, *args: Any, **spread: Any) -> dict[str, Any]:
+    text = launch_files.text_of(name, measured(*args, **spread))
+    return yaml.safe_load(text) if name == ACCELERATE else json.loads(text)
+
+
+def test_one_process_needs_no_launcher():
+    assert launch_files.commands(measured(1)) == ("python train.py",)
+
+
+def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
+    first, second = launch_files.commands(measured(4))
+    assert first == "OMP_NUM_THREADS=2 torchrun --standalone --nproc_per_node 4 train.py"
+    assert second == "OMP_NUM_THREADS=2 accelerate launch --config_file accelerate.yaml train.py"
+
+
+def test_accelerate_would_start_one_process_on_a_cpu():
+    assert len(launch_files.commands(measured(2, hardware=make_hardware()))) == 1
+    with pytest.raises(InputError, match="torchrun starts them all"):
+        document(ACCELERATE, 2, hardware=make_hardware())
+
+
+def test_offload_on_one_device_is_launched_all_the_same():
+    commands = launch_files.commands(measured(1, sharding="zero_2", offload="optimizer"))
+    assert commands[0].endswith("torchrun --standalone --nproc_per_node 1 train.py")
+
+
+@pytest.mark.parametrize(
+    ("spread", "there"),
+    [
+        ({"world_size": 1}, {ARGUMENTS, ACCELERATE}),
+        ({}, {ARGUMENTS, ACCELERATE}),
+        ({"sharding": "fsdp_full"}, {ARGUMENTS, ACCELERATE, FSDP}),
+        ({"sharding": "zero_3"}, {ARGUMENTS, ACCELERATE, DEEPSPEED}),
+        ({"hardware": make_hardware()}, {ARGUMENTS}),
+    ],
+)
+def test_there_are_files_for_what_is_used(spread, there):
+    assert set(launch_files.formats(measured(**spread))) == there
+
+
+def test_a_file_for_what_is_not_used_is_refused():
+    with pytest.raises(InputError, match="deepspeed: the configuration doesn't use it \\(fsdp_full\\)"):
+        document(DEEPSPEED, sharding="fsdp_full")
+    with pytest.raises(InputError, match="fsdp: the configuration doesn't use it \\(none\\)"):
+        document(FSDP)
+
+
+def test_deepspeeds_file_has_the_figures_that_the_trainer_would_fill_in():
+    found = document(DEEPSPEED, 4, sharding="zero_3", knobs={"precision": "bf16"})
+    assert "auto" not in json.dumps(found)
+    assert (found["train_batch_size"], found["train_micro_batch_size_per_gpu"]) == (16, 2)
+    assert (found["gradient_accumulation_steps"], found["gradient_clipping"]) == (2, 0.5)
+    assert found["bf16"] == {"enabled": True}
+    assert found["zero_optimization"]["stage3_prefetch_bucket_size"] == 9000
+    assert found["zero_optimization"]["stage3_param_persistence_threshold"] == 1000
+
+
+def test_accelerates_file_leaves_to_deepspeed_what_is_deepspeeds():
+    found = document(ACCELERATE, sharding="zero_3", knobs={"precision": "bf16"})
+    assert found["distributed_type"] == "DEEPSPEED"
+    assert "mixed_precision" not in found
+    assert found["deepspeed_config"]["deepspeed_config_file"] == "deepspeed.json"
+    assert found["deepspeed_config"]["zero3_init_flag"] is True
+
+
+def test_accelerates_file_says_of_fsdp_what_was_measured():
+    found = document(ACCELERATE, sharding="fsdp_grad_op", wrapping="size", knobs={"precision": "bf16"})
+    settings = document(FSDP, sharding="fsdp_grad_op", wrapping="size")
+    assert (found["distributed_type"], found["num_processes"], found["mixed_precision"]) == ("FSDP", 2, "bf16")
+    assert found["fsdp_config"]["fsdp_reshard_after_forward"] is settings["reshard_after_forward"] is False
+    assert found["fsdp_config"]["fsdp_min_num_params"] == settings["min_num_params"]
+
+
+def test_files_and_commands_are_written_together(tmp_path):
+    paths = launch_files.save(measured(sharding="zero_2"), tmp_path / "new")
+    assert {path.name for path in paths} == {
+        "training_args.json", "accelerate.yaml", "deepspeed.json", "launch.txt",
+    }  # fmt: skip
+    assert all(path.read_text() for path in paths)
+    assert "torchrun" in (tmp_path / "new/launch.txt").read_text()
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp_full", "zero_3"])
+def test_accelerate_reads_its_file(sharding, tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    launch_files.save(measured(sharding=sharding), tmp_path)
+    config = load_config_from_file(str(tmp_path / "accelerate.yaml"))
+    assert config.num_processes == 2
+    kinds = {"none": "MULTI_GPU", "fsdp_full": "FSDP", "zero_3": "DEEPSPEED"}
+    assert config.distributed_type == kinds[sharding]
+
+
+def test_training_arguments_read_their_file_and_fsdps(tmp_path):
+    from transformers import HfArgumentParser, TrainingArguments
+
+    on_cpu = make_hardware(versions=installed_versions())  # whose arguments can be made here
+    launch_files.save(measured(2, sharding="fsdp_grad_op", hardware=on_cpu), tmp_path)
+    parser = HfArgumentParser((TrainingArguments,))
+    (args,) = parser.parse_json_file(str(tmp_path / "training_args.json"))
+    assert args.fsdp is True
+    assert args.fsdp_plugin_args["reshard_after_forward"] is False
+    by_file = TrainingArguments(
+        str(tmp_path), fsdp=True, fsdp_config=str(tmp_path / "fsdp.json"), use_cpu=True, report_to="none"
+    )
+    assert by_file.fsdp_plugin_args == args.fsdp_plugin_args
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # DeepSpeed's imports
+@pytest.mark.parametrize(
+    "spread",
+    [
+        {"sharding": "zero_1"},
+        {"sharding": "zero_2", "offload": "optimizer"},
+        {"sharding": "zero_3", "offload": "parameters"},
+        {"sharding": "zero_3", "offload": "optimizer", "offload_to": "nvme", "nvme_path": "/nvme"},
+    ],
+)
+def test_deepspeed_reads_its_file(spread, tmp_path, monkeypatch):
+    pytest.importorskip("deepspeed")
+    from deepspeed.runtime import config as deepspeed_config
+
+    monkeypatch.setattr(deepspeed_config.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(deepspeed_config.dist, "get_world_size", lambda: 2)
+    launch_files.save(measured(2, knobs={"precision": "bf16"}, **spread), tmp_path)
+    config = deepspeed_config.DeepSpeedConfig(str(tmp_path / "deepspeed.json"))
+    assert (config.train_batch_size, config.train_micro_batch_size_per_gpu) == (16, 2)
+    assert config.gradient_clipping == 0.5
+    assert config.zero_optimization_stage == int(spread["sharding"][-1])
+    optimizer, parameters = config.zero_config.offload_optimizer, config.zero_config.offload_param
+    assert (optimizer is not None) == ("offload" in spread)
+    assert (parameters is not None) == (spread.get("offload") == "parameters")
+    assert optimizer is None or optimizer.device == spread.get("offload_to", "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("sharding", ["zero_1", "zero_3"])
+def test_training_arguments_take_deepspeeds_file_beside_their_own(sharding, tmp_path):
+    pytest.importorskip("deepspeed")
+    from transformers import TrainingArguments
+
+    one = measured(1, sharding=sharding, offload="optimizer", hardware=make_hardware())
+    launch_files.save(one, tmp_path)
+    own = json.loads((tmp_path / "training_args.json").read_text())
+    by_file = TrainingArguments(str(tmp_path), **{**own, "deepspeed": str(tmp_path / "deepspeed.json")})
+    assert by_file.hf_deepspeed_config.mismatches == []
+    assert by_file.hf_deepspeed_config.is_zero3() == (sharding == "zero_3")

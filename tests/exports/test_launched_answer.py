@@ -1,0 +1,53 @@
+"""An answer for two devices trains under torchrun what was measured: `pytest -m slow`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.values.config import Parallelism
+from autotune.values.hardware import detect
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from export_throughput import compare, launched  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def path(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The answer of a short search over two processes."""
+    folder = tmp_path_factory.mktemp("spread")
+    result = autotune.find(
+        str(tiny_llama),
+        devices=2,
+        device="cpu",
+        space="cpu",
+        seq_len=64,
+        effort="quick",
+        max_trials=2,
+        run_dir=folder / "run",
+    )
+    result.save(folder / "best-config.json")
+    return folder / "best-config.json"
+
+
+def test_the_command_of_the_answer_trains_what_was_measured(path):
+    result = autotune.load(path)
+    assert result.best.config.parallelism == result.baseline.config.parallelism == Parallelism(world_size=2)
+    (only,) = compare(path, detect("cpu"), count=1, seconds=2)
+    print(only)
+    # Two launchers of the same processes, on a machine that may be busy: the order of magnitude, and no copy idle.
+    assert 0.3 < only.ratio < 3
+
+
+def test_a_command_is_made_of_its_line():
+    command, told = launched("OMP_NUM_THREADS=4 torchrun --nproc_per_node 2 train.py", ["a.py", "--steps", "3"])
+    assert told == {"OMP_NUM_THREADS": "4"}
+    assert command == [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node", "2", "a.py", "--steps", "3"]
+    assert launched("python train.py", ["a.py"]) == ([sys.executable, "a.py"], {})

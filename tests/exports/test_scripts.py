@@ -1,0 +1,251 @@
+"""Exported scripts run as they are, in this process, on tiny checkpoints: they train, and they train what was measured.
+
+Their stand-in samples are replaced by uneven ones where losses are compared, since labels of equal number hide a loss
+that is weighted wrongly. Learning rate and weight decay are large, so that each step tells of those before it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from conftest import ROOT, TINY_LLAMA, write_model
+from exporting import answer_of
+from factories import make_config, make_hardware, make_workload
+from transformers import Trainer, default_data_collator, set_seed
+
+from autotune.exports.targets import draft
+from autotune.training.build import build_model
+from autotune.training.resolve import resolve
+from autotune.tuning_result import TuningResult
+from autotune.values.config import Parallelism
+from autotune.values.hardware import installed_versions
+from autotune.values.model import Task
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from exported_scripts import tokenizer
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),  # peft 0.21 asks for it
+]
+
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {**TINY_LLAMA, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 96},
+    "gpt2": {
+        "model_type": "gpt2", "vocab_size": 96, "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64, **SPECIAL,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    },
+    "t5": {
+        "model_type": "t5", "vocab_size": 96, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2,
+        "decoder_start_token_id": 0, "dropout_rate": 0.0, "pad_token_id": 0, "eos_token_id": 2,
+    },
+    "bert": {"model_type": "bert", "vocab_size": 96, **SIZES, **NO_DROPOUT, "max_position_embeddings": 64},
+    "vit": {"model_type": "vit", "image_size": 32, "patch_size": 16, **SIZES, **NO_DROPOUT},
+    "wav2vec2": {
+        "model_type": "wav2vec2", "vocab_size": 16, **SIZES, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 8,
+        "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False, "layerdrop": 0.0, "ctc_zero_infinity": True,
+        **dict.fromkeys(("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout"), 0.0),
+    },
+    "whisper": {
+        "model_type": "whisper", "vocab_size": 96, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+        "num_mel_bins": 4, "max_source_positions": 24, "max_target_positions": 24, "decoder_start_token_id": 1,
+        "dropout": 0.0, **SPECIAL,
+    },
+}  # fmt: skip
+STEPS = 3
+OWN = {"learning_rate": 0.02, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def fresh_state():
+    """Each script is a process by itself, and finds no accelerator that another has set up."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def answer(tmp_path) -> Callable[..., TuningResult]:
+    """Return a function that makes the answer for a tiny model, whose checkpoint lies where the answer has it."""
+
+    def made(model: str, task: Task, **knobs: Any) -> TuningResult:
+        folder = write_model(tmp_path / model, MODELS[model])
+        spec = resolve(str(folder))
+        own = knobs.pop("own", OWN)
+        set_seed(1)
+        build_model(spec, task, dtype="float32", device="cpu").save_pretrained(folder)
+        return answer_of(
+            make_config(2, **{"train_sampling_strategy": "sequential", **knobs}),
+            workload=make_workload(
+                model=spec, task=task, sequence_length=12, target_length=8, global_batch_size=8, fixed_arguments=own
+            ),
+            hardware=make_hardware(versions=installed_versions()),
+        )
+
+    return made
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys) -> Callable[..., dict[str, Any]]:
+    """Return a function that runs an exported script and returns what its last line says."""
+
+    def ran(result: TuningResult, target: str, data: Callable[..., Any] | None = None) -> dict[str, Any]:
+        ((name, source),) = draft(result, target).files.items()
+        path = tmp_path / name
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+        if data is not None:
+            script.training_data = data
+        arguments = ["--steps", str(STEPS)]
+        arguments += [] if target == "accelerate-loop" else ["--output-dir", str(tmp_path / "out")]
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        script.main()
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return ran
+
+
+def uneven(task: Task) -> Callable[..., list[dict[str, torch.Tensor]]]:
+    """Return a function that makes samples with 2 to 8 labels each."""
+
+    def data(config: Any, count: int) -> list[dict[str, torch.Tensor]]:
+        random = torch.Generator().manual_seed(5)
+        ids = torch.randint(8, 90, (count, 12), generator=random)
+        targets = ids if task is not Task.SEQ2SEQ_LM else torch.randint(8, 90, (count, 8), generator=random)
+        positions = torch.arange(targets.shape[1])
+        labels = [torch.where(positions < 2 + (3 * n) % 7, row, -100) for n, row in enumerate(targets)]
+        return [{"input_ids": one, "labels": label} for one, label in zip(ids, labels, strict=True)]
+
+    return data
+
+
+def reference(result: TuningResult, data: Callable[..., Any], output: Path) -> float:
+    """The loss of the Trainer that trials run."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    head = AutoModelForSeq2SeqLM if result.workload.task is Task.SEQ2SEQ_LM else AutoModelForCausalLM
+    model = head.from_pretrained(result.workload.model.path, **result.model_kwargs())
+    arguments = result.training_arguments(output, max_steps=STEPS, report_to="none")
+    samples = data(model.config, STEPS * 8)
+    trainer = Trainer(
+        model=result.prepare_model(model), args=arguments, train_dataset=samples, data_collator=default_data_collator
+    )
+    loss = trainer.train().training_loss
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        ("t5", Task.SEQ2SEQ_LM),
+        pytest.param("gpt2", Task.CAUSAL_LM, marks=pytest.mark.slow),
+        pytest.param("llama", Task.CAUSAL_LM, marks=pytest.mark.slow),
+    ],
+)
+def test_scripts_do_the_step_that_was_measured(answer, run, model, task, tmp_path):
+    result, data = answer(model, task), uneven(task)
+    measured = reference(result, data, tmp_path / "reference")
+    assert run(result, "python", data)["loss"] == pytest.approx(measured, rel=1e-5)
+    assert run(result, "accelerate-loop", data)["loss"] == pytest.approx(measured, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["python", "accelerate-loop"])
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        ("bert", Task.MASKED_LM),
+        ("bert", Task.SEQUENCE_CLASSIFICATION),
+        ("gpt2", Task.SEQUENCE_CLASSIFICATION),
+        ("vit", Task.IMAGE_CLASSIFICATION),
+        ("wav2vec2", Task.SPEECH_CTC),
+        ("wav2vec2", Task.AUDIO_CLASSIFICATION),
+        ("whisper", Task.SPEECH_SEQ2SEQ),
+    ],
+)
+def test_every_task_trains_on_its_stand_ins(answer, run, target, model, task):
+    printed = run(answer(model, task), target)
+    assert printed["samples_per_second"] > 0
+    assert 0 < printed["loss"] < 1000  # of CTC a sum over labels
+    assert printed["measured_by_autotune"] == 20.0
+
+
+KNOBS = {
+    "bf16": {"precision": "bf16"},
+    "pure-bf16": {"precision": "pure_bf16"},
+    "checkpointing": {"checkpointing": "full"},
+    "every-2nd": {"checkpointing": "every-2nd"},
+    "adafactor": {"optim": "adafactor"},
+    "8-bit": {"optim": "adamw_bnb_8bit"},
+    "compile": {"torch_compile_backend": "inductor"},
+    "workers": {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2},
+    "by-length": {"train_sampling_strategy": "group_by_length"},
+    "packing": {"packing": True},
+    "lora": {"adapter": {"kind": "lora", "rank": 2}},
+    "lora-checkpointed": {"adapter": {"kind": "lora", "rank": 2}, "checkpointing": "full"},
+    "bitfit": {"adapter": {"kind": "bitfit"}},
+    "prefix": {"adapter": {"kind": "prefix"}},
+    "p-tuning": {"adapter": {"kind": "p-tuning"}},
+    "qlora": {"adapter": {"kind": "lora", "rank": 2}, "quantization": "nf4"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knobs", list(KNOBS))
+def test_trainer_and_loop_agree_with_every_knob(answer, run, knobs):
+    model = "gpt2" if knobs == "bitfit" else "llama"
+    settings = KNOBS[knobs]
+    result = answer(model, Task.CAUSAL_LM, **settings)
+    by_trainer, by_loop = run(result, "python"), run(result, "accelerate-loop")
+    assert by_trainer["samples_per_second"] > 0
+    # New weights are drawn by each script as it comes to them, and samples by length in an order of its own.
+    drawn = "adapter" in settings or "train_sampling_strategy" in settings
+    assert by_loop["loss"] == pytest.approx(by_trainer["loss"], rel=0.05 if drawn else 2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knobs", ["bf16", "checkpointing", "lora", "by-length"])
+@pytest.mark.filterwarnings("default")
+def test_trl_trains_as_the_trainer_does(answer, run, knobs):
+    pytest.importorskip("trl")
+    result = answer("llama", Task.CAUSAL_LM, **KNOBS[knobs])
+    tokenizer(MODELS["llama"]["vocab_size"]).save_pretrained(result.workload.model.path)
+    by_trainer, by_trl = run(result, "python"), run(result, "trl")
+    # The same random samples in another order where they are grouped, and other random weights of an adapter.
+    assert by_trl["loss"] == pytest.approx(by_trainer["loss"], rel=0.05 if knobs in ("lora", "by-length") else 2e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
+    alone = answer("t5", Task.SEQ2SEQ_LM)
+    expected = run(alone, "accelerate-loop")["loss"]
+    config = alone.best.config.model_copy(update={"parallelism": Parallelism(world_size=2)})
+    together = answer_of(config, workload=alone.workload, hardware=alone.hardware)
+    exported = together.export("accelerate-loop", tmp_path / "two")
+    torchrun = Path(sys.executable).with_name("torchrun")
+    command = [torchrun, "--standalone", "--nproc_per_node", "2", exported.paths[0], "--steps", STEPS]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    (printed,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
+    assert json.loads(printed)["loss"] == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,204 @@
+"""`AutotuneCallback` in real trainings of a tiny model, and by a clock of the test's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from finished_searches import make_search
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from autotune import AutotuneCallback
+from autotune.errors import InputError
+from autotune.integrations.callback import DISCARDED_STEPS, FILE_NAME
+from autotune.integrations.promise import Production
+from autotune.tuning_result import TuningResult
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory) -> TuningResult:
+    _, found = make_search(tmp_path_factory.mktemp("search") / "run")
+    return found
+
+
+@pytest.fixture(scope="module")
+def path(result, tmp_path_factory):
+    file = tmp_path_factory.mktemp("answer") / "best-config.json"
+    result.save(file)
+    return file
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int):
+        ids = torch.arange(8) + index % 16
+        return {"input_ids": ids, "labels": ids}
+
+
+def trained(callback: AutotuneCallback, folder, *, samples: int = 64, **arguments) -> Trainer:
+    """Train a tiny model, two samples a step."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+        )
+    )
+    usual = {
+        "per_device_train_batch_size": 2, "max_steps": 12, "logging_steps": 4, "save_strategy": "no", "use_cpu": True,
+        "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False,
+    }  # fmt: skip
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(str(folder), **{**usual, **arguments}),
+        train_dataset=Texts(samples),
+        eval_dataset=Texts(4),
+        callbacks=[callback],
+    )
+    trainer.train()
+    return trainer
+
+
+def test_a_training_says_at_its_end_how_fast_it_was(path, tmp_path, capfd):
+    callback = AutotuneCallback(path)
+    trained(callback, tmp_path, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=6)
+    report = callback.report
+    assert report.steps == 12 - DISCARDED_STEPS - 1  # and the last
+    assert report.samples_per_step == 2
+    assert report.samples_per_second > 0
+    assert 0 <= report.data_wait_share < 1
+    assert report.memory.resident_bytes > 0
+    assert "2 samples a step (promised 16)" in report.reasons
+    assert any(reason.startswith("per_device_train_batch_size 2 (promised") for reason in report.reasons)
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("autotune: ")]
+    assert told == [f"autotune: {report}"]
+    (line,) = (tmp_path / FILE_NAME).read_text().splitlines()
+    assert Production.model_validate_json(line) == report
+
+
+def test_each_training_adds_a_line(result, tmp_path):
+    for _ in range(2):
+        trained(AutotuneCallback(result), tmp_path, max_steps=1)
+    lines = (tmp_path / FILE_NAME).read_text().splitlines()
+    assert [json.loads(line)["samples_per_second"] for line in lines] == [None, None]
+
+
+def test_steps_that_are_not_whole_dont_count(result, tmp_path):
+    """Five batches an epoch, two a step: the third step of an epoch has one; the first and last don't count either."""
+    callback = AutotuneCallback(result)
+    trained(callback, tmp_path, samples=10, gradient_accumulation_steps=2, max_steps=9)
+    assert callback.report.steps == 2  # the second of the second and of the third epoch
+    assert callback.report.samples_per_step == 4
+
+
+def test_the_promised_arguments_and_machine_give_no_reason(result, tmp_path):
+    """The arguments of the answer itself, as a user takes them from it."""
+    arguments = result.training_arguments(str(tmp_path), max_steps=1)
+    callback = AutotuneCallback(result)
+    callback.on_train_begin(arguments, None, None)
+    report = callback._production(arguments, None)
+    about_arguments = [reason for reason in report.reasons if "(promised on" not in reason and "with" not in reason]
+    assert [reason for reason in about_arguments if "processes" not in reason and "hypervisor" not in reason] == []
+
+
+def test_an_answer_without_measurement_or_file_is_refused(result, tmp_path):
+    nothing = result.model_copy(update={"best": result.best.model_copy(update={"measurement": None})})
+    with pytest.raises(InputError, match="no measurement"):
+        AutotuneCallback(nothing)
+    with pytest.raises(InputError, match=r"none\.json: No such file"):
+        AutotuneCallback(tmp_path / "none.json")
+
+
+class ScriptedClock:
+    """A clock that stands still until it is told how much time has passed."""
+
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def settle(self) -> None:
+        pass
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class Course:
+    """The Trainer's calls, each part of a step taking a second or more."""
+
+    def __init__(self, result: TuningResult) -> None:
+        self.clock = ScriptedClock()
+        self.callback = AutotuneCallback(result, clock=self.clock)
+        self.args = SimpleNamespace(device=torch.device("cpu"), gradient_accumulation_steps=1, train_batch_size=8)
+        self.callback.on_train_begin(self.args, None, None)
+        self.callback.on_epoch_begin(self.args, None, None)
+
+    def step(self, *, data: float = 1.0, compute: float = 3.0, then: str = "", takes: float = 0.0) -> None:
+        self.clock.now += data
+        self.callback.on_step_begin(self.args, None, None)
+        self.clock.now += compute
+        self.callback.on_step_end(self.args, None, None)
+        if then:
+            self.clock.now += takes
+            getattr(self.callback, then)(self.args, None, None)
+
+    def seen(self) -> tuple[int, float, float]:
+        self.callback.on_epoch_end(self.args, None, None)
+        self.callback._read()
+        return self.callback._steps, self.callback._total_s, self.callback._waited_s
+
+
+def test_a_step_counts_with_the_wait_for_its_data(result):
+    course = Course(result)
+    for _ in range(DISCARDED_STEPS + 3):
+        course.step()
+    assert course.seen() == (2, 8.0, 2.0)  # the last may have been short
+
+
+@pytest.mark.parametrize("then", ["on_log", "on_evaluate", "on_save"])
+def test_what_goes_on_between_steps_doesnt_count(result, then):
+    course = Course(result)
+    for number in range(DISCARDED_STEPS + 5):
+        course.step(then=then if number == DISCARDED_STEPS + 1 else "", takes=100.0)
+    assert course.seen() == (4, 16.0, 4.0)
+
+
+def test_the_first_step_of_an_epoch_doesnt_count(result):
+    course = Course(result)
+    for _ in range(DISCARDED_STEPS + 2):
+        course.step()
+    course.callback.on_epoch_end(course.args, None, None)
+    course.callback.on_epoch_begin(course.args, None, None)
+    for data in (50.0, 1.0, 1.0):
+        course.step(data=data)
+    assert course.seen() == (2, 8.0, 2.0)
+
+
+def test_a_long_training_doesnt_pile_up_marks(result, monkeypatch):
+    monkeypatch.setattr("autotune.integrations.callback._MOST_PENDING", 4)
+    course = Course(result)
+    for number in itertools.count():
+        course.step()
+        assert len(course.callback._pending) < 4
+        if number == 30:
+            break
+    assert course.seen()[0] == 30 - DISCARDED_STEPS
+
+
+def test_the_promise_of_a_result_is_that_of_its_file(result, path):
+    assert AutotuneCallback(path)._promise == AutotuneCallback(result)._promise

@@ -1,0 +1,196 @@
+"""Trackers are told of each trial once, whatever happens; what is wrong with one costs a search a line."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from factories import make_plan, make_result
+from search_events import Heard
+from typer.testing import CliRunner
+
+from autotune.cli.main import app
+from autotune.errors import InputError, MachineError
+from autotune.integrations import tracking
+from autotune.integrations.tracking import Tracking
+from autotune.output.gather import command
+from autotune.planning.options import Options
+from autotune.storage.run_directory import RunDirectory
+from autotune.value import write_value
+from autotune.values.events import TrialEnded
+
+PLAN = make_plan()
+
+
+class Remembered:
+    """A tracker that keeps what it is told, in a list that outlives it."""
+
+    def __init__(self, told: list) -> None:
+        self.told = told
+
+    def open(self, search, known_as):
+        self.told.append(("open", known_as))
+        return "as this"
+
+    def trial(self, entry):
+        self.told.append(("trial", entry.step))
+
+    def answer(self, entry):
+        self.told.append(("answer", entry.name))
+
+    def close(self):
+        self.told.append(("close", None))
+
+
+class Failing(Remembered):
+    """A tracker whose server is away from the second trial on."""
+
+    def trial(self, entry):
+        super().trial(entry)
+        if entry.step == 1:
+            raise ConnectionError("no route to host")
+
+
+class Silent(Remembered):
+    """A tracker that never comes back."""
+
+    def trial(self, entry):
+        time.sleep(60)
+
+
+class Quitting(Remembered):
+    """A library that ends the process when it can't log in."""
+
+    def open(self, search, known_as):
+        raise SystemExit("log in first")
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    (tmp_path / "run").mkdir()
+    return RunDirectory(tmp_path / "run")
+
+
+def ended(number: int) -> TrialEnded:
+    return TrialEnded(result=make_result(number=number), changes=(), best_samples_per_second=None)
+
+
+def on_disk(directory: RunDirectory, *numbers: int) -> None:
+    for number in numbers:
+        folder = directory.path / "trials" / f"{number:04d}"
+        folder.mkdir(parents=True)
+        write_value(make_result(number=number), folder / "result.json")
+
+
+def tell(directory, kind, told, *numbers, heard=None, limit_s=30.0) -> Heard:
+    """Run a search of these trials with one tracker."""
+    heard = Heard() if heard is None else heard
+    made = Tracking(PLAN, directory, heard, {"one": lambda: kind(told)}, limits_s=(limit_s, limit_s))
+    with made:
+        for number in numbers:
+            made(ended(number))
+    return heard
+
+
+def test_each_trial_is_told_when_it_ends_and_passed_on(directory):
+    told: list = []
+    heard = tell(directory, Remembered, told, 0, 1)
+    assert told == [("open", ""), ("trial", 0), ("trial", 1), ("close", None)]
+    assert [event.result.request.number for event in heard] == [0, 1]
+
+
+def test_a_search_that_goes_on_tells_what_was_missed_and_nothing_twice(directory):
+    tell(directory, Remembered, [], 0, 1)
+    on_disk(directory, 0, 1, 2)  # the search was killed before the third was told
+    told: list = []
+    tell(directory, Remembered, told, 3)
+    assert told == [("open", "as this"), ("trial", 2), ("trial", 3), ("close", None)]
+
+
+def test_a_tracker_that_fails_is_a_note_and_is_told_of_no_further_trial(directory):
+    told: list = []
+    heard = tell(directory, Failing, told, 0, 1, 2)
+    assert told == [("open", ""), ("trial", 0), ("trial", 1)]
+    (note,) = heard.notes
+    assert note.startswith("one: ConnectionError: no route to host; the search goes on without it, and `autotune ")
+    assert sum(isinstance(event, TrialEnded) for event in heard) == 3
+    again: list = []
+    on_disk(directory, 0, 1, 2)
+    tell(directory, Remembered, again)
+    assert again == [("open", "as this"), ("trial", 1), ("trial", 2), ("close", None)]
+
+
+def test_a_tracker_that_falls_silent_is_given_up(directory):
+    heard = tell(directory, Silent, [], 0, 1, limit_s=0.05)
+    (note,) = heard.notes
+    assert note.startswith("one: no answer for 0 s; ")
+
+
+def test_a_library_that_wants_to_end_the_process_doesnt(directory):
+    heard = tell(directory, Quitting, [], 0)
+    assert heard.notes[0].startswith("one: SystemExit: log in first; ")
+
+
+def test_one_that_fails_leaves_the_others_alone(directory):
+    good: list = []
+    makers = {"bad": lambda: Failing([]), "good": lambda: Remembered(good)}
+    with Tracking(PLAN, directory, Heard(), makers) as made:
+        for number in range(3):
+            made(ended(number))
+    assert good == [("open", ""), ("trial", 0), ("trial", 1), ("trial", 2), ("close", None)]
+
+
+def test_the_answer_is_told(directory, tmp_path):
+    from finished_searches import make_search
+
+    _, result = make_search(tmp_path / "finished")
+    told: list = []
+    for _ in range(2):  # a finished search may be gone on with
+        with Tracking(PLAN, directory, Heard(), {"one": lambda: Remembered(told)}) as made:
+            assert made.end(result) is result
+    assert told.count(("answer", "answer")) == 1
+
+
+def test_without_trackers_nothing_is_written(directory):
+    with Tracking(PLAN, directory, Heard(), {}) as made:
+        made(ended(0))
+    assert list(directory.path.iterdir()) == []
+
+
+def test_names_are_read_as_they_are_typed(monkeypatch):
+    monkeypatch.setattr(tracking, "check", lambda names: None)
+    assert tracking.names("wandb, MLflow,wandb") == ("wandb", "mlflow")
+    assert tracking.names(["tensorboard"]) == ("tensorboard",)
+    assert tracking.names("") == ()
+
+
+def test_an_unknown_tracker_is_bad_input():
+    with pytest.raises(InputError, match=r"--report-to tensorbord: expected tensorboard, wandb, mlflow.*did you mean"):
+        tracking.names("tensorbord")
+
+
+def test_a_missing_library_is_said_before_the_search(monkeypatch):
+    monkeypatch.setattr("autotune.integrations.trackers.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MachineError, match=r'wandb is not installed; pip install "autotune-train\[wandb\]"'):
+        tracking.names("wandb")
+
+
+def test_a_folder_called_like_a_library_is_none(monkeypatch, tmp_path):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(MachineError, match="is not installed"):
+        tracking.names("wandb")
+
+
+def test_an_unknown_tracker_ends_the_command_with_2(tmp_path):
+    run = tmp_path / "run"
+    done = CliRunner().invoke(app, ["find", "--model", "gpt2", "--report-to", "nonesuch", "--run-dir", str(run)])
+    assert done.exit_code == 2
+    assert "--report-to nonesuch: expected tensorboard, wandb, mlflow" in done.output
+    assert not run.exists()
+
+
+def test_the_command_of_a_search_names_its_trackers():
+    options = Options(model="gpt2", report_to=("wandb", "mlflow"))
+    assert command(options) == "autotune find --model gpt2 --report-to wandb,mlflow"

@@ -1,0 +1,181 @@
+"""What is gathered of a run directory, whatever state it is in."""
+
+import fcntl
+import shutil
+
+import pytest
+from factories import OUT_OF_MEMORY, make_config, make_result
+from finished_searches import BASE, BEST, make_search
+
+from autotune.errors import InputError, RunDirectoryError
+from autotune.output.gather import command, ends_s, gather
+from autotune.planning.options import Options
+from autotune.storage.run_directory import RunDirectory, read_plan
+from autotune.tuning_result import load
+from autotune.value import write_value
+from autotune.values.result import TrialSummary
+from autotune.values.trial import Purpose, TrialStatus
+
+
+@pytest.fixture
+def run(tmp_path):
+    make_search(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_finished_search(run):
+    report = gather(run)
+    assert report.result.best.config == BEST
+    assert report.baseline == BASE
+    assert not report.is_running
+    assert report.nothing is None
+    assert len(report.trials) == len(RunDirectory(run).results()) + sum(t.number is None for t in report.result.trials)
+    assert report.explanation.winner == BEST
+    assert report.unfinished == 0
+
+
+def test_a_trial_has_its_figures(run):
+    first = gather(run).trials[0]
+    assert (first.label, first.purpose, first.status) == ("0", Purpose.BASELINE, TrialStatus.COMPLETED)
+    assert first.samples_per_second == pytest.approx(10.0)
+    assert first.prediction.samples_per_second == pytest.approx(11.0)
+    assert first.peak_bytes == 1 << 30
+    assert (first.duration_s, first.ended_s) == (10.0, 10.0)
+
+
+def test_gathering_changes_nothing(run):
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    gather(run)
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
+
+
+def test_a_running_search_says_so(run):
+    with (run / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert gather(run).is_running
+    assert not gather(run).is_running
+
+
+def test_a_killed_search_counts_what_it_had_begun(run):
+    (run / "trials" / "0099").mkdir()
+    report = gather(run)
+    assert report.unfinished == 1
+
+
+def test_a_search_before_its_first_answer(run):
+    (run / "best-config.json").unlink()
+    report = gather(run)
+    assert report.result is None
+    assert "autotune resume" in report.nothing
+    shutil.rmtree(run / "trials")
+    assert gather(run).nothing == "no trial has ended yet"
+
+
+def test_a_search_in_which_nothing_fits(run):
+    (run / "best-config.json").unlink()
+    shutil.rmtree(run / "trials")
+    for number in range(2):
+        folder = run / "trials" / f"{number:04d}"
+        folder.mkdir(parents=True)
+        write_value(make_result(make_config(2 - number), OUT_OF_MEMORY, number=number), folder / "result.json")
+    report = gather(run)
+    assert report.nothing.startswith("nothing fits 8.00 GiB: the closest, per_device_train_batch_size 1, still")
+    assert {t.status for t in report.trials} == {TrialStatus.OUT_OF_MEMORY}
+    assert report.explanation is None
+
+
+def test_refused_configurations_come_with_their_reasons(run):
+    path = run / "best-config.json"
+    answer = load(path)
+    config = make_config(2)
+    refused = TrialSummary(number=None, config=config, status=TrialStatus.REJECTED, cause="too slow")
+    answer.model_copy(update={"trials": (*answer.trials, refused)}).save(path)
+    last = gather(run).trials[-1]
+    assert (last.label, last.purpose, last.config, last.cause) == ("", None, config, "too slow")
+    assert [c.knob for c in last.changes] == ["per_device_train_batch_size"]
+
+
+def test_a_trial_whose_losses_are_refused_is_as_the_answer_has_it(run):
+    path = run / "best-config.json"
+    answer = load(path)
+    judged = answer.trials[-1].model_copy(update={"status": TrialStatus.INVALID, "cause": "learns something else"})
+    answer.model_copy(update={"trials": (*answer.trials[:-1], judged)}).save(path)
+    told = next(t for t in gather(run).trials if t.label == str(judged.number))
+    assert (told.status, told.cause) == (TrialStatus.INVALID, "learns something else")
+
+
+def test_a_directory_without_a_search_is_refused(tmp_path):
+    with pytest.raises(RunDirectoryError, match="holds no search"):
+        gather(tmp_path)
+
+
+def test_an_answer_that_can_not_be_read_is_refused(run):
+    (run / "best-config.json").write_text("{}")
+    with pytest.raises(InputError, match="not a result of autotune"):
+        gather(run)
+
+
+def test_a_search_that_was_not_traced_has_no_breakdown(run):
+    report = gather(run)
+    assert report.breakdowns == ()
+    assert report.no_breakdown == "the model was not traced in this search"
+
+
+def test_trials_ended_one_after_the_other_where_they_do_not_tell():
+    trials = [make_result(number=n, duration_s=s) for n, s in enumerate((3.0, 4.0, 5.0))]
+    assert ends_s(trials) == [3.0, 7.0, 12.0]
+
+
+def test_pauses_are_left_out_and_what_ran_at_once_counts_once():
+    began = [(100.0, 10.0), (102.0, 4.0), (110.0, 5.0), (9000.0, 2.0)]  # at once, after it, and the day after
+    trials = [make_result(number=n, duration_s=s).model_copy(update={"began": b}) for n, (b, s) in enumerate(began)]
+    assert ends_s(trials) == [10.0, 6.0, 15.0, 17.0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        ({"effort": "quick", "allow": "method"}, " --allow method --effort quick"),
+        ({"memory_bytes": 8 << 30}, " --memory 8GiB"),
+        ({"memory_bytes": 12 << 20}, " --memory 12MiB"),
+        ({"memory_bytes": (1 << 30) + 1}, " --memory 1073741825"),
+        ({"max_time_s": 90.0, "seed": 7}, " --max-time 90 --seed 7"),
+        ({"data": "my texts.jsonl"}, " --data 'my texts.jsonl'"),
+        ({"shallow": False, "record": False}, " --no-shallow --no-record"),
+        ({"exhaustive": True, "repeat": 2}, " --exhaustive --repeat 2"),
+        ({"train_tokens": 3e8}, " --train-tokens 300000000"),
+        ({"global_batch": "any", "trust_remote_code": True}, " --global-batch any --trust-remote-code"),
+    ],
+)
+def test_the_command_says_what_differs_from_the_defaults(fields, words):
+    assert command(Options(model="gpt2", **fields)) == f"autotune find --model gpt2{words}"
+
+
+def test_every_option_is_one_of_the_command_line():
+    """What `find` doesn't know couldn't be typed again."""
+    import typer
+
+    from autotune.cli.main import app
+
+    known = {o for p in typer.main.get_command(app).commands["find"].params for o in (*p.opts, *p.secondary_opts)}
+    for name, field in Options.model_fields.items():
+        example = {bool: True, int: 3, float: 2.0, str: "exact"}
+        values = [v for kind, v in example.items() if kind.__name__ in str(field.annotation)] or [field.default]
+        if name in ("model", "record"):
+            continue
+        try:
+            options = Options(**{"model": "m", name: values[0] if values[0] != field.default else 5})
+        except ValueError:
+            continue  # an enumeration whose words are others
+        options_written = [w for w in command(options).split() if w.startswith("--") and w != "--model"]
+        assert set(options_written) <= known
+
+
+def test_the_command_is_kept_with_the_plan(tmp_path):
+    run = tmp_path / "run"
+    plan, _ = make_search(run)
+    assert gather(run).command is None
+    write_value(plan.model_copy(update={"options": Options(model="tiny", effort="quick")}), run / "search.json")
+    assert read_plan(run).options.effort == "quick"
+    assert gather(run).command == "autotune find --model tiny --effort quick"

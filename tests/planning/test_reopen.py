@@ -1,0 +1,104 @@
+"""Other limits for a search that is gone on with."""
+
+import pytest
+from factories import make_budget, make_config, make_failure, make_limits, make_plan, make_result
+
+from autotune.errors import InputError
+from autotune.planning.options import Options
+from autotune.planning.reopen import is_over, limits_of, outlived, reopened
+from autotune.values.budget import Budget, Effort
+from autotune.values.trial import Purpose, TrialStatus
+
+RESULTS = [
+    make_result(make_config(), 10.0, number=0, purpose=Purpose.BASELINE),
+    make_result(make_config(16), 20.0, number=1),
+    make_result(make_config(16), 20.0, number=2, purpose=Purpose.FINAL),
+]
+
+
+def make(**fields):
+    defaults = {"budget": Budget.of(Effort.QUICK), "options": Options(model="gpt2", effort=Effort.QUICK)}
+    return make_plan(**{**defaults, **fields})
+
+
+def test_a_limit_that_is_given_takes_the_place_of_the_old_one_and_no_other_does():
+    plan = make()
+    later = reopened(plan, RESULTS, max_time_s=1200.0)
+    assert later.budget == plan.budget.model_copy(update={"max_time_s": 1200.0})
+    assert later.options == plan.options.model_copy(update={"max_time_s": 1200.0})
+    assert reopened(later, RESULTS, max_trials=50).budget.max_time_s == 1200.0
+
+
+def test_effort_stands_for_all_limits_but_those_given_with_it():
+    plan = reopened(make(), RESULTS, max_time_s=1200.0)
+    assert reopened(plan, RESULTS, effort=Effort.STANDARD).budget == Budget.of(Effort.STANDARD)
+    later = reopened(plan, RESULTS, effort=Effort.STANDARD, max_trials=7)
+    assert later.budget == Budget.of(Effort.STANDARD).limited(max_trials=7)
+    assert (later.options.effort, later.options.max_trials, later.options.max_time_s) == ("standard", 7, None)
+
+
+def test_whether_losses_are_compared_follows_the_effort():
+    assert reopened(make(), RESULTS, effort=Effort.STANDARD).loss_steps == 20
+    assert reopened(make(), RESULTS, max_trials=50).loss_steps == 0
+
+
+def test_with_more_time_a_trial_may_take_as_long_as_its_effort_lets_it():
+    plan = make(budget=Budget.of(Effort.QUICK).limited(max_time_s=30.0))
+    assert plan.budget.trial_timeout_s == 30.0
+    assert reopened(plan, RESULTS, max_time_s=600.0).budget.trial_timeout_s == Budget.of(Effort.QUICK).trial_timeout_s
+
+
+def test_finals_before_the_change_do_not_end_the_search():
+    assert reopened(make(), RESULTS, max_time_s=1200.0).reopened_at == 3
+    assert reopened(make(), [], max_time_s=1200.0).reopened_at == 0
+
+
+def test_what_changes_nothing_leaves_the_plan_as_it_is():
+    plan = make()
+    assert reopened(plan, RESULTS) is plan
+    assert reopened(plan, RESULTS, effort=Effort.QUICK) is plan
+    assert reopened(plan, RESULTS, max_time_s=plan.budget.max_time_s) is plan
+
+
+def test_where_the_answer_is_wanted_is_kept_until_it_is_wanted_elsewhere():
+    plan = reopened(make(), RESULTS, output="/here.json")
+    assert reopened(plan, RESULTS, max_trials=50).output == "/here.json"
+    assert reopened(plan, RESULTS, output="/there.json").output == "/there.json"
+
+
+def test_a_search_made_without_options_has_its_limits_changed_all_the_same():
+    plan = make(options=None, budget=make_budget(max_trials=5))
+    assert reopened(plan, RESULTS, max_trials=9).budget.max_trials == 9
+
+
+def test_the_points_of_a_recording_are_settled():
+    with pytest.raises(InputError, match="--effort thorough"):
+        reopened(make(exhaustive=True), RESULTS, effort=Effort.THOROUGH)
+    assert reopened(make(exhaustive=True), RESULTS, max_trials=9).budget.max_trials == 9
+
+
+def test_the_limits_and_what_is_spent_of_them_are_said():
+    later = reopened(make(), RESULTS, max_time_s=1200.0)
+    assert limits_of(later, RESULTS) == "the limits are 20 min and 12 trials now; 30 s and 1 trial are spent"
+
+
+def test_a_search_is_over_once_its_finals_have_begun_and_until_it_is_given_more():
+    assert is_over(make(), RESULTS)
+    assert not is_over(make(), RESULTS[:2])
+    assert not is_over(reopened(make(), RESULTS, max_time_s=1200.0), RESULTS)
+
+
+def timed_out(number=0, timeout_s=120.0, **fields):
+    limits = make_limits(timeout_s=timeout_s)
+    return make_result(make_config(), make_failure(TrialStatus.TIMED_OUT), number=number, limits=limits, **fields)
+
+
+def test_what_ended_at_a_shorter_limit_is_tried_again_where_nothing_completed():
+    first = timed_out()
+    plan = reopened(make(), [first], effort=Effort.STANDARD)
+    assert plan.budget.trial_timeout_s == 300.0
+    assert outlived(plan, [first]) == [first]
+    assert outlived(plan, [first, RESULTS[1]]) == []
+    assert outlived(plan, [timed_out(timeout_s=300.0)]) == []
+    assert outlived(plan, [timed_out(number=7)]) == []  # it has run within the new limits
+    assert outlived(make(), [first]) == []

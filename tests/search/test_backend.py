@@ -1,0 +1,93 @@
+"""What runs the trials, and what can't go together with several at once."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from autotune.errors import InputError, MachineError
+from autotune.execution.pool import LocalPool
+from autotune.execution.runner import LocalRunner
+from autotune.planning.options import Options
+from autotune.planning.planner import outline
+from autotune.search.backend import check, crew_of
+from autotune.search.parallel import FanOut
+from autotune.search.tuner import Tuner
+from autotune.units import GIB
+from autotune.values.placement import Fleet
+
+CORES = len(os.sched_getaffinity(0))
+two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"address": "auto"}, "--address auto: this is about a cluster; add --engine ray"),
+        ({"kind": "H100"}, "--kind H100: this is about a cluster; add --engine ray"),
+        ({"workers": 2, "exhaustive": True}, "--exhaustive: every point is measured alone.*leave out --workers 2"),
+        ({"engine": "ray", "exhaustive": True}, "--exhaustive.*leave out --engine ray"),
+        ({"workers": 2, "devices": "all"}, "--devices all: with --workers 2 say how many"),
+        ({"workers": 2, "shallow": True}, "--shallow: .*leave out --workers 2"),
+        ({"workers": 2, "device": "cuda:1"}, "--device cuda:1: names one device alone; with --workers 2 say --device"),
+    ],
+)
+def test_what_can_not_go_together_is_refused(fields, said):
+    with pytest.raises(InputError, match=said):
+        check(Options(model="m", **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"workers": 1, "exhaustive": True}, {"workers": 4}, {"engine": "ray", "address": "auto", "kind": "A"}],
+)
+def test_anything_else_is_not(fields):
+    check(Options(model="m", **fields))
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_one_place_is_a_runner_and_the_sequential_conductor(tmp_path, workers):
+    with crew_of(Fleet(workers=workers), tmp_path, device="cpu") as made:
+        assert isinstance(made.runner, LocalRunner)
+        assert made.runner is made.asker
+        assert made.conductor is Tuner
+        assert made.allotment.hardware.cores == CORES
+        assert not made.allotment.is_shared
+
+
+@two_cores
+def test_several_places_are_a_pool_and_each_trial_has_its_share(tmp_path):
+    with crew_of(Fleet(workers=2), tmp_path, device="cpu") as made:
+        assert isinstance(made.runner, LocalPool)
+        assert made.conductor is FanOut
+        share = made.allotment.hardware
+        assert share.cores == CORES // 2
+        assert share.free_bytes < share.memory_bytes / 2
+        assert made.allotment.is_shared
+        assert f"the answer is for training on {share.cores} core" in made.allotment.notes[0]
+
+
+@two_cores
+def test_a_search_goes_on_with_what_its_trials_had(tmp_path):
+    with crew_of(Fleet(workers=2), tmp_path, device="cpu") as made:
+        began = made.allotment.hardware
+    with crew_of(Fleet(workers=2), tmp_path, planned=began) as made:
+        assert made.allotment.hardware == began
+    with (
+        pytest.raises(MachineError, match="with 64 cores"),
+        crew_of(Fleet(workers=2), tmp_path, planned=began.model_copy(update={"cores": 64})),
+    ):
+        pass
+
+
+@two_cores
+def test_the_default_memory_is_a_share_and_more_than_that_is_refused(tmp_path):
+    with crew_of(Fleet(workers=2), tmp_path, device="cpu") as made:
+        share = made.allotment
+    usual = outline(Options(model="gpt2", workers=2), share)
+    assert usual.memory_bytes < share.hardware.free_bytes
+    assert usual.is_shared
+    assert share.notes[0] in usual.notes
+    with pytest.raises(InputError, match="each of 2 trials at a time can have"):
+        outline(Options(model="gpt2", workers=2, memory_bytes=share.hardware.free_bytes + GIB), share)

@@ -1,0 +1,172 @@
+"""The cost model of a search: traced by a child, read again by a resumed search, with what earlier ones learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import CRASHED, make_config, make_gpu, make_measurement, make_plan, make_result, make_space_file
+from profiles import make_family, make_profile, make_rates
+
+from autotune.cost.child import ENTRY, TraceRequest, Traces
+from autotune.cost.family import family_of
+from autotune.search.cost_model import cost_model, learn
+from autotune.storage.learned import read_observations, write_rates
+from autotune.units import GIB
+from autotune.value import write_value
+from autotune.values.trial import Memory
+
+SPACE = make_space_file({"precision": ["bf16", "fp32"], "per_device_train_batch_size": "lattice"})
+FP32, BF16 = make_family(), make_family(autocast="bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
+
+
+class Asker:
+    """Answers as a child would, in the search's directory; None for a child that dies."""
+
+    def __init__(self, directory: Path, answer: Traces | str | None) -> None:
+        self._directory = directory
+        self._answer = answer
+        self.asked: list[tuple[str, str, TraceRequest, float]] = []
+
+    def ask(self, name: str, entry: str, request: TraceRequest, *, timeout_s: float) -> Path:
+        self.asked.append((name, entry, request, timeout_s))
+        directory = self._directory / name
+        directory.mkdir()
+        if isinstance(self._answer, Traces):
+            write_value(self._answer, directory / "answer.json")
+        elif self._answer is not None:
+            (directory / "answer.json").write_text(self._answer)
+        return directory
+
+    @property
+    def request(self) -> TraceRequest:
+        ((_, _, request, _),) = self.asked
+        return request
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def predict(tmp_path, notes):
+    """Return a function that makes the cost model of a plan from what a child answers."""
+
+    def make(answer: Traces | str | None = Traces(profiles=(make_profile(FP32),)), **plan):  # noqa: B008
+        made = make_plan(**{"space": SPACE, **plan})
+        asker = Asker(tmp_path, answer)
+        model = cost_model(made, asker, tmp_path, lambda event: notes.append(event.text))
+        return model, asker
+
+    return make
+
+
+def test_the_child_is_asked_for_the_families_of_the_search_the_baselines_first(predict):
+    _, asker = predict(baseline=make_config(precision="fp32"))
+    assert asker.request.families == (FP32, BF16)
+
+
+def test_a_family_is_asked_for_once_whatever_the_micro_batch(predict):
+    _, asker = predict()
+    assert len(asker.request.families) == len(set(asker.request.families)) == 2
+
+
+def test_the_child_is_told_what_to_trace_and_for_how_long(predict):
+    _, asker = predict()
+    ((name, entry, request, timeout_s),) = asker.asked
+    assert (name, entry) == ("trace", ENTRY)
+    assert request.parameters == make_plan().facts.parameters
+    assert request.workload == make_plan().workload
+    assert request.limit_s < timeout_s
+
+
+def test_tracing_takes_a_small_share_of_a_short_search(predict):
+    short = make_plan().budget.model_copy(update={"max_time_s": 300.0})
+    _, asker = predict(budget=short)
+    assert asker.request.limit_s < 0.1 * 300
+
+
+def test_the_model_has_the_childs_profiles(predict):
+    model, _ = predict()
+    assert model.profiles == {FP32: make_profile(FP32)}
+    assert model.estimate(make_config()) is not None
+
+
+def test_what_could_not_be_traced_is_said(predict, notes):
+    predict(Traces(profiles=(make_profile(FP32),), failures=("tiny: no kernel",)))
+    assert notes == ["no prediction: tiny: no kernel"]
+
+
+@pytest.mark.parametrize("answer", [None, "{"])
+def test_a_child_that_dies_leaves_the_search_without_a_model(predict, notes, answer):
+    model, _ = predict(answer)
+    assert model is None
+    assert notes == ["no prediction: the model could not be traced: see trace/log.txt"]
+
+
+def test_nothing_traced_is_no_model(predict):
+    assert predict(Traces(profiles=(), failures=("tiny: no kernel",)))[0] is None
+
+
+def test_a_device_whose_rates_nobody_knows_has_no_model(predict, notes):
+    model, _ = predict(hardware=make_gpu(name="NVIDIA of next year"))
+    assert model is None
+    assert "next year" in notes[-1]
+
+
+def test_a_resumed_search_reads_what_was_traced_and_asks_nobody(predict, tmp_path):
+    first, _ = predict()
+    nobody = Asker(tmp_path, None)
+    again = cost_model(make_plan(space=SPACE), nobody, tmp_path, print)
+    assert nobody.asked == []
+    assert again.profiles == first.profiles
+
+
+def test_rates_that_were_measured_are_used(predict):
+    write_rates(make_rates(bandwidth=123.0), make_plan().hardware)
+    assert predict()[0].rates.bandwidth == 123.0
+
+
+def finished(model, config=make_config(), *, slower: float = 2.0):  # noqa: B008
+    estimate = model.estimate(config)
+    memory = Memory(resident_bytes=GIB)
+    return make_result(config, make_measurement(estimate.samples_per_second / slower, memory=memory))
+
+
+def test_what_a_search_learned_the_next_one_knows(predict, tmp_path):
+    model, _ = predict()
+    learn(make_plan(), model, [finished(model), make_result(make_config(4), CRASHED)])
+    (observation,) = read_observations(model.hardware, "llama")
+    assert observation == model.observation(finished(model))
+    again = cost_model(make_plan(space=SPACE), Asker(tmp_path, None), tmp_path, print)
+    step_s = [m.estimate(make_config()).step_time_s for m in (model, again)]
+    assert step_s[1] == pytest.approx(2 * step_s[0], rel=0.2)
+
+
+def test_a_probe_of_a_shallower_model_is_not_kept(predict):
+    model, _ = predict()
+    learn(make_plan(), model, [make_result(make_config(), depths={"num_hidden_layers": 1}), finished(model)])
+    assert read_observations(model.hardware, "llama") == (model.observation(finished(model)),)
+
+
+def test_a_search_without_a_model_learns_nothing():
+    learn(make_plan(), None, [make_result()])
+    assert read_observations(make_plan().hardware, "llama") == ()
+
+
+def test_a_search_in_which_nothing_was_predicted_keeps_nothing(predict):
+    model, _ = predict()
+    learn(make_plan(), model, [make_result(make_config(precision="bf16"))])
+    assert read_observations(model.hardware, "llama") == ()
+
+
+def test_families_are_those_of_the_configurations(predict):
+    _, asker = predict()
+    plan = make_plan(space=SPACE)
+    assert set(asker.request.families) == {family_of(c, plan.hardware) for c in plan.every_config()}

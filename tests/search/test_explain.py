@@ -1,0 +1,265 @@
+"""`autotune explain`: what is run, in which order, and what is not run again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from factories import OUT_OF_MEMORY, Clock, ScriptedRunner, make_config, make_gpu, make_hardware
+from finished_searches import BEST, make_search, nothing_helps, outcome, rate, without_memory
+
+from autotune.errors import InputError, MachineError, RunDirectoryError
+from autotune.planning.plan import SearchPlan
+from autotune.search import explain
+from autotune.search.explain import Explainer, differences
+from autotune.storage.run_directory import RunDirectory
+from autotune.tuning_result import TuningResult
+from autotune.values import hardware as machine
+from autotune.values.config import TrainConfig
+from autotune.values.events import Event, Note, TrialEnded
+from autotune.values.trial import Purpose, TrialRequest, TrialStatus
+
+PRECISION = make_config(16, optim="adamw_torch")
+OPTIMIZER = make_config(16, precision="bf16")
+MICRO_BATCH = make_config(precision="bf16", optim="adamw_torch")
+
+
+class Explained:
+    """Explains the winner of a finished search, as often as a test wants."""
+
+    def __init__(self, directory: Path, told=outcome, **fields) -> None:
+        self.path = directory
+        self.plan: SearchPlan
+        self.result: TuningResult
+        self.plan, self.result = make_search(directory, told, **fields)
+        self.told = told
+        self.clock = Clock()
+        self.events: list[Event] = []
+
+    def run(self, max_time_s: float | None = None, told=None):
+        directory = RunDirectory(self.path)
+        folder = directory.explaining()
+        self.runner = ScriptedRunner(folder.path, told or self.told, clock=self.clock)
+        explainer = Explainer(
+            self.plan,
+            self.result,
+            directory.results(),
+            folder,
+            self.events.append,
+            max_time_s=max_time_s,
+            clock=self.clock,
+        )
+        return explainer.run(self.runner)
+
+    @property
+    def ran(self) -> list[TrainConfig]:
+        return [r.config for r in self.runner.requests]
+
+    @property
+    def notes(self) -> list[str]:
+        return [e.text for e in self.events if isinstance(e, Note)]
+
+
+@pytest.fixture
+def explained(tmp_path) -> Explained:
+    return Explained(tmp_path / "run")
+
+
+def test_the_search_found_what_is_explained(explained):
+    assert (explained.result.best.config, explained.result.verdict) == (BEST, "faster")
+
+
+def test_the_winner_and_each_removal_are_run_in_turn(explained):
+    explained.run()
+    once = [BEST, MICRO_BATCH, PRECISION, OPTIMIZER]
+    assert explained.ran == once * 2
+
+
+def test_what_a_knob_brought_is_what_its_removal_costs(explained):
+    found = explained.run()
+    ratios = {c.changes[0].knob: c.ratio for c in found.contributions}
+    assert ratios == {
+        "precision": pytest.approx(rate(BEST) / rate(PRECISION)),
+        "optim": pytest.approx(1.2),
+        "per_device_train_batch_size": pytest.approx(1.1),
+    }
+    assert {c.basis for c in found.contributions} == {"in turn"}
+    assert found.together == pytest.approx(found.total / (1.5 * 1.1 / 1.2 * 1.2 * 1.1))
+
+
+def test_trials_are_run_as_finals_are(explained):
+    explained.run()
+    request = explained.runner.requests[0]
+    assert request.purpose is Purpose.EXPLAIN
+    assert request.accumulation_steps == explained.plan.workload.accumulation_steps(BEST)
+    assert not request.cold_compile
+    assert request.limits.timeout_s == explained.plan.budget.trial_timeout_s
+
+
+def test_trials_lie_apart_from_the_search(explained):
+    before = (explained.path / "best-config.json").read_bytes()
+    trials = len(RunDirectory(explained.path).results())
+    explained.run()
+    assert len(RunDirectory(explained.path).results()) == trials
+    assert [t.request.number for t in RunDirectory(explained.path).explained()] == list(range(8))
+    assert (explained.path / "best-config.json").read_bytes() == before
+
+
+def test_nothing_is_measured_twice(explained):
+    first = explained.run()
+    second = explained.run()
+    assert explained.ran == []
+    assert second == first
+
+
+def test_where_nothing_has_to_be_run_no_machine_is_needed(explained, monkeypatch):
+    known = explained.run()
+    monkeypatch.setattr(machine, "detect", lambda device: make_hardware(name="another CPU"))
+    told = []
+    assert explain.explain(explained.path, observer=told.append) == known
+    assert [e.text for e in told] == ["nothing has to be run: what was measured tells all that can be told"]
+    (explained.path / "explain" / "trials" / "0007" / "result.json").unlink()
+    with pytest.raises(MachineError, match="explain it where it ran"):
+        explain.explain(explained.path)
+
+
+def test_what_was_stopped_goes_on(explained):
+    def stopped(request: TrialRequest):
+        if request.number == 5:
+            raise KeyboardInterrupt
+        return outcome(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        explained.run(told=stopped)
+    explained.run()
+    assert explained.ran == [MICRO_BATCH, PRECISION, OPTIMIZER]
+
+
+def test_a_removal_that_is_known_to_fail_is_not_run(tmp_path):
+    explained = Explained(tmp_path / "run", without_memory)
+    tried = {t.request.config: t.status for t in RunDirectory(explained.path).results()}
+    found = explained.run()
+    lacking = next(c for c in found.contributions if c.changes[0].knob == "precision")
+    assert lacking.basis == "fails"
+    assert (PRECISION in explained.ran) is (PRECISION not in tried)
+    assert explained.ran.count(PRECISION) <= 1
+
+
+def test_a_removal_that_fails_is_run_once(explained):
+    def failing(request: TrialRequest):
+        return OUT_OF_MEMORY if request.config == PRECISION else outcome(request)
+
+    found = explained.run(told=failing)
+    assert explained.ran.count(PRECISION) == 1
+    assert (
+        next(c for c in found.contributions if c.basis == "fails").cause
+        == "out of memory: no memory left (trial explain 2)"
+    )
+
+
+def test_a_winner_that_fails_ends_it_and_is_tried_again_next_time(explained):
+    explained.run(told=lambda request: OUT_OF_MEMORY)
+    assert explained.ran == [BEST]
+    assert "the winner itself failed" in explained.notes[-1]
+    explained.run()
+    assert explained.ran == [BEST, MICRO_BATCH, PRECISION, OPTIMIZER] * 2
+
+
+def test_removals_among_the_finalists_are_known(tmp_path):
+    explained = Explained(tmp_path / "run", finalists=9)
+    finals = {t.request.config for t in RunDirectory(explained.path).results() if t.request.purpose is Purpose.FINAL}
+    assert MICRO_BATCH in finals  # a tenth slower than the winner: it was measured in turn with it
+    explained.run()
+    assert explained.ran == [BEST, PRECISION, OPTIMIZER] * 2
+
+
+def test_no_trial_is_begun_that_would_not_end_in_time(explained):
+    found = explained.run(max_time_s=45.0)  # trials take 10 s
+    assert explained.clock.now_s == 40.0
+    assert explained.ran == [BEST, MICRO_BATCH, PRECISION, OPTIMIZER]
+    assert "4 trials were not run" in explained.notes[-1]
+    assert found.is_settled  # one round tells, less surely
+
+
+def test_the_search_can_be_gone_on_with_after_it(explained):
+    explained.run()
+    from autotune.search.tuner import Tuner
+    from autotune.values.events import ignore
+
+    directory = RunDirectory(explained.path)
+    runner = ScriptedRunner(explained.path, outcome)
+    again = Tuner(explained.plan, directory, runner, ignore).run()
+    assert runner.requests == []
+    assert again.best == explained.result.best
+
+
+def test_events_tell_of_each_trial(explained):
+    explained.run()
+    ended = [e for e in explained.events if isinstance(e, TrialEnded)]
+    assert [e.result.request.number for e in ended] == list(range(8))
+    assert all(e.result.status is TrialStatus.COMPLETED for e in ended)
+    assert explained.notes[0].startswith("3 of the winner's knobs to take away, 8 trials: roughly 80 s")
+
+
+def test_a_directory_without_a_search_is_refused(tmp_path):
+    with pytest.raises(RunDirectoryError, match="holds no search"):
+        explain.explain(tmp_path)
+
+
+def test_a_search_without_an_answer_is_refused(tmp_path):
+    make_search(tmp_path / "run")
+    (tmp_path / "run" / "best-config.json").unlink()
+    with pytest.raises(InputError, match="nothing to explain: no trial has completed"):
+        explain.explain(tmp_path / "run")
+
+
+def test_a_baseline_that_won_is_refused(tmp_path):
+    make_search(tmp_path / "run", nothing_helps)
+    with pytest.raises(InputError, match="nothing to explain: the baseline itself is the best"):
+        explain.explain(tmp_path / "run")
+
+
+def test_another_machine_is_refused():
+    with pytest.raises(MachineError, match="explain it where it ran"):
+        differences(make_gpu(), make_hardware())
+
+
+def test_other_versions_are_told():
+    now = make_hardware(versions={"torch": "2.12.0", "transformers": "5.23.0"})
+    assert differences(make_hardware(), now) == [
+        "since the search: bitsandbytes 0.49.0 is now gone, torch 2.13.0 is now 2.12.0"
+    ]
+    assert differences(make_hardware(), make_hardware(free_bytes=1)) == []
+
+
+def test_real_data_are_found_beside_the_trials(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tokens").write_text("rows")
+    folder = RunDirectory(tmp_path).explaining()
+    assert (folder.path / "data" / "tokens").read_text() == "rows"
+    assert RunDirectory(tmp_path).explaining().path == folder.path
+
+
+@pytest.mark.slow
+def test_a_real_winner_is_explained_and_reported(autotune, tiny_llama, tmp_path):
+    """Beside a micro-batch of 1 with checkpointing, nearly anything wins."""
+    slow = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "gradient_checkpointing": True}
+    (tmp_path / "slow.json").write_text(json.dumps(slow))
+    words = ("--effort", "quick", "--max-trials", 4, "--device", "cpu", "--seq-len", 32, "--baseline", "slow.json")
+    done = autotune("find", "--model", tiny_llama, *words, "--run-dir", "run", timeout=400)
+    assert done.returncode == 0, done.stderr
+    done = autotune("explain", "run", "--json", timeout=400)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["settled"]
+    assert found["contributions"]
+    explained = RunDirectory(tmp_path / "run").explained()
+    assert all(t.request.purpose is Purpose.EXPLAIN for t in explained)
+    again = autotune("explain", "run", "--json")
+    assert "nothing has to be run" in again.stderr
+    assert json.loads(again.stdout) == found
+    assert len(RunDirectory(tmp_path / "run").explained()) == len(explained)
+    assert autotune("report", "run").returncode == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "measured in turn with the winner" in page
+    assert "autotune find --model" in page  # the command that the search was started with
+    assert "part-activations" in page  # the memory, traced

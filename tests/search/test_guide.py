@@ -1,0 +1,248 @@
+"""The cost model leads a search: it refuses, proposes, learns and knows when to stop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_config,
+    make_limits,
+    make_measurement,
+    make_plan,
+    make_result,
+    make_space_file,
+)
+from predicted_space import GB, PROFILES, SPACE, make_model_of
+from profiles import MB, make_model
+
+from autotune.cost.model import CostModel
+from autotune.planning.plan import SearchPlan
+from autotune.search.guide import Guide
+from autotune.space.history import History
+from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.objective import Objective
+from autotune.values.trial import Memory, Outcome
+
+
+class Search:
+    """A search without a runner: a function says what each trial gives."""
+
+    def __init__(self, model: CostModel | None = None, *, memory_bytes: int = 100 * GB, space=SPACE, **fields) -> None:
+        self.plan: SearchPlan = make_plan(space=space, memory_bytes=memory_bytes, **fields)
+        self.space = self.plan.search_space()
+        self.model = model or make_model_of()
+        self.guide = Guide(self.model, self.plan, self.space)
+        self.history = History()
+
+    def is_open(self, config: TrainConfig) -> bool:
+        return self.history.known(config) is None and self.space.refusal(config) is None
+
+    def next(self) -> TrainConfig | None:
+        return self.guide.next(self.history, self.is_open)
+
+    def end(self, config: TrainConfig, outcome: Outcome) -> None:
+        """Take in a trial."""
+        limits = make_limits(memory_bytes=self.plan.memory_bytes)
+        result = make_result(config, outcome, limits=limits, number=len(self.history))
+        self.history.add(result)
+        self.guide.observe(result)
+
+    def run(self, outcome: Callable[[TrainConfig], Outcome]) -> list[TrainConfig]:
+        """Follow the guide until it stops; return what it proposed."""
+        proposed = []
+        while (config := self.next()) is not None:
+            proposed.append(config)
+            self.end(config, outcome(config))
+        return proposed
+
+    def as_predicted(self, config: TrainConfig, *, slower: float = 1.0) -> Outcome:
+        """What the model expected before it learned anything, or slower."""
+        estimate = self.model.estimate(config)
+        memory = Memory(resident_bytes=estimate.memory.device_peak_bytes)
+        return make_measurement(estimate.samples_per_second / slower, memory=memory)
+
+
+BEST = make_config(16, precision="bf16")
+
+
+def test_it_starts_with_the_best_predicted():
+    search = Search()
+    first = search.next()
+    rates = {c: search.model.estimate(c).samples_per_second for c in map(search.space.config, search.space.points())}
+    assert first == max(rates, key=rates.__getitem__) == BEST
+
+
+@pytest.mark.parametrize(("run_samples", "first"), [(None, "inductor"), (1e9, "inductor"), (100.0, None)])
+def test_what_is_compiled_comes_first_where_the_run_is_long_enough(run_samples, first):
+    space = make_space_file({"torch_compile_backend": [None, "inductor"]})
+    search = Search(space=space, objective=Objective(run_samples=run_samples))
+    assert search.next().torch_compile_backend == first
+
+
+def test_what_ran_is_not_proposed_again():
+    search = Search()
+    proposed = search.run(search.as_predicted)
+    assert len(proposed) == len(set(proposed))
+
+
+def test_what_is_not_open_is_passed_over():
+    search = Search()
+    refused = search.guide.next(search.history, lambda config: config.precision == "fp32")
+    assert refused.precision == "fp32"
+    assert search.guide.next(search.history, lambda config: False) is None
+
+
+def test_what_is_predicted_not_to_fit_is_never_proposed():
+    search = Search(memory_bytes=6 * GB)
+    proposed = search.run(search.as_predicted)
+    assert proposed
+    for config in proposed:
+        assert search.model.predict([config]).least_bytes[0] <= 6 * GB
+    assert BEST not in proposed
+
+
+def test_nothing_is_proposed_where_nothing_fits():
+    assert Search(memory_bytes=100 * MB).next() is None
+
+
+def test_of_two_that_are_as_fast_the_one_that_surely_fits_comes_first():
+    """16 samples need some 17.6 GB: as likely as not more than there is."""
+    equal = make_model(PROFILES)  # micro-batches are equally fast, but for the Trainer's own milliseconds
+    needed = equal.predict([BEST]).needed_bytes[0]
+    search = Search(equal, memory_bytes=int(needed))
+    assert search.next().per_device_train_batch_size < 16
+
+
+def test_what_rather_does_not_fit_is_not_tried_once_something_has_completed():
+    needed = make_model_of().predict([BEST]).needed_bytes[0]
+    search = Search(memory_bytes=int(0.99 * needed))
+    assert search.guide.refusal(BEST) is None
+    lighter = make_config(8, precision="bf16")
+    search.end(lighter, search.as_predicted(lighter))
+    assert BEST not in search.run(search.as_predicted)
+
+
+def test_it_finds_the_best_of_a_device_that_is_as_predicted_without_trying_all():
+    search = Search()
+    proposed = search.run(search.as_predicted)
+    assert search.history.best().request.config == BEST
+    assert len(proposed) <= 3 < len(list(search.space.points()))
+
+
+def test_it_stops_when_nothing_untried_has_a_fair_chance_of_a_gain():
+    search = Search()
+    search.end(BEST, search.as_predicted(BEST))
+    left = search.run(search.as_predicted)
+    assert all(config.precision == "bf16" and config.checkpointing == "none" for config in left)
+    assert search.next() is None
+
+
+@pytest.mark.parametrize("slower", [0.5, 3.0])
+def test_a_device_that_is_slower_or_faster_all_over_makes_no_difference(slower):
+    search = Search()
+    search.run(lambda config: search.as_predicted(config, slower=slower))
+    assert search.history.best().request.config == BEST
+
+
+def test_it_turns_away_from_a_knob_that_proves_slow():
+    """16 bits that are emulated: ten times as slow as thought."""
+    search = Search()
+    baseline = make_config(8)
+    search.end(baseline, search.as_predicted(baseline))
+    emulated = search.next()
+    assert emulated.precision == "bf16"
+    search.end(emulated, search.as_predicted(emulated, slower=10))
+    assert search.next().precision == "fp32"
+
+
+def test_it_tries_less_after_running_out_of_memory():
+    search = Search(memory_bytes=19 * GB)
+    assert search.next() == BEST
+    search.end(BEST, OUT_OF_MEMORY)
+    assert search.next().per_device_train_batch_size < 16
+
+
+def test_a_crash_changes_nothing_but_that_it_is_known():
+    search = Search()
+    before = search.guide.prediction(make_config())
+    search.end(BEST, CRASHED)
+    assert search.guide.prediction(make_config()) == before
+    assert search.next() != BEST
+
+
+def test_what_is_expected_is_what_the_model_says_now():
+    search = Search()
+    config = make_config(8)
+    estimate = search.model.estimate(config)
+    prediction = search.guide.prediction(config)
+    assert prediction.samples_per_second == estimate.samples_per_second
+    assert prediction.peak_bytes == estimate.memory.device_peak_bytes
+    search.end(config, search.as_predicted(config, slower=2.0))
+    assert search.guide.prediction(config).samples_per_second < 0.6 * estimate.samples_per_second
+
+
+def test_a_refusal_says_how_much_it_would_take():
+    search = Search(memory_bytes=6 * GB)
+    assert search.guide.refusal(make_config(1)) is None
+    refusal = search.guide.refusal(make_config(16))
+    assert re.fullmatch(r"predicted to need at least 1\d\.\d+ GiB; the budget is 5\.59 GiB", refusal)
+
+
+class TestWithoutAPredictionForAll:
+    """bf16 couldn't be traced."""
+
+    @pytest.fixture
+    def search(self) -> Search:
+        return Search(make_model_of([p for p in PROFILES if p.family.autocast is None]))
+
+    def test_it_is_known(self, search):
+        assert Search().guide.knows_all
+        assert not search.guide.knows_all
+
+    def test_only_what_is_predicted_is_proposed(self, search):
+        assert search.next() == make_config(16)
+        assert all(config.precision == "fp32" for config in search.run(search.as_predicted))
+
+    def test_the_others_are_neither_refused_nor_predicted(self, search):
+        assert search.guide.refusal(BEST) is None
+        assert search.guide.prediction(BEST) is None
+
+    def test_their_trials_teach_nothing_and_are_the_bar_all_the_same(self, search):
+        for size in (1, 2):  # a search isn't ended by predictions alone
+            search.end(BEST.model_copy(update={"per_device_train_batch_size": size}), make_measurement(1.0))
+        search.end(BEST, make_measurement(1e6))
+        assert search.next() is None
+
+
+def test_a_prediction_alone_does_not_end_a_search():
+    search = Search()
+    search.end(BEST, make_measurement(1e6))
+    assert search.next() is not None
+
+
+def over_two(**fields) -> TrainConfig:
+    return make_config(8, parallelism=Parallelism(world_size=2, **fields))
+
+
+def test_configurations_of_several_devices_are_predicted_and_refused_like_others():
+    search = Search()
+    sharded, whole = (over_two(sharding=sharding) for sharding in ("zero_3", "none"))
+    memory = {c: search.guide.prediction(c).peak_bytes for c in (sharded, whole)}
+    assert memory[sharded] < memory[whole]
+    small = Search(memory_bytes=memory[sharded] // 10)
+    for config in (sharded, whole):
+        assert search.guide.refusal(config) is None
+        assert "predicted to need at least" in small.guide.refusal(config)
+
+
+def test_offload_is_refused_where_the_host_has_not_the_memory():
+    search = Search()
+    config = over_two(sharding="zero_2", offload="optimizer")
+    assert search.guide.refusal(config) is None or "host" in search.guide.refusal(config)
+    hardware = search.plan.hardware.model_copy(update={"host_memory_bytes": 1000})
+    small = Guide(search.model, search.plan.model_copy(update={"hardware": hardware}), search.space)
+    assert re.match(r"offload is predicted to take .* of the host's memory; it has", small.refusal(config))

@@ -1,0 +1,121 @@
+"""What is told of a search: the leader beside the baseline, what became of the trials, what was refused."""
+
+import pytest
+from factories import CRASHED, OUT_OF_MEMORY, Clock, make_budget, make_config, make_plan, make_request, make_result
+
+from autotune.search.limits import Pace
+from autotune.search.progress import Teller
+from autotune.space.history import History
+from autotune.units import GIB
+from autotune.values.events import Detail, Event, Standing, TrialEnded, TrialStarted
+from autotune.values.trial import Prediction, Purpose, TrialResult
+
+BASE, FAST, OTHER = make_config(), make_config(16), make_config(4)
+PREDICTION = Prediction(samples_per_second=20.0, peak_bytes=2 * GIB)
+
+
+class Told:
+    """A search whose trials a test takes in one by one, and what was told of them."""
+
+    def __init__(self) -> None:
+        self.plan = make_plan(baseline=BASE, budget=make_budget(finalists=1, final_rounds=2))
+        self.history, self.results, self.refused = History(), list[TrialResult](), {}
+        self.events: list[Event] = []
+        pace = Pace(self.plan, self.history, self.results, Clock())
+        self.teller = Teller(self.plan, self.history, self.results, self.refused, pace, self.events.append)
+
+    def ended(self, config, outcome=10.0, purpose=Purpose.SEARCH) -> Standing:
+        """Take in a trial and return how the search stands then."""
+        result = make_result(config, outcome, purpose=purpose, number=len(self.results))
+        self.results.append(result)
+        if purpose.explores:
+            self.history.add(result)
+        self.teller.ended(result)
+        event = self.events[-1]
+        assert isinstance(event, TrialEnded)
+        return event.standing
+
+    def started(self, **fields) -> TrialStarted:
+        self.teller.started(make_request(FAST, **fields))
+        event = self.events[-1]
+        assert isinstance(event, TrialStarted)
+        return event
+
+    @property
+    def details(self) -> list[str]:
+        return [e.text for e in self.events if isinstance(e, Detail)]
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_what_became_of_the_trials_is_counted(told):
+    told.ended(BASE)
+    told.ended(FAST, OUT_OF_MEMORY)
+    told.refused[make_config(32)] = "too large"
+    standing = told.ended(OTHER, CRASHED)
+    assert (standing.completed, standing.out_of_memory, standing.failed, standing.refused) == (1, 1, 1, 1)
+    assert standing.memory_bytes == told.plan.memory_bytes
+
+
+def test_the_leader_is_the_fastest_of_the_search_beside_the_baseline(told):
+    told.ended(BASE, 10.0)
+    told.ended(FAST, 25.0)
+    leader = told.ended(OTHER, 20.0).leader
+    assert [(c.knob, c.after) for c in leader.changes] == [("per_device_train_batch_size", "16")]
+    assert (leader.samples_per_second, leader.speedup, leader.peak_bytes) == (25.0, 2.5, GIB)
+
+
+def test_a_baseline_that_leads_is_no_faster_than_itself(told):
+    leader = told.ended(BASE, 10.0).leader
+    assert (leader.changes, leader.speedup) == ((), None)
+
+
+def test_beside_a_baseline_that_did_not_complete_there_is_no_speedup(told):
+    assert told.ended(BASE, OUT_OF_MEMORY).leader is None
+    assert told.ended(FAST, 25.0).leader.speedup is None
+
+
+def test_finals_outrank_what_the_search_saw(told):
+    told.ended(BASE, 10.0)
+    told.ended(FAST, 25.0)
+    for _ in range(2):
+        told.ended(BASE, 10.0, Purpose.FINAL)
+        standing = told.ended(FAST, 20.0, Purpose.FINAL)
+    assert standing.leader.samples_per_second == pytest.approx(20.0)
+    assert standing.leader.speedup == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_leader_that_fails_its_final_leads_no_more(told):
+    told.ended(BASE, 10.0)
+    told.ended(OTHER, 20.0)
+    told.ended(FAST, 25.0)
+    leader = told.ended(FAST, OUT_OF_MEMORY, Purpose.FINAL).leader
+    assert [c.after for c in leader.changes] == ["4"]
+
+
+def test_a_trial_is_told_with_what_is_predicted_of_it(told):
+    assert told.started(prediction=PREDICTION).prediction == PREDICTION
+
+
+def test_of_a_probe_the_prediction_is_another_models(told):
+    depths = {"num_hidden_layers": 1}
+    assert told.started(prediction=PREDICTION, purpose=Purpose.PROBE, depths=depths).prediction is None
+
+
+def test_refusals_are_told_once_with_the_first_reasons(told):
+    told.refused.update({make_config(size): f"too large by {size}" for size in (32, 64, 128, 256, 512)})
+    told.started()
+    assert told.details == [
+        "refused: per_device_train_batch_size 32: too large by 32",
+        "refused: per_device_train_batch_size 64: too large by 64",
+        "refused: per_device_train_batch_size 128: too large by 128",
+        "refused: 2 more (the report has them all)",
+    ]
+    told.started()
+    assert len(told.details) == 4
+    told.refused[make_config(2)] = "throughput did not grow"
+    told.started()
+    assert told.details[4:] == ["refused: per_device_train_batch_size 2: throughput did not grow"]

@@ -1,0 +1,495 @@
+"""What earlier searches are worth to the next one: refusals for memory, an old winner to confirm, lessons, an end."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    ScriptedRunner,
+    make_budget,
+    make_config,
+    make_failure,
+    make_gpu,
+    make_limits,
+    make_measurement,
+    make_plan,
+    make_request,
+    make_result,
+    make_space_file,
+)
+from kept_searches import DAY, make_kept_search, make_kept_trial
+from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
+
+from autotune.search.recall import Recall
+from autotune.search.tuner import SearchInterrupted, Tuner
+from autotune.space.history import History
+from autotune.storage.record import Record
+from autotune.storage.run_directory import RunDirectory
+from autotune.storage.writer import Keeper
+from autotune.units import GIB
+from autotune.values.config import Allowance, Parallelism, TrainConfig
+from autotune.values.events import Note
+from autotune.values.objective import Objective
+from autotune.values.trial import Memory, Purpose, TrialRequest, TrialStatus
+
+PARAMETERS = {
+    "precision": ["fp32", "bf16"],
+    "checkpointing": ["none", "full"],
+    "optim": ["adamw_torch_fused", "adafactor"],
+    "per_device_train_batch_size": "lattice",
+}
+PLAN = make_plan(space=make_space_file(PARAMETERS))
+BASE = PLAN.baseline
+FAST = make_config(16, precision="bf16")
+SECOND = make_config(8, precision="bf16")
+TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "no result")
+
+
+def kept(*trials, plan=PLAN, **fields):
+    return make_kept_search(*trials, plan=plan, **fields)
+
+
+def history_of(*measured: tuple[TrainConfig, object]) -> History:
+    history = History()
+    for number, (config, outcome) in enumerate(measured):
+        history.add(make_result(config, outcome, number=number))
+    return history
+
+
+def recall_of(*searches, plan=PLAN, now=()) -> Recall:
+    """A recall after the trials of `now`, taken note of one by one."""
+    recall = Recall(plan, searches)
+    for count in range(len(now) + 1):
+        recall.advance(history_of(*now[:count]))
+    return recall
+
+
+TYPICAL = kept(make_kept_trial(FAST, 20.0), make_kept_trial(SECOND, 15.0))
+
+
+def test_an_empty_record_changes_nothing():
+    recall = recall_of(now=[(BASE, 10.0), (FAST, 20.0)])
+    assert recall.candidate is None
+    assert recall.refusal(SECOND) is None
+    assert recall.lessons(History()) == recall.statements == []
+    assert not recall.is_enough(1000)
+
+
+def test_what_was_trained_over_other_numbers_of_devices_is_another_search():
+    earlier = kept(make_kept_trial(BASE, 10.0), make_kept_trial(FAST, 20.0))
+    two = PLAN.model_copy(update={"baseline": make_config(8, parallelism=Parallelism(world_size=2))})
+    assert not recall_of(earlier).is_empty
+    assert recall_of(earlier, plan=two).is_empty
+    both = make_space_file({**PARAMETERS, "parallelism.world_size": [1, 2]})
+    assert not recall_of(earlier, plan=two.model_copy(update={"space": both})).is_empty
+
+
+class TestMemory:
+    def test_what_ran_out_of_memory_within_this_budget_is_refused_without_a_trial(self):
+        recall = Recall(PLAN, [kept(make_kept_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
+        assert recall.refusal(FAST) == f"ran out of memory within 8.00 GiB on {DAY} (record)"
+
+    @pytest.mark.parametrize(("budget", "refused"), [(4, True), (8, True), (9, False)])
+    def test_within_a_larger_budget_it_may_fit(self, budget, refused):
+        plan = PLAN.model_copy(update={"memory_bytes": budget * GIB})
+        recall = Recall(plan, [kept(make_kept_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
+        assert (recall.refusal(FAST) is not None) == refused
+
+    def test_so_is_what_is_harder_on_memory_and_not_what_is_easier(self):
+        recall = Recall(PLAN, [kept(make_kept_trial(SECOND, OUT_OF_MEMORY))])
+        assert recall.refusal(FAST).startswith("a configuration no harder on memory ran out of memory within 8.00 GiB")
+        assert recall.refusal(make_config(4, precision="bf16")) is None
+        assert recall.refusal(make_config(16)) is None, "of another kind"
+
+    def test_what_fitted_later_is_not_refused(self):
+        shortage = make_kept_trial(FAST, OUT_OF_MEMORY, ended="2026-11-01T00:00:00+00:00")
+        success = make_kept_trial(FAST, 20.0, ended="2026-11-02T00:00:00+00:00")
+        assert Recall(PLAN, [kept(success), kept(shortage, id="b")]).refusal(FAST) is None
+        again = make_kept_trial(FAST, OUT_OF_MEMORY, ended="2026-11-03T00:00:00+00:00")
+        assert Recall(PLAN, [kept(again), kept(success, id="b")]).refusal(FAST) is not None
+
+    @pytest.mark.parametrize(("peak", "refused"), [(7.9, False), (8.05, False), (8.2, True)])
+    def test_a_peak_beyond_the_budget_is_refused_where_it_is_beyond_the_noise(self, peak, refused):
+        measured = make_measurement(20.0, memory=Memory(resident_bytes=int(peak * GIB)))
+        recall = Recall(PLAN, [kept(make_kept_trial(FAST, measured))])
+        expected = f"took {peak:.2f} GiB on {DAY} (record)" if refused else None
+        assert recall.refusal(FAST) == expected
+
+    def test_of_a_gpu_what_the_allocator_kept_unused_does_not_count(self):
+        plan = make_plan(hardware=make_gpu(), space=make_space_file(PARAMETERS))
+        memory = Memory(allocated_bytes=7 * GIB, reserved_bytes=9 * GIB, device_bytes=int(9.5 * GIB))
+        tight = kept(make_kept_trial(FAST, make_measurement(20.0, memory=memory)), plan=plan)
+        assert Recall(plan, [tight]).refusal(FAST) is None
+        less = plan.model_copy(update={"memory_bytes": 7 * GIB})
+        assert Recall(less, [tight]).refusal(FAST) == f"took 7.50 GiB on {DAY} (record)"
+
+    def test_it_is_refused_even_where_the_rates_have_changed(self):
+        search = kept(*map(make_kept_trial, (FAST, make_config(16)), (20.0, OUT_OF_MEMORY)))
+        recall = recall_of(search, now=[(BASE, 10.0), (FAST, 5.0)])
+        assert recall.refusal(make_config(16)) is not None
+
+
+class TestTheOldWinner:
+    def test_it_is_asked_for_once_the_baseline_is_known(self):
+        assert recall_of(TYPICAL).candidate is None
+        assert recall_of(TYPICAL, now=[(BASE, 10.0)]).candidate == FAST
+        assert recall_of(TYPICAL, now=[(BASE, 10.0), (FAST, 20.0)]).candidate is None
+
+    def test_it_is_the_answer_where_single_trials_can_not_tell(self):
+        """Answers were measured again, in turn with the baseline."""
+        search = kept(
+            make_kept_trial(FAST, 20.0), make_kept_trial(SECOND, 19.5),
+            verdict="faster", best_config_id=SECOND.config_id,
+        )  # fmt: skip
+        assert recall_of(search, now=[(BASE, 10.0)]).candidate == SECOND
+        unsure = search.model_copy(update={"verdict": "unconfirmed"})
+        assert recall_of(unsure, now=[(BASE, 10.0)]).candidate == FAST
+
+    def test_something_clearly_faster_than_the_answer_comes_first(self):
+        search = kept(make_kept_trial(SECOND, 15.0), verdict="faster", best_config_id=SECOND.config_id)
+        later = kept(make_kept_trial(FAST, 20.0), id="b")
+        assert recall_of(later, search, now=[(BASE, 10.0)]).candidate == FAST
+
+    def test_where_the_baseline_won_it_is_what_came_next(self):
+        search = kept(make_kept_trial(SECOND, 9.0), verdict="no clear winner", best_config_id=BASE.config_id)
+        recall = recall_of(search, now=[(BASE, 10.0)])
+        assert recall.candidate == SECOND
+        assert f"next is what came next to the baseline of {DAY}" in recall.statements[-1]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"allowance": Allowance.EXACT},
+            {"space": make_space_file({**PARAMETERS, "precision": ["fp32"]})},
+            {"memory_bytes": GIB - GIB // 10},
+            {"space": make_space_file(PARAMETERS, [{"forbid": {"precision": ["bf16"]}, "reason": "no"}])},
+        ],
+        ids=["allowance", "choices", "memory", "rules"],
+    )
+    def test_what_this_search_may_not_try_is_not_asked_for(self, change):
+        fits = make_measurement(12.0, memory=Memory(resident_bytes=GIB // 2))
+        checkpointed = make_config(16, checkpointing="full")
+        search = kept(make_kept_trial(FAST, 20.0), make_kept_trial(checkpointed, fits))
+        plan = PLAN.model_copy(update=change)
+        assert recall_of(search, plan=plan, now=[(BASE, 10.0)]).candidate == checkpointed
+
+    def test_rates_of_several_searches_are_compared_by_their_baselines(self):
+        slow_day = kept(make_kept_trial(BASE, 5.0, purpose=Purpose.BASELINE), make_kept_trial(FAST, 10.0))
+        fast_day = kept(make_kept_trial(SECOND, 15.0), id="b")
+        assert recall_of(fast_day, slow_day, now=[(BASE, 10.0)]).candidate == FAST
+
+    def test_a_compiled_one_counts_for_what_the_run_makes_of_it(self):
+        compiled = make_config(8, torch_compile_backend="inductor")
+        space = make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]})
+        plan = make_plan(space=space, objective=Objective(run_samples=100.0))
+        slow_start = make_measurement(30.0, first_step_s=60.0)
+        search = kept(make_kept_trial(compiled, slow_start), make_kept_trial(SECOND, 15.0), plan=plan)
+        assert recall_of(search, plan=plan, now=[(BASE, 10.0)]).candidate == SECOND
+
+    def test_if_nothing_else_completed_there_is_none(self):
+        recall = recall_of(kept(make_kept_trial(FAST, CRASHED)), now=[(BASE, 10.0)])
+        assert recall.candidate is None
+        assert "it guides the predictions" in recall.statements[-1]
+
+
+class TestConfirmation:
+    @pytest.mark.parametrize("drift", [0.5, 1.0, 3.0])
+    def test_a_machine_that_is_slower_or_faster_all_over_agrees(self, drift):
+        recall = recall_of(TYPICAL, now=[(BASE, 10.0 * drift), (FAST, 20.0 * drift)])
+        assert f"the winner of {DAY} (record) gives" in recall.statements[-1]
+        assert f"the machine {drift:.2f} times as fast: what was recorded is not measured" in recall.statements[-1]
+        assert recall.refusal(SECOND) == f"gave 15 samples/s on {DAY} (record)"
+
+    @pytest.mark.parametrize("rate", [13.0, 30.0])
+    def test_another_ratio_to_the_baseline_disagrees(self, rate):
+        recall = recall_of(TYPICAL, now=[(BASE, 10.0), (FAST, rate)])
+        assert recall.statements[-1].endswith("the record only guides the predictions")
+        assert recall.refusal(SECOND) is None
+
+    @pytest.mark.parametrize(("hardware", "agrees"), [("cpu", True), ("gpu", False)])
+    def test_a_cpu_is_noisier_than_a_gpu(self, hardware, agrees):
+        plan = make_plan(space=make_space_file(PARAMETERS), **({"hardware": make_gpu()} if hardware == "gpu" else {}))
+        search = kept(make_kept_trial(FAST, 20.0), plan=plan)
+        recall = recall_of(search, plan=plan, now=[(plan.baseline, 10.0), (FAST, 18.0)])
+        assert (recall.counted > 0 or recall.refusal(FAST) is not None) == agrees
+
+    def test_readings_that_spread_wider_agree_sooner(self):
+        noisy = make_measurement(13.0, spread=0.3)
+        assert recall_of(TYPICAL, now=[(BASE, 10.0), (FAST, noisy)]).refusal(SECOND) is not None
+
+    def test_one_that_fails_now_disagrees(self):
+        recall = recall_of(TYPICAL, now=[(BASE, 10.0), (FAST, CRASHED)])
+        assert f"the winner of {DAY} (record) is crashed now" in recall.statements[-1]
+        assert recall.refusal(SECOND) is None
+
+    def test_without_a_baseline_in_common_rates_are_compared_as_they_are(self):
+        other = make_config(2)
+        search = kept(make_kept_trial(other, 3.0, purpose=Purpose.BASELINE), make_kept_trial(FAST, 20.0))
+        assert recall_of(search, now=[(BASE, 10.0), (FAST, 20.5)]).refusal(other) is not None
+        assert recall_of(search, now=[(BASE, OUT_OF_MEMORY), (FAST, 20.5)]).refusal(other) is not None
+        assert recall_of(search, now=[(BASE, 10.0), (FAST, 10.0)]).refusal(other) is None
+
+    def test_what_failed_counts_as_tried_but_not_what_time_cut_short(self):
+        crashed, slow, short = make_config(1), make_config(2), make_config(4)
+        search = kept(
+            make_kept_trial(FAST, 20.0), make_kept_trial(crashed, CRASHED),
+            make_kept_trial(slow, TIMED_OUT, duration_s=40.0), make_kept_trial(short, TIMED_OUT, duration_s=12.0),
+        )  # fmt: skip
+        recall = recall_of(search, now=[(BASE, 10.0), (FAST, 20.0)])
+        assert recall.refusal(crashed) == f"crashed on {DAY} (record)"
+        assert recall.refusal(slow) == f"did not end within 40 s on {DAY} (record)"
+        assert recall.refusal(short) is None
+
+    def test_with_all_that_counts_the_trials_of_a_search_can_be_used_up(self):
+        plan = PLAN.model_copy(update={"budget": make_budget(max_trials=3)})
+        recall = recall_of(
+            kept(make_kept_trial(FAST, 20.0), make_kept_trial(SECOND, 15.0), make_kept_trial(make_config(4), 8.0)),
+            plan=plan, now=[(BASE, 10.0), (FAST, 20.0)],
+        )  # fmt: skip
+        assert recall.counted == 2
+        assert recall.is_enough(1)
+        assert not recall.is_enough(0)
+
+    def test_taking_note_twice_says_nothing_twice(self):
+        recall = Recall(PLAN, [TYPICAL])
+        history = history_of((BASE, 10.0))
+        assert recall.advance(history)
+        assert not recall.advance(history)
+        assert len(recall.statements) == 1
+
+
+class TestTime:
+    """A trial may take 60 s, and 40 s beside a leader that took 10 s; what takes longer is ended."""
+
+    PLAN = PLAN.model_copy(update={"budget": make_budget(trial_timeout_s=60.0)})
+    SLOW = make_config(2)
+
+    def refusal(self, duration_s: float, *, then=10.0, now=10.0) -> str | None:
+        search = kept(
+            make_kept_trial(BASE, then, purpose=Purpose.BASELINE),
+            make_kept_trial(self.SLOW, TIMED_OUT, duration_s=duration_s),
+        )
+        return recall_of(search, plan=self.PLAN, now=[(BASE, now)]).refusal(self.SLOW)
+
+    def test_what_did_not_end_in_the_time_that_a_trial_has_is_not_tried_again(self):
+        assert self.refusal(41.0) == f"did not end within 41 s on {DAY} (record)"
+        assert self.refusal(39.0) is None
+
+    def test_on_a_machine_that_is_faster_now_it_may_end(self):
+        assert self.refusal(61.0, then=5.0, now=10.0) is None
+        assert self.refusal(61.0, then=10.0, now=5.0) is not None
+
+    def test_beside_a_baseline_that_does_not_end_either_it_needs_the_whole_time_of_a_trial(self):
+        assert self.refusal(61.0, then=TIMED_OUT, now=TIMED_OUT) is not None
+        assert self.refusal(59.0, then=TIMED_OUT, now=TIMED_OUT) is None
+
+    def test_a_baseline_that_ends_now_says_that_the_machine_was_slower(self):
+        assert self.refusal(61.0, then=TIMED_OUT, now=10.0) is None
+
+    def test_one_that_fails_otherwise_says_nothing(self):
+        assert self.refusal(61.0, now=CRASHED) is None
+
+    def test_nothing_is_refused_before_the_baseline_has_run(self):
+        search = kept(make_kept_trial(self.SLOW, TIMED_OUT, duration_s=300.0))
+        assert Recall(self.PLAN, [search]).refusal(self.SLOW) is None
+
+    def test_how_many_are_left_out_is_said(self):
+        search = kept(make_kept_trial(self.SLOW, TIMED_OUT, duration_s=61.0))
+        recall = recall_of(search, plan=self.PLAN, now=[(BASE, 10.0)])
+        assert recall.statements[-1].endswith("; 1 that did not end in time left out")
+
+    def test_of_a_baseline_that_did_not_end_it_is_said_before_it_runs_with_what_helps(self):
+        short = kept(make_kept_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=30.0))
+        said = f"the baseline did not end within 30 s on {DAY} (record); it is tried for 60 s now"
+        assert Recall(self.PLAN, [short]).foreword == said
+        whole = kept(make_kept_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=61.0))
+        assert Recall(self.PLAN, [whole]).foreword.endswith("or a smaller --global-batch may help")
+        assert Recall(self.PLAN, [TYPICAL]).foreword is None
+
+
+class TestLessons:
+    def rates(self, recall: Recall, *now) -> dict[TrainConfig, float]:
+        lessons = recall.lessons(history_of(*now))
+        return {r.request.config: r.measurement.samples_per_second for r in lessons if r.measurement}
+
+    def test_they_are_at_the_speed_that_the_machine_has_now(self):
+        now = [(BASE, 5.0)]
+        assert self.rates(recall_of(TYPICAL, now=now), *now) == {FAST: 10.0, SECOND: 7.5}
+
+    def test_what_was_measured_anew_teaches_by_itself(self):
+        now = [(BASE, 10.0), (FAST, 20.0)]
+        assert self.rates(recall_of(TYPICAL, now=now), *now) == {SECOND: 15.0}
+
+    def test_a_confirmed_winner_tells_of_the_speed_too(self):
+        now = [(BASE, 10.0), (FAST, 22.0)]
+        assert self.rates(recall_of(TYPICAL, now=now), *now)[SECOND] == pytest.approx(15.0 * 1.1**0.5)
+
+    def test_a_shortage_keeps_the_budget_it_met(self):
+        recall = Recall(PLAN, [kept(make_kept_trial(FAST, OUT_OF_MEMORY, memory_bytes=3 * GIB))])
+        lesson = next(r for r in recall.lessons(History()) if r.status is TrialStatus.OUT_OF_MEMORY)
+        assert lesson.request.limits.memory_bytes == 3 * GIB
+
+    def test_the_latest_search_is_believed_and_of_repeats_the_middle_one(self):
+        early = kept(make_kept_trial(FAST, 18.0))
+        late = kept(*(make_kept_trial(FAST, rate) for rate in (26.0, 20.0, 5.0)), id="b")
+        assert self.rates(Recall(PLAN, [late, early]))[FAST] == 20.0
+
+    def test_finals_are_not_trials_of_a_search(self):
+        search = kept(make_kept_trial(FAST, 20.0), make_kept_trial(FAST, 99.0, purpose=Purpose.FINAL))
+        assert self.rates(Recall(PLAN, [search]))[FAST] == 20.0
+
+    def test_what_another_version_wrote_is_passed_over(self):
+        unknown = make_kept_trial(FAST, 20.0).model_copy(update={"config": {"warp_drive": True}})
+        odd = make_kept_trial(make_config(3), 20.0)  # does not divide the global batch
+        recall = Recall(PLAN, [kept(unknown, odd, make_kept_trial(SECOND, 15.0))])
+        assert set(self.rates(recall)) == {BASE, SECOND}
+
+
+def profile_of(precision: str, checkpointing: str):
+    """bf16 is four times as fast, checkpointing half as fast."""
+    return make_profile(
+        make_family(autocast="bfloat16" if precision == "bf16" else None, checkpointing=checkpointing),
+        parameters=(make_group(10_000, 10_000),),
+        work=(make_work((10 if checkpointing == "none" else 20) * MB, half=precision == "bf16"),),
+    )
+
+
+class Searches:
+    """Searches of one machine, one after the other, with a record in a real database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = Record(f"sqlite:///{folder / 'record.db'}")
+        self.speed = 1.0
+        self.guided = True
+        self.bonus: dict[TrainConfig, float] = {}
+        self.notes: list[str] = []
+        kinds = itertools.product(("fp32", "bf16"), ("none", "full"))
+        self.model = make_model([profile_of(*kind) for kind in kinds], rates=make_rates(launch_s=2e-2))
+
+    def outcome(self, request: TrialRequest):
+        if request.limits.memory_bytes < 8 * GIB and request.config.checkpointing == "none":
+            return OUT_OF_MEMORY
+        rate = self.model.estimate(request.config).samples_per_second
+        return rate * self.speed * self.bonus.get(request.config, 1.0)
+
+    def remember(self, *configs: TrainConfig, winner: TrainConfig, memory_bytes: int = 8 * GIB) -> None:
+        """Keep an earlier search that tried these, at what the machine gives now."""
+        limits = make_limits(memory_bytes=memory_bytes)
+        found = [
+            make_kept_trial(config, self.outcome(make_request(config, limits=limits)), memory_bytes=memory_bytes,
+                            purpose=Purpose.BASELINE if config == BASE else Purpose.SEARCH)
+            for config in (BASE, *configs)
+        ]  # fmt: skip
+        search = kept(*found, verdict="faster", best_config_id=winner.config_id)
+        self.database.keep(search, search.trials)
+
+    def run(self, name: str, *, stop_after: int | None = None, **fields):
+        """Run the search in this folder, or go on with it; return its answer and the configurations it explored."""
+        plan = make_plan(**{"space": make_space_file(PARAMETERS), "allowance": Allowance.OPTIMIZER, **fields})
+        directory = RunDirectory(self.folder / name)
+        directory.path.mkdir(exist_ok=True)
+        count = itertools.count()
+
+        def outcome(request: TrialRequest):
+            if next(count) == stop_after:
+                raise KeyboardInterrupt
+            return self.outcome(request)
+
+        runner = ScriptedRunner(directory.path, outcome)
+        self.notes = []
+
+        def listen(event) -> None:
+            if isinstance(event, Note):
+                self.notes.append(event.text)
+
+        with Keeper(self.database, plan, directory, listen) as keeper:
+            recall = Recall(plan, keeper.earlier())
+            model = self.model if self.guided else None
+            tuner = Tuner(plan, directory, runner, keeper, model=model, recall=recall)
+            return keeper.end(tuner.run()), runner.searched
+
+
+@pytest.fixture
+def searches(tmp_path) -> Searches:
+    return Searches(tmp_path)
+
+
+def test_a_known_search_is_its_baseline_and_its_old_winner(searches):
+    first, explored = searches.run("first")
+    assert len(explored) > 2
+    second, again = searches.run("second")
+    assert again == [BASE, first.best.config]
+    assert (second.best.config, second.verdict) == (first.best.config, "faster")
+    assert searches.notes[-1] == "nothing left untried has a fair chance of a gain over 1 %"
+
+
+def test_the_answer_knows_only_what_was_measured_now(searches):
+    searches.remember(FAST, SECOND, make_config(4, precision="bf16"), make_config(16), winner=FAST)
+    searches.speed = 0.7
+    answer, explored = searches.run("second")
+    assert explored == [BASE, FAST]
+    assert {t.config for t in answer.trials if t.samples_per_second is not None} == set(explored)
+    assert all(found.config in explored for found in (answer.best, *answer.runners_up))
+    rate = searches.outcome(make_request(FAST))
+    assert answer.best.measurement.samples_per_second == pytest.approx(rate)
+    assert any("(record) gives" in note and "0.70 times as fast" in note for note in answer.notes)
+
+
+def test_where_the_old_winner_is_no_longer_one_the_search_goes_on_as_usual(searches):
+    searches.remember(FAST, SECOND, make_config(16), winner=FAST)
+    searches.bonus = {FAST: 0.3}
+    answer, explored = searches.run("second")
+    assert explored[:2] == [BASE, FAST]
+    assert len(explored) > 2
+    assert answer.best.config not in (BASE, FAST)
+    assert any("the record only guides the predictions" in note for note in answer.notes)
+
+
+def test_a_smaller_budget_is_refused_from_the_record(searches):
+    lightest = make_config(1, precision="bf16", optim="adafactor")
+    searches.remember(lightest, winner=lightest, memory_bytes=6 * GIB)
+    answer, explored = searches.run("second", memory_bytes=5 * GIB)
+    assert not [c for c in explored if c.precision == "bf16" and c.checkpointing == "none"]
+    refused = {t.config: t.cause for t in answer.trials if t.status is TrialStatus.REJECTED}
+    short = f"ran out of memory within 6.00 GiB on {DAY} (record)"
+    assert refused[FAST] == f"a configuration no harder on memory {short}"
+    assert answer.best.config.checkpointing == "full"
+
+
+def test_a_search_that_is_gone_on_with_does_not_learn_from_itself(searches):
+    with pytest.raises(SearchInterrupted):
+        searches.run("first", stop_after=2)
+    assert [len(s.trials) for s in searches.database.searches()] == [2]
+    _, explored = searches.run("first")
+    assert not any("record" in note for note in searches.notes)
+    assert BASE not in explored
+    assert len(searches.database.searches()) == 1
+
+
+def test_a_known_search_that_is_stopped_goes_on_without_confirming_twice(searches):
+    searches.remember(FAST, SECOND, make_config(16), winner=FAST)
+    with pytest.raises(SearchInterrupted):
+        searches.run("second", stop_after=2)
+    answer, explored = searches.run("second")
+    assert explored == []
+    assert answer.best.config == FAST
+
+
+def test_what_is_untried_and_promising_is_tried_all_the_same(searches):
+    searches.remember(make_config(16), make_config(4), winner=make_config(16))  # bf16 was not allowed
+    answer, explored = searches.run("second")
+    assert explored[:2] == [BASE, make_config(16)]
+    assert answer.best.config.precision == "bf16"
+
+
+def test_without_a_prediction_the_record_counts_as_trials(searches):
+    searches.remember(FAST, SECOND, make_config(16), make_config(4), winner=FAST)
+    searches.guided = False
+    answer, explored = searches.run("second", budget=make_budget(max_trials=4))
+    assert explored == [BASE, FAST]
+    assert answer.best.config == FAST

@@ -1,0 +1,821 @@
+"""The conductor of a search, with trials that take no time: what it runs, when it ends, what survives."""
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    Clock,
+    ScriptedRunner,
+    make_budget,
+    make_config,
+    make_failure,
+    make_gpu,
+    make_measurement,
+    make_plan,
+    make_space_file,
+    make_workload,
+    product_rate,
+    read_study,
+)
+
+from autotune.errors import InfrastructureError, NothingFitsError
+from autotune.planning.plan import SearchPlan
+from autotune.planning.reopen import reopened
+from autotune.planning.requests import SEARCH_ACCUMULATION
+from autotune.search.proposals import SAME_FAILURES
+from autotune.search.study import STUDY_FILE
+from autotune.search.tuner import SearchInterrupted, Tuner
+from autotune.space.file import load_space
+from autotune.space.history import History
+from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
+from autotune.tuning_result import TuningResult, load
+from autotune.values.budget import Budget, Effort
+from autotune.values.checks import LossCurve, Routed, Soaked
+from autotune.values.config import TrainConfig
+from autotune.values.events import Event, Note, TrialEnded, TrialStarted
+from autotune.values.trial import Failure, Measurement, Outcome, Purpose, TrialRequest, TrialStatus
+
+BASE = make_config()
+
+PARAMETERS = {
+    "precision": ["fp32", "bf16", "pure_bf16"],
+    "attn_implementation": ["sdpa", "eager"],
+    "per_device_train_batch_size": {"choices": "lattice"},
+    "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_patience(monkeypatch):
+    """The sampler's attempts in a space that is exhausted take a second each; how many there are is tested once."""
+    monkeypatch.setattr("autotune.search.tuner.PATIENCE_ASKS", 8)
+
+
+class Search:
+    """One search in one run directory, which can be stopped and gone on with."""
+
+    def __init__(
+        self,
+        directory: Path,
+        outcome: Callable[[TrialRequest], Outcome | float],
+        parameters: dict | None = None,
+        *,
+        duration_s: Callable[[TrialRequest], float] = lambda request: 10.0,
+        **plan,
+    ) -> None:
+        space = make_space_file(parameters or PARAMETERS)
+        defaults = {"space": space, "baseline": BASE, "budget": make_budget(max_trials=12)}
+        self.plan = make_plan(**{**defaults, **plan})
+        self.directory = directory
+        self.clock = Clock()
+        self.events: list[Event] = []
+        self._outcome = outcome
+        self._duration_s = duration_s
+        self.runner = ScriptedRunner(directory, outcome)
+
+    def run(self, *, stop_after: int | None = None) -> TuningResult:
+        """Run the search with a new runner; a Ctrl-C comes in its trial number `stop_after`."""
+        runs = itertools.count()
+
+        def outcome(request: TrialRequest) -> Outcome | float:
+            if next(runs) == stop_after:
+                raise KeyboardInterrupt
+            return self._outcome(request)
+
+        self.runner = ScriptedRunner(self.directory, outcome, duration_s=self._duration_s, clock=self.clock)
+        directory = RunDirectory(self.directory)
+        return Tuner(self.plan, directory, self.runner, self.events.append, clock=self.clock).run()
+
+    @property
+    def finished(self) -> list[TrialRequest]:
+        return [r.request for r in RunDirectory(self.directory).results()]
+
+    def count(self, purpose: Purpose) -> int:
+        return sum(r.purpose is purpose for r in self.finished)
+
+
+@pytest.fixture
+def search(tmp_path):
+    """Return a function that makes the search of the test."""
+    return lambda *args, **fields: Search(tmp_path, *args, **fields)
+
+
+def table(seed: int) -> dict[str, dict]:
+    """Factors of throughput per knob, no two of a knob within 4 %; the micro-batch has one peak."""
+    draw = random.Random(seed)
+    factors = [0.8, 0.9, 1.0, 1.1, 1.2]
+    sizes, peak = [1, 2, 4, 8, 16], draw.randrange(5)
+    return {
+        "precision": dict(zip(["fp32", "bf16", "pure_bf16"], draw.sample(factors, 3), strict=True)),
+        "attn_implementation": dict(zip(["sdpa", "eager"], draw.sample(factors, 2), strict=True)),
+        "optim": dict(zip(["adamw_torch_fused", "adamw_torch", "adafactor"], draw.sample(factors, 3), strict=True)),
+        "per_device_train_batch_size": {size: 10 * 0.8 ** abs(i - peak) for i, size in enumerate(sizes)},
+    }
+
+
+# The best is in every knob another than the baseline's but the attention kernel.
+rate = product_rate(
+    {
+        "precision": {"fp32": 1.0, "bf16": 1.3, "pure_bf16": 1.1},
+        "attn_implementation": {"sdpa": 1.0, "eager": 0.8},
+        "optim": {"adamw_torch_fused": 1.0, "adamw_torch": 1.1, "adafactor": 0.9},
+        "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 11.5},
+    }
+)
+BEST = make_config(16, precision="bf16", optim="adamw_torch")
+
+
+def only(*configs: TrainConfig) -> Callable[[TrialRequest], Outcome | float]:
+    """Every trial crashes, each of a cause of its own, but those of `configs`."""
+
+    def outcome(request: TrialRequest) -> Outcome | float:
+        return 10.0 if request.config in configs else make_failure(cause=f"trial {request.number} broke")
+
+    return outcome
+
+
+def best_of(plan: SearchPlan, rate: Callable[[TrialRequest], float], request: TrialRequest) -> TrainConfig:
+    """The optimum by trying everything."""
+    space = plan.search_space()
+    configs = map(space.config, space.points())
+    return max(configs, key=lambda c: rate(request.model_copy(update={"config": c})))
+
+
+def test_the_baseline_is_run_first(search):
+    run = search(rate)
+    run.run()
+    first = run.finished[0]
+    assert (first.number, first.purpose, first.config) == (0, Purpose.BASELINE, BASE)
+    assert run.count(Purpose.BASELINE) == 1
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+def test_the_optimum_of_a_separable_throughput_is_found(search, seed):
+    factors = product_rate(table(seed))
+    run = search(factors, budget=make_budget(max_trials=20))
+    result = run.run()
+    assert result.best.config == best_of(run.plan, factors, run.finished[0])
+    assert run.plan.search_space().size() == 90
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_configuration_is_searched_twice(search, seed):
+    run = search(product_rate(table(seed)), budget=make_budget(max_trials=25))
+    run.run()
+    assert len(set(run.runner.searched)) == len(run.runner.searched) > 15
+
+
+@pytest.mark.parametrize("trials", [1, 4])
+def test_the_search_ends_at_its_number_of_trials(search, trials):
+    run = search(rate, budget=make_budget(max_trials=trials, finalists=1, final_rounds=2))
+    run.run()
+    assert run.count(Purpose.SEARCH) == trials
+    assert run.count(Purpose.FINAL) == 4
+
+
+def test_trials_are_numbered_one_after_the_other(search):
+    run = search(rate)
+    run.run()
+    assert [r.number for r in run.runner.requests] == list(range(len(run.runner.requests)))
+
+
+@pytest.mark.slow
+def test_a_combination_beyond_single_steps_is_the_samplers(search, monkeypatch):
+    """Each change alone is worse than the baseline, both together are the best."""
+    monkeypatch.undo()  # the real patience
+
+    def deceptive(request: TrialRequest) -> float:
+        return (10.0, 9.0, 20.0)[(request.config.precision == "bf16") + (request.config.optim == "adafactor")]
+
+    parameters = {"precision": ["fp32", "bf16"], "optim": ["adamw_torch_fused", "adafactor"]}
+    result = search(deceptive, parameters).run()
+    assert result.best.config == make_config(precision="bf16", optim="adafactor")
+
+
+def test_an_exhausted_space_ends_the_search(search):
+    run = search(rate, {"precision": ["fp32", "bf16"]})
+    run.run()
+    assert run.count(Purpose.SEARCH) == 1
+
+
+def memory_bound(request: TrialRequest) -> Outcome | float:
+    """Without checkpointing only a micro-batch of 2 fits; checkpointing costs a quarter."""
+    config = request.config
+    checkpointed = config.checkpointing == "full"
+    if config.per_device_train_batch_size > (8 if checkpointed else 2):
+        return OUT_OF_MEMORY
+    return rate(request) * (0.75 if checkpointed else 1.0)
+
+
+@pytest.mark.parametrize("outcome", [rate, memory_bound])
+def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, outcome):
+    budget = make_budget(max_trials=20)
+    run = search(outcome, {**PARAMETERS, "checkpointing": ["none", "full"]}, budget=budget)
+    result = run.run()
+    space, history = run.plan.search_space(), History()
+    for finished in RunDirectory(run.directory).results():
+        if finished.request.purpose is not Purpose.FINAL:
+            history.add(finished)
+    winner = history.best().request.config
+    assert result.best.config == winner
+    sizes = sorted(next(d.choices for d in space.dimensions if d.name == "per_device_train_batch_size"))
+    here, neighbours = space.complete(space.point(winner)), 0
+    for point in space.points():
+        different = [name for name in here if point[name] != here[name]]
+        if len(different) != 1 or (different == ["checkpointing"] and not history.memory_bound):
+            continue
+        if different == ["per_device_train_batch_size"]:
+            steps = [sizes.index(p["per_device_train_batch_size"]) for p in (here, point)]
+            if abs(steps[0] - steps[1]) > 1:
+                continue
+        config = space.config(point)
+        assert history.known(config) is not None or history.refusal(config) is not None
+        neighbours += 1
+    assert neighbours >= 6
+
+
+def test_a_baseline_that_does_not_fit_is_made_lighter_until_it_does(search):
+    run = search(memory_bound, {**PARAMETERS, "checkpointing": ["none", "full"]}, baseline=make_config(16))
+    result = run.run()
+    assert result.verdict == "baseline did not complete"
+    assert result.best.measurement is not None
+    assert result.baseline_cause == "out of memory: no memory left"
+
+
+def test_nothing_fits_is_an_error_once_the_lightest_was_tried(search):
+    run = search(lambda request: OUT_OF_MEMORY, space=load_space("cpu"))
+    with pytest.raises(NothingFitsError):
+        run.run()
+    lightest = run.finished[-1].config
+    assert (lightest.per_device_train_batch_size, lightest.checkpointing) == (1, "full")
+    assert (lightest.precision, lightest.adapter.kind) == ("pure_bf16", "lora")
+    assert not (run.directory / ANSWER_FILE).exists()
+
+
+def test_crashes_of_one_cause_end_soon_and_blame_the_infrastructure(search):
+    run = search(lambda request: CRASHED, space=load_space("cpu"))
+    with pytest.raises(InfrastructureError, match="trial 0 crashed: it broke"):
+        run.run()
+    assert len(run.finished) == SAME_FAILURES
+
+
+def test_crashes_of_many_causes_end_too(search):
+    run = search(only(), space=load_space("cpu"))
+    with pytest.raises(InfrastructureError):
+        run.run()
+    assert SAME_FAILURES < len(run.finished) <= 1 + len(run.plan.search_space().dimensions)
+
+
+@pytest.mark.parametrize(
+    "survivor",
+    [make_config(attn_implementation="eager"), make_config(precision="bf16"), make_config(optim="adamw_torch")],
+)
+def test_the_one_configuration_that_works_is_the_answer(search, survivor):
+    run = search(only(survivor))
+    result = run.run()
+    assert (result.verdict, result.best.config) == ("baseline did not complete", survivor)
+    assert result.baseline_cause == "crashed: trial 0 broke"
+    assert len({t.number for t in result.trials if t.status is TrialStatus.COMPLETED}) >= 1
+
+
+def test_the_one_configuration_that_fits_is_the_answer(search):
+    survivor = make_config(1, checkpointing="full", precision="pure_bf16", adapter={"kind": "lora"})
+    run = search(lambda r: 10.0 if r.config == survivor else OUT_OF_MEMORY, space=load_space("cpu"))
+    assert run.run().best.config == survivor
+
+
+def test_a_baseline_that_alone_works_is_kept(search):
+    result = search(only(BASE)).run()
+    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+
+
+def test_the_search_runs_part_of_the_accumulation_and_the_finals_all_of_it(search):
+    run = search(rate)
+    run.run()
+    for request in run.finished:
+        full = run.plan.workload.accumulation_steps(request.config)
+        wanted = full if request.purpose is Purpose.FINAL else min(full, SEARCH_ACCUMULATION)
+        assert request.accumulation_steps == wanted
+
+
+def test_finals_are_measured_more_finely_than_the_search(search):
+    run = search(rate)
+    run.run()
+    limits = {r.purpose: r.limits for r in run.finished}
+    searched, again = limits[Purpose.SEARCH], limits[Purpose.FINAL]
+    assert again.measure_steps > searched.measure_steps
+    assert again.relative_interval < searched.relative_interval
+    assert again.measure_time_s == searched.measure_time_s
+
+
+def test_finals_measure_the_baseline_and_the_leaders_in_turn(search):
+    run = search(rate, budget=make_budget(finalists=1, final_rounds=2))
+    assert run.run().best.config == BEST
+    assert [r.config for r in run.finished if r.purpose is Purpose.FINAL] == [BASE, BEST, BASE, BEST]
+
+
+def test_the_first_final_of_a_configuration_compiles_anew(search):
+    run = search(rate, budget=make_budget(finalists=1, final_rounds=2))
+    run.run()
+    assert [r.cold_compile for r in run.finished if r.purpose is Purpose.FINAL] == [True, True, False, False]
+    assert not any(r.cold_compile for r in run.finished if r.purpose is not Purpose.FINAL)
+
+
+def test_what_was_refused_is_told_with_its_reason_and_never_ran(search):
+    result = search(memory_bound, {**PARAMETERS, "checkpointing": ["none", "full"]}, baseline=make_config(2)).run()
+    refused = {t.config for t in result.trials if t.status is TrialStatus.REJECTED}
+    ran = {t.config for t in result.trials if t.status is not TrialStatus.REJECTED}
+    assert refused
+    assert not refused & ran
+    assert all(t.cause for t in result.trials if t.status is TrialStatus.REJECTED)
+
+
+ADAPTERS = {
+    "adapter": [None, "lora"],
+    "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}},
+    "precision": ["fp32", "bf16"],
+}
+
+
+def test_the_study_was_told_of_the_very_configurations_that_ran(search, tmp_path):
+    def rank_matters(request: TrialRequest) -> float:
+        adapter = request.config.adapter
+        return 10.0 + (adapter.rank / 8 if adapter else 0) + 2 * (request.config.precision == "bf16")
+
+    run = search(rank_matters, ADAPTERS)
+    result = run.run()
+    assert result.best.config.adapter.rank == 64
+    ran = {r.number: r.config for r in run.finished}
+    space = run.plan.search_space()
+    study = read_study(tmp_path)
+    told = [t for t in study.trials if "trial" in t.user_attrs]
+    assert {t.user_attrs["trial"] for t in told} == {r.number for r in run.finished if r.purpose is not Purpose.FINAL}
+    for trial in told:
+        assert space.config(trial.params) == ran[trial.user_attrs["trial"]]
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 3, 6])
+def test_a_stopped_search_goes_on_without_running_anything_again(search, stop_after):
+    run = search(rate)
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=stop_after)
+    before = run.finished
+    assert len(before) == stop_after
+    result = run.run()
+    assert len({r.number for r in run.finished}) == len(run.finished)
+    assert not {r.config for r in before} & set(run.runner.searched)
+    assert result.best.config == BEST
+
+
+def test_a_search_that_was_stopped_in_its_finals_does_only_the_rest_of_them(search):
+    run = search(rate, budget=make_budget(finalists=1, final_rounds=2))
+    run.run()
+    last = run.finished[-1]
+    (run.directory / "trials" / f"{last.number:04d}" / "result.json").unlink()
+    (run.directory / "trials" / f"{last.number:04d}").rmdir()
+    run.run()
+    assert [r.config for r in run.runner.requests] == [last.config]
+
+
+def test_a_finished_search_gives_the_same_answer_without_a_trial(search):
+    run = search(rate)
+    first = run.run()
+    again = run.run()
+    assert run.runner.requests == []
+    unsaid = {"search_time_s": 0.0, "trials": ()}
+    assert again.model_copy(update=unsaid) == first.model_copy(update=unsaid)
+
+
+def given(run, **limits):
+    """Give a search other limits, as its run directory has it then."""
+    run.plan = reopened(run.plan, RunDirectory(run.directory).results(), **limits)
+
+
+def test_a_finished_search_that_is_given_more_trials_searches_on_and_has_finals_of_its_own(search):
+    run = search(rate, budget=make_budget(max_trials=2, finalists=1, final_rounds=2))
+    first = run.run()
+    assert first.best.config != BEST
+    given(run, max_trials=12)
+    result = run.run()
+    purposes = [r.purpose for r in run.runner.requests]
+    assert purposes.count(Purpose.SEARCH) == 10
+    assert purposes[-4:] == [Purpose.FINAL] * 4
+    assert [r.config for r in run.runner.requests[-4:]].count(BASE) == 2
+    assert result.best.config == BEST
+    assert result.verdict == "faster"
+    assert len(result.best.trials) == len(result.baseline.trials) == 3  # one of the search, two of the latest finals
+
+
+def test_a_finished_search_that_finds_nothing_better_keeps_its_finals(search):
+    run = search(rate, {"precision": ["fp32", "bf16"]})
+    first = run.run()
+    assert first.best.confirmed
+    given(run, max_trials=40)
+    again = run.run()
+    assert run.runner.requests == []
+    assert again.best == first.best
+
+
+def test_a_search_that_was_given_more_and_stopped_again_goes_on_within_the_new_limits(search):
+    run = search(rate, budget=make_budget(max_trials=2, finalists=1, final_rounds=2))
+    run.run()
+    given(run, max_trials=12)
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=3)
+    result = run.run()
+    assert run.count(Purpose.SEARCH) == 12
+    assert result.best.config == BEST
+
+
+def test_a_baseline_that_ended_at_a_shorter_limit_is_run_again_with_more_time(search):
+    slow = make_failure(TrialStatus.TIMED_OUT)
+    run = search(lambda request: 10.0 if request.limits.timeout_s > 120 else slow, budget=Budget.of(Effort.QUICK))
+    with pytest.raises(InfrastructureError):
+        run.run()
+    given(run, effort=Effort.STANDARD)
+    run.run()
+    assert run.runner.requests[0].purpose is Purpose.BASELINE
+
+
+def test_a_search_without_its_study_goes_on_from_the_result_files(search):
+    run = search(rate)
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=4)
+    (run.directory / STUDY_FILE).unlink()
+    before = {r.config for r in run.finished}
+    run.run()
+    assert not before & set(run.runner.searched)
+
+
+def test_a_trial_without_a_readable_result_has_not_finished(search):
+    run = search(rate)
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=3)
+    spoiled = run.directory / "trials" / "0001"
+    lost = run.finished[1].config
+    (spoiled / "result.json").write_text("{")
+    (spoiled / "result.json").rename(run.directory / "spoiled")
+    spoiled.rmdir()
+    run.run()
+    assert lost in run.runner.searched
+
+
+def test_ctrl_c_writes_and_hands_over_the_best_so_far(search):
+    run = search(rate)
+    with pytest.raises(SearchInterrupted) as stop:
+        run.run(stop_after=5)
+    rates = {r.config: rate(r) for r in run.finished}
+    result = stop.value.result
+    assert result.best.config == max(rates, key=rates.__getitem__)
+    assert load(stop.value.path) == result
+    assert str(run.directory) in str(stop.value)
+
+
+def test_ctrl_c_in_the_first_trial_has_nothing_to_hand_over(search):
+    run = search(rate)
+    with pytest.raises(SearchInterrupted) as stop:
+        run.run(stop_after=0)
+    assert stop.value.result is None
+    assert not stop.value.path.exists()
+
+
+def test_ctrl_c_in_the_finals_does_not_make_the_baseline_the_winner(search):
+    """The baseline has been measured again, the leader not yet."""
+    run = search(rate)
+    run.run()
+    first_final = next(r.number for r in run.finished if r.purpose is Purpose.FINAL)
+    for later in sorted((run.directory / "trials").iterdir())[first_final + 1 :]:
+        (later / "result.json").unlink()
+        later.rmdir()
+    with pytest.raises(SearchInterrupted) as stop:
+        run.run(stop_after=0)
+    assert stop.value.result.verdict == "unconfirmed"
+    assert stop.value.result.best.config == BEST
+
+
+def test_the_answer_is_on_disk_after_every_trial(search):
+    run = search(rate)
+    seen = []
+
+    def look(event: Event) -> None:
+        if isinstance(event, TrialStarted) and event.number > 0:
+            seen.append(len([t for t in load(run.directory / ANSWER_FILE).trials if t.number is not None]))
+
+    run.events = type("Listener", (), {"append": staticmethod(look)})()
+    run.run()
+    assert seen == list(range(1, len(run.finished)))
+
+
+def test_trials_that_can_not_be_run_any_more_leave_the_answer_so_far(search):
+    def dying(request: TrialRequest) -> float:
+        if request.number == 3:
+            raise InfrastructureError("the launcher is gone")
+        return rate(request)
+
+    run = search(dying)
+    with pytest.raises(InfrastructureError, match="the launcher is gone"):
+        run.run()
+    assert load(run.directory / ANSWER_FILE).best.measurement is not None
+
+
+def steady(request: TrialRequest) -> Outcome:
+    """Of a final trial it is expected to take 13 to 20 s."""
+    return make_measurement(rate(request), startup_s=9.0, first_step_s=1.0, samples=4)
+
+
+def test_time_is_kept_for_the_finals(search):
+    budget = make_budget(max_time_s=200.0, trial_timeout_s=100.0, finalists=1, final_rounds=2)
+    run = search(steady, budget=budget)
+    result = run.run()
+    assert run.clock.now_s <= 200.0
+    assert run.count(Purpose.FINAL) == 4
+    assert 3 <= run.count(Purpose.SEARCH) < 15
+    assert result.verdict != "unconfirmed"
+
+
+def test_a_trial_that_hangs_does_not_take_the_time_of_the_finals(search):
+    def hangs_sometimes(request: TrialRequest) -> float:
+        return 1e6 if request.config.precision == "pure_bf16" else 15.0
+
+    budget = make_budget(max_time_s=200.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
+    run = search(steady, {"precision": ["fp32", "bf16", "pure_bf16"]}, duration_s=hangs_sometimes, budget=budget)
+    result = run.run()
+    assert any(t.status is TrialStatus.TIMED_OUT for t in result.trials)
+    assert run.clock.now_s <= 200.0
+    assert run.count(Purpose.FINAL) == 4
+
+
+@pytest.mark.parametrize(("max_time_s", "searched", "finals"), [(110.0, 1, 2), (70.0, 1, 0), (45.0, 0, 0)])
+def test_where_time_is_short_one_trial_comes_before_the_finals(search, max_time_s, searched, finals):
+    """A trial takes 25 s; the baseline and one other twice each would take 100 s and more."""
+
+    def slow(request: TrialRequest) -> Outcome:
+        return make_measurement(rate(request), startup_s=15.0, first_step_s=2.0, samples=4)
+
+    budget = make_budget(max_time_s=max_time_s, trial_timeout_s=max_time_s, finalists=1, final_rounds=2)
+    run = search(slow, duration_s=lambda request: 25.0, budget=budget)
+    run.run()
+    assert (run.count(Purpose.SEARCH), run.count(Purpose.FINAL)) == (searched, finals)
+    assert run.clock.now_s <= max_time_s
+
+
+def test_a_final_that_there_is_no_time_for_is_not_begun(search):
+    def slow_at_last(request: TrialRequest) -> float:
+        return 150.0 if request.purpose is Purpose.FINAL else 10.0
+
+    budget = make_budget(max_time_s=300.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
+    run = search(steady, {"precision": ["fp32", "bf16"]}, duration_s=slow_at_last, budget=budget)
+    run.run()
+    assert run.count(Purpose.FINAL) == 2
+    assert run.clock.now_s <= 320.0
+
+
+def test_time_that_was_spent_before_a_stop_counts(search):
+    budget = make_budget(max_time_s=200.0, trial_timeout_s=100.0, finalists=1, final_rounds=2)
+    run = search(steady, budget=budget)
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=6)
+    run.clock = Clock()
+    result = run.run()
+    assert result.search_time_s <= 200.0
+    assert result.search_time_s == pytest.approx(10.0 * len(run.finished))
+
+
+def test_a_listener_hears_of_each_trial_before_and_after_it(search):
+    run = search(rate, budget=make_budget(max_trials=4))
+    run.run()
+    heard = [e for e in run.events if isinstance(e, TrialStarted | TrialEnded)]
+    assert [type(e) for e in heard] == [TrialStarted, TrialEnded] * len(run.finished)
+    started, ended = heard[::2], heard[1::2]
+    assert [e.number for e in started] == [e.result.request.number for e in ended]
+    assert [e.trials_left for e in started[:5]] == [4, 4, 3, 2, 1]
+    rates = [e.best_samples_per_second for e in ended if e.result.request.purpose is not Purpose.FINAL]
+    assert rates == sorted(rates)
+
+
+def test_going_on_is_said(search):
+    run = search(rate)
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=2)
+    run.events.clear()
+    run.run()
+    assert run.events[0] == Note(text="going on after 2 finished trials")
+
+
+def test_a_gpu_space_with_a_free_global_batch_is_searched_too(search):
+    def saturating(request: TrialRequest) -> Outcome | float:
+        size = request.config.per_device_train_batch_size
+        if size > 256:
+            return OUT_OF_MEMORY
+        samples = request.workload.samples_per_step(request.config)
+        return make_measurement(100 * size / (size + 20), samples=samples)
+
+    workload = make_workload(global_batch_size=None)
+    parameters = {"per_device_train_batch_size": {"choices": "lattice"}, "checkpointing": ["none", "full"]}
+    run = search(saturating, parameters, workload=workload, hardware=make_gpu())
+    result = run.run()
+    assert result.best.config.per_device_train_batch_size == 256
+    assert result.verdict == "faster"
+
+
+SECOND = make_config(16, precision="bf16", optim="adamw_torch_fused")
+SMALL = {"precision": ["fp32", "bf16"]}
+PROVEN = {"soak": True, "loss_steps": 20, "loss_insisted": True, "budget": make_budget(finalists=1, max_trials=20)}
+
+
+def checked(*, unfit: tuple[TrainConfig, ...] = (), diverging: tuple[TrainConfig, ...] = ()):
+    """Throughputs as of `rate`; `unfit` configurations run out of memory when soaked, `diverging` learn otherwise."""
+
+    def outcome(request: TrialRequest) -> Outcome | float:
+        if request.purpose is Purpose.SOAK:
+            soaked = Soaked(eval_batch_size=request.task.eval_batch_sizes[0], checkpoint_bytes=3 << 20)
+            return OUT_OF_MEMORY if request.config in unfit else make_measurement(rate(request), soaked=soaked)
+        if request.purpose is Purpose.LOSS_CHECK:
+            fall = 0.8 if request.config in diverging else 0.5
+            losses = tuple(6.0 - fall * step / request.task.steps for step in range(request.task.steps))
+            return make_measurement(rate(request), curve=LossCurve(losses=losses, dropout_spread=0.0))
+        return rate(request)
+
+    return outcome
+
+
+def checks_of(run: Search) -> list[tuple[Purpose, TrainConfig]]:
+    return [(r.purpose, r.config) for r in run.finished if r.task is not None]
+
+
+def test_the_winner_is_soaked_and_compared_after_the_finals(search):
+    run = search(checked(), **PROVEN)
+    result = run.run()
+    comparison = [(Purpose.LOSS_CHECK, BASE), (Purpose.LOSS_CHECK, BASE), (Purpose.LOSS_CHECK, BEST)]
+    assert checks_of(run) == [(Purpose.SOAK, BEST), *comparison]
+    assert all(r.purpose is Purpose.FINAL for r in run.finished[-8:-4])
+    assert (result.verdict, result.best.config) == ("faster", BEST)
+    assert result.loss_check.passed
+    assert (result.soaked.eval_batch_size, result.soaked.checkpoint_bytes) == (128, 3 << 20)
+    assert result.proof_notes == ()
+
+
+def test_the_evaluation_batch_that_fits_is_exported(search):
+    result = search(checked(), SMALL, **PROVEN).run()
+    assert result.arguments.training_arguments["per_device_eval_batch_size"] == 64
+
+
+def test_a_loss_check_runs_the_true_accumulation_for_all_its_steps_and_a_soak_two_micro_steps(search):
+    run = search(checked(), SMALL, **{**PROVEN, "workload": make_workload(global_batch_size=32)})
+    run.run()
+    for request in run.finished:
+        full = run.plan.workload.accumulation_steps(request.config)
+        if request.purpose is Purpose.LOSS_CHECK:
+            assert request.accumulation_steps == full
+            assert request.limits.measure_steps == request.task.steps == 20
+            assert request.limits.discarded_steps == 1
+        elif request.purpose is Purpose.SOAK:
+            assert request.accumulation_steps == min(full, SEARCH_ACCUMULATION)
+
+
+def test_a_trial_of_the_search_races_the_leader_and_no_other_does(search):
+    run = search(checked(), SMALL, **PROVEN)
+    run.run()
+    best = 0.0
+    for request in run.finished:
+        samples = run.plan.workload.samples_per_step(request.config)
+        if request.purpose is Purpose.SEARCH:
+            assert request.limits.beaten_step_s == pytest.approx(samples / (0.9 * best))
+        else:
+            assert request.limits.beaten_step_s is None
+        best = max(best, rate(request)) if request.purpose.explores else best
+
+
+def skewed(unfit: tuple[TrainConfig, ...] = (), fault: Outcome = OUT_OF_MEMORY):
+    """As `checked`; with uneven routing, throughputs are four fifths and `unfit` configurations fail."""
+
+    def outcome(request: TrialRequest) -> Outcome | float:
+        if request.purpose is not Purpose.ROUTING:
+            return checked()(request)
+        assert request.accumulation_steps == min(
+            SEARCH_ACCUMULATION, request.workload.accumulation_steps(request.config)
+        )
+        routed = Routed(busiest_share=0.5, even_busiest_share=0.2)
+        return fault if request.config in unfit else make_measurement(0.8 * rate(request), routed=routed)
+
+    return outcome
+
+
+def test_a_winner_with_experts_is_measured_with_uneven_routing_too(search):
+    result = search(skewed(), SMALL, **PROVEN, skewed_routing=True).run()
+    found = result.skewed_routing
+    assert found.samples_per_second == pytest.approx(0.8 * found.even_samples_per_second)
+    assert "(-20%)" in str(found)
+    assert "gets 50% of the tokens, not 20%" in str(found)
+    assert result.proof_notes == ()
+
+
+def test_a_winner_that_fits_with_even_routing_alone_is_refused(search):
+    result = search(skewed(unfit=(BEST,)), **PROVEN, skewed_routing=True).run()
+    assert result.best.config == SECOND
+    assert "skewed routing, trial" in result.proof_notes[0]
+
+
+def test_a_routing_run_that_fails_of_itself_refuses_nobody_and_is_told(search):
+    failure = Failure(status=TrialStatus.INVALID, cause="no layer was recognised as the router")
+    run = search(skewed(unfit=(BEST,), fault=failure), **PROVEN, skewed_routing=True)
+    result = run.run()
+    assert result.best.config == BEST
+    assert run.count(Purpose.ROUTING) == 1
+    assert result.proof_notes[0].startswith("measured with even routing only: skewed routing, trial")
+
+
+@pytest.mark.parametrize("fault", ["unfit", "diverging"])
+def test_a_winner_that_fails_a_check_is_refused_with_its_reason_and_the_next_is_measured_and_checked(search, fault):
+    run = search(checked(**{fault: (BEST,)}), **PROVEN)
+    result = run.run()
+    assert (result.verdict, result.best.config) == ("faster", SECOND)
+    assert result.loss_check.passed
+    assert result.soaked is not None
+    reason = {"unfit": "soak, trial", "diverging": "its losses leave the baseline's"}[fault]
+    assert len(result.proof_notes) == 1
+    assert result.proof_notes[0].startswith("refused as the winner: per_device_train_batch_size 16, precision bf16")
+    assert reason in result.proof_notes[0]
+    assert BEST not in [c.config for c in (*result.runners_up, *result.best_by_allowance.values())]
+    line = next(t for t in result.trials if t.config == BEST and t.purpose in (Purpose.SOAK, Purpose.LOSS_CHECK)
+                and t.status is not TrialStatus.COMPLETED)  # fmt: skip
+    assert line.cause
+    assert line.status is {"unfit": TrialStatus.OUT_OF_MEMORY, "diverging": TrialStatus.INVALID}[fault]
+    finals = [r.config for r in run.finished if r.purpose is Purpose.FINAL]
+    assert finals.count(SECOND) == finals.count(BASE) == 2
+
+
+def test_where_everything_diverges_the_baseline_is_the_answer(search):
+    run = search(checked(), SMALL, **PROVEN)
+    every = tuple(c for c in run.plan.every_config() if c != BASE)
+    run = search(checked(diverging=every), SMALL, **PROVEN)
+    result = run.run()
+    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+    assert result.soaked is not None
+    assert result.loss_check is None
+    assert checks_of(run)[-1] == (Purpose.SOAK, BASE)
+
+
+def test_where_nothing_fits_when_soaked_the_baseline_is_the_answer_and_that_is_told(search):
+    run = search(checked(), SMALL, **PROVEN)
+    result = search(checked(unfit=tuple(run.plan.every_config())), SMALL, **PROVEN).run()
+    assert result.best.config == BASE
+    assert result.soaked is None
+    assert result.proof_notes[-1].startswith("not soaked: soak, trial")
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+def test_a_search_that_was_stopped_in_its_checks_does_only_the_rest_of_them(search, lost):
+    run = search(checked(), SMALL, **PROVEN)
+    first = run.run()
+    for request in run.finished[-lost:]:
+        trial = run.directory / "trials" / f"{request.number:04d}"
+        (trial / "result.json").unlink()
+        trial.rmdir()
+    again = run.run()
+    assert len(run.runner.requests) == lost
+    assert (again.best, again.soaked, again.loss_check) == (first.best, first.soaked, first.loss_check)
+
+
+def test_checks_are_unknown_to_the_study_and_the_history(search):
+    run = search(checked(), SMALL, **PROVEN)
+    run.run()
+    told = read_study(run.directory).trials
+    numbers = {t.user_attrs["trial"] for t in told if "trial" in t.user_attrs}
+    assert numbers == {r.number for r in run.finished if r.purpose.explores}
+
+
+def test_time_is_kept_for_the_checks(search):
+    """A step of a loss run takes as long as one of the search: 20 of them 8 s and more, thrice."""
+
+    def timed(request: TrialRequest) -> Outcome | float:
+        outcome = checked()(request)
+        return outcome if isinstance(outcome, Measurement) else steady(request)
+
+    def duration_s(request: TrialRequest) -> float:
+        return 15.0 if request.purpose is Purpose.LOSS_CHECK else 10.0
+
+    budget = make_budget(max_time_s=300.0, trial_timeout_s=100.0, finalists=1, final_rounds=2)
+    run = search(timed, SMALL, duration_s=duration_s, **{**PROVEN, "budget": budget})
+    result = run.run()
+    assert run.clock.now_s <= 300.0
+    assert run.count(Purpose.SOAK) == 1
+    assert run.count(Purpose.LOSS_CHECK) == 3
+    assert result.loss_check.passed
+
+
+def test_checks_that_there_is_no_time_for_are_not_begun_and_that_is_told(search):
+    def duration_s(request: TrialRequest) -> float:
+        return 60.0 if request.purpose is Purpose.FINAL else 10.0
+
+    budget = make_budget(max_time_s=300.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
+    run = search(checked(), SMALL, duration_s=duration_s, **{**PROVEN, "budget": budget})
+    result = run.run()
+    assert run.count(Purpose.LOSS_CHECK) < 3
+    assert result.loss_check is None
+    assert any("the search ended before, by its time or by hand" in note for note in result.proof_notes)

@@ -1,0 +1,157 @@
+"""What several devices can't do is refused before a trial, in one line that says why."""
+
+from typing import Any
+
+import pytest
+from factories import make_config, make_facts, make_gpu, make_hardware, make_spec, make_workload
+
+from autotune.space.rules import refusals
+from autotune.values.config import Parallelism
+
+VERSIONS = {**make_gpu().versions, "deepspeed": "0.19.8", "galore-torch": "1.0", "lomo-optim": "0.1"}
+GPUS = make_gpu(versions=VERSIONS, count=8)
+CPU = make_hardware(versions={**make_hardware().versions, "deepspeed": "0.19.8"}, count=8)
+FACTS = make_facts(tensor_parallel_heads=8, layers=4, parameters=1_000_000_000)
+
+
+def why(world_size: int = 2, *, hardware=GPUS, facts=FACTS, model=None, knobs: dict[str, Any] | None = None, **spread):
+    """Return what speaks against a training that is spread like this."""
+    config = make_config(2, parallelism=Parallelism(world_size=world_size, **spread), **(knobs or {}))
+    return refusals(config, make_workload(model=model or make_spec()), facts, hardware)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("sharding", ["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zero_3"])
+def test_every_sharding_is_legal_on_gpus(sharding, precision):
+    assert why(sharding=sharding, knobs={"precision": precision}) == []
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        {"world_size": 8, "ddp_bucket_cap_mb": 50, "ddp_static_graph": True},
+        {"sharding": "fsdp_full", "offload": "parameters", "wrapping": "size"},
+        {"sharding": "fsdp_full", "knobs": {"checkpointing": "every-2nd", "torch_compile_backend": "inductor"}},
+        {"sharding": "zero_1", "offload": "optimizer"},
+        {"sharding": "zero_3", "offload": "parameters"},
+        {"world_size": 1, "sharding": "zero_2", "offload": "optimizer"},
+        {"tensor_parallel": 2},
+        {"world_size": 8, "tensor_parallel": 4, "sharding": "fsdp_full"},
+    ],
+)
+def test_combinations_that_the_libraries_have_are_legal(spread):
+    assert why(**spread) == []
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero_1", "zero_2", "zero_3"])
+def test_on_a_cpu_there_is_ddp_and_deepspeed(sharding):
+    assert why(sharding=sharding, hardware=CPU) == []
+
+
+REFUSED = {
+    "degrees that leave a rest": ({"world_size": 4, "tensor_parallel": 3}, "does not divide the 4 devices"),
+    "a pipeline": ({"pipeline_parallel": 2}, "pipeline parallel: the Trainer runs none"),
+    "a batch that can't be dealt": ({"world_size": 3}, "does not divide the global batch of 16"),
+    "a layerwise optimizer": ({"knobs": {"optim": "lomo"}}, "before ranks have added up their gradients"),
+    "buckets of FSDP": ({"sharding": "fsdp_full", "ddp_bucket_cap_mb": 25}, "are DDP's"),
+    "a static graph of one device": ({"world_size": 1, "ddp_static_graph": True}, "are DDP's"),
+    "a static graph and accumulation": ({"ddp_static_graph": True}, "which DDP forgets where gradients accumulate"),
+    "wrapping without FSDP": ({"wrapping": "size"}, "wrapping is FSDP's"),
+    "offload without sharding": ({"offload": "optimizer"}, "offload of optimizer is FSDP's and DeepSpeed's"),
+    "a place for nothing": ({"offload_to": "nvme"}, "nothing is offloaded that could go to nvme"),
+    "sharding on one device": ({"world_size": 1, "sharding": "fsdp_full"}, "fsdp_full has nothing to split"),
+    "FSDP on a CPU": ({"sharding": "fsdp_full", "hardware": CPU}, "the Trainer would silently run DDP"),
+    "half an offload of FSDP": ({"sharding": "fsdp_full", "offload": "optimizer"}, "(--offload parameters)"),
+    "FSDP to NVMe": ({"sharding": "fsdp_full", "offload": "parameters", "offload_to": "nvme"}, "NVMe is DeepSpeed's"),
+    "FSDP with tied weights": (
+        {"sharding": "fsdp_full", "facts": make_facts(not_fsdp="two units would own it")},
+        "FSDP: llama: two units would own it",
+    ),
+    "FSDP of packed weights": (
+        {"sharding": "fsdp_full", "knobs": {"adapter": {}, "quantization": "nf4"}},
+        "accelerate leaves packed weights (nf4) unsharded",
+    ),
+    "FSDP with 8-bit Adam": (
+        {"sharding": "fsdp_full", "knobs": {"optim": "adamw_bnb_8bit"}},
+        "bitsandbytes' kernels take plain tensors",
+    ),
+    "FSDP with a factored optimizer": (
+        {"sharding": "fsdp_grad_op", "knobs": {"optim": "adafactor"}},
+        "adafactor works on whole matrices",
+    ),
+    "FSDP checkpointing by size": (
+        {"sharding": "fsdp_full", "wrapping": "size", "knobs": {"checkpointing": "full"}},
+        "those by size lie within each other",
+    ),
+    "FSDP units larger than layers": (
+        {"sharding": "fsdp_full", "wrapping": "size", "facts": make_facts(parameters=40_000_000, layers=2)},
+        "no layer of tiny has the 20 million parameters",
+    ),
+    "DeepSpeed not installed": ({"sharding": "zero_2", "hardware": make_gpu(count=8)}, "needs the package deepspeed"),
+    "DeepSpeed on a CPU without a compiler": (
+        {"sharding": "zero_1", "hardware": CPU.model_copy(update={"cxx": None})},
+        "takes a C++ compiler",
+    ),
+    "DeepSpeed in pure bf16": ({"sharding": "zero_2", "knobs": {"precision": "pure_bf16"}}, "fp32 masters"),
+    "ZeRO-3 of packed weights": (
+        {"sharding": "zero_3", "knobs": {"adapter": {}, "quantization": "nf4"}},
+        "zero_2 leaves them whole",
+    ),
+    "DeepSpeed and a compiler": (
+        {"sharding": "zero_2", "knobs": {"torch_compile_backend": "inductor"}},
+        "torch.compile under DeepSpeed",
+    ),
+    "parameters of ZeRO-2": ({"sharding": "zero_2", "offload": "parameters"}, "zero_3 can offload them"),
+    "DeepSpeed with a factored optimizer": (
+        {"sharding": "zero_1", "knobs": {"optim": "adafactor"}},
+        "DeepSpeed hands out one flat vector",
+    ),
+    "offload of another optimizer": (
+        {"sharding": "zero_2", "offload": "optimizer", "knobs": {"optim": "sgd"}},
+        "stands in for torch's AdamW, not for sgd",
+    ),
+    "ZeRO-2 to NVMe": ({"sharding": "zero_2", "offload": "optimizer", "offload_to": "nvme"}, "NVMe is for zero_3"),
+    "NVMe without a folder": (
+        {"sharding": "zero_3", "offload": "optimizer", "offload_to": "nvme"},
+        "needs a folder on such a disk (--nvme-path)",
+    ),
+    "NVMe with a folder that isn't there": (
+        {"sharding": "zero_3", "offload": "optimizer", "offload_to": "nvme", "nvme_path": "/nowhere"},
+        "--nvme-path /nowhere: there is no such folder",
+    ),
+    "tensor parallel on a CPU": ({"tensor_parallel": 2, "hardware": CPU}, "accelerate refuses it through the Trainer"),
+    "tensor parallel without a plan": (
+        {"tensor_parallel": 2, "facts": make_facts()},
+        "no tensor-parallel plan for llama",
+    ),
+    "tensor parallel of odd heads": (
+        {"tensor_parallel": 2, "facts": make_facts(tensor_parallel_heads=9)},
+        "does not divide the 9 heads",
+    ),
+    "tensor parallel beside DDP": ({"world_size": 4, "tensor_parallel": 2}, "goes with fsdp_full"),
+    "tensor parallel beside DeepSpeed": (
+        {"world_size": 4, "tensor_parallel": 2, "sharding": "zero_2"},
+        "goes with FSDP, not with DeepSpeed",
+    ),
+    "tensor parallel with an adapter": ({"tensor_parallel": 2, "knobs": {"adapter": {}}}, "with an adapter"),
+    "more devices than there are": (
+        {"world_size": 2, "hardware": make_gpu(count=1)},
+        "2 devices are more than the 1 that a trial may use",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_can_not_be_is_refused_with_the_reason(case):
+    spread, said = REFUSED[case]
+    assert any(said in reason for reason in why(**spread)), why(**spread)
+
+
+def test_a_folder_on_an_nvme_disk_is_taken(tmp_path):
+    nvme = {"offload": "optimizer", "offload_to": "nvme", "nvme_path": str(tmp_path)}
+    assert why(sharding="zero_3", **nvme) == []
+
+
+def test_tensor_parallel_needs_the_library_that_has_it():
+    old = GPUS.model_copy(update={"versions": {**VERSIONS, "transformers": "5.17.2"}})
+    assert any("needs transformers 5.23" in reason for reason in why(tensor_parallel=2, hardware=old))

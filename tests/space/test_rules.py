@@ -1,0 +1,189 @@
+"""Rules of legality: each refuses what it is about, with a reason, and nothing beside it."""
+
+import pytest
+from factories import make_config, make_facts, make_gpu, make_hardware, make_spec, make_workload
+
+from autotune.space.rules import refusals
+from autotune.values.config import LengthProfile, Workload
+from autotune.values.model import Task
+
+CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
+
+TF32_GPU, NO_CC = make_gpu(starts_with_tf32=True), make_gpu(has_cc=False)
+AUTOTUNED = {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}
+
+
+def why(hardware=GPU, *, model_type: str = "llama", workload: Workload | None = None, facts=None, **knobs):
+    workload = workload or make_workload(model=make_spec(model_type=model_type))
+    return refusals(make_config(**knobs), workload, facts or make_facts(), hardware)
+
+
+def with_packages(hardware, *packages: str, version: str = "1.0"):
+    return hardware.model_copy(update={"versions": {**hardware.versions, **dict.fromkeys(packages, version)}})
+
+
+FLASH_3 = make_facts(attn_implementations=("sdpa", "flash_attention_3"))
+MOE = make_facts(experts=8, experts_implementations=("grouped_mm", "eager", "sonicmoe"), experts_per_token=2)
+
+
+def without(hardware, *packages: str):
+    versions = {k: v for k, v in hardware.versions.items() if k not in packages}
+    return hardware.model_copy(update={"versions": versions})
+
+
+LENGTHS = LengthProfile(samples=100, mean=40.0, minimum=8, median=32, p95=90, maximum=128)
+TEXTS = make_workload(lengths=LENGTHS)
+ALIKE = make_workload(lengths=LENGTHS.model_copy(update={"minimum": 128}))
+SPEECH = make_workload(task=Task.SPEECH_CTC, model=make_spec(model_type="wav2vec2"))
+PACKS = make_facts(packs=True)
+
+ILLEGAL = [
+    (why(workload=SPEECH, precision="pure_bf16"), "wav2vec2 in transformers does not cast sound"),
+    (why(train_sampling_strategy="group_by_length"), "grouping by length: all samples have one length"),
+    (why(workload=ALIKE, train_sampling_strategy="group_by_length"), "grouping by length: all samples have one length"),
+    (why(packing=True, facts=PACKS), "packing: all samples have one length"),
+    (why(workload=TEXTS, packing=True), "packing: llama lets the samples of a row see each other"),
+    (
+        why(workload=make_workload(task=Task.MASKED_LM, lengths=LENGTHS), packing=True, facts=PACKS),
+        "packing joins the texts of causal models",
+    ),
+    (
+        why(workload=TEXTS, packing=True, facts=PACKS, attn_implementation="eager"),
+        "packing with eager attention would hold",
+    ),
+    (
+        why(workload=TEXTS, packing=True, facts=PACKS, train_sampling_strategy="group_by_length"),
+        "packed batches have no padding",
+    ),
+    (
+        why(workload=TEXTS, packing=True, facts=PACKS, adapter={"kind": "prompt"}),
+        "packing: prompt puts its virtual tokens before a row",
+    ),
+    (why(micro_batch=3), "a micro-batch of 3 does not divide the global batch of 16"),
+    (why(micro_batch=32), "a micro-batch of 32 does not divide the global batch of 16"),
+    (why(CPU, precision="fp16"), "fp16 on a CPU silently stays fp32"),
+    (why(model_type="t5", precision="fp16"), "t5 overflows in fp16"),
+    (why(OLD_GPU, precision="bf16"), "a GPU has no bf16"),
+    (why(OLD_GPU, precision="pure_bf16"), "a GPU has no bf16"),
+    (why(model_type="resnet", precision="pure_bf16"), "resnet in transformers does not cast images"),
+    (why(OLD_GPU, tf32=True), "a GPU has no tf32"),
+    (why(CPU, tf32=True), "a CPU has no tf32"),
+    (why(TF32_GPU, tf32=False), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE has torch begin with TF32"),
+    (why(tf32=True, precision="bf16", **AUTOTUNED), "max-autotune raises in mixed precision where tf32 is asked for"),
+    (why(tf32=True, precision="fp16", **AUTOTUNED), "max-autotune raises in mixed precision where tf32 is asked for"),
+    (why(NO_CC, torch_compile_backend="inductor"), "inductor needs a C compiler on CUDA"),
+    (
+        why(with_packages(NO_CC, "liger-kernel"), facts=make_facts(liger=True), use_liger_kernel=True),
+        "use_liger_kernel needs a C compiler",
+    ),
+    (
+        why(NO_CC, attn_implementation="flex_attention", facts=make_facts(attn_implementations=("flex_attention",))),
+        "flex attention needs a C compiler",
+    ),
+    (why(with_packages(NO_CC, "torchao"), optim="adamw_torch_8bit"), "compiles its step, which needs a C compiler"),
+    (why(attn_implementation="flex_attention"), "llama offers no flex_attention attention"),
+    (why(CPU, attn_implementation="flash_attention_2", precision="bf16"), "flash attention needs a CUDA device"),
+    (why(attn_implementation="flash_attention_2", precision="fp32"), "flash attention computes in fp16 or bf16"),
+    (
+        why(without(GPU, "flash-attn"), attn_implementation="flash_attention_2", precision="bf16"),
+        "flash attention needs the package flash-attn",
+    ),
+    (
+        why(facts=FLASH_3, attn_implementation="flash_attention_3", precision="bf16"),
+        "flash attention needs the package flash-attn-3",
+    ),
+    (why(OLD_GPU, attn_implementation="flash_attention_2", precision="fp16"), "needs compute capability 8.0 or newer"),
+    (
+        why(CPU, facts=make_facts(attn_implementations=("flex_attention",)), attn_implementation="flex_attention"),
+        "flex attention has no backward on the CPU",
+    ),
+    (why(CPU, optim="paged_adamw_8bit"), "paged_adamw_8bit needs CUDA; on the CPU bitsandbytes silently doesn't page"),
+    (why(optim="adamw_torch_xla"), "adamw_torch_xla: it needs an XLA device"),
+    (why(optim="galore_adamw"), "galore_adamw needs the package galore-torch"),
+    (why(with_packages(CPU, "lomo-optim"), optim="adalomo"), "adalomo needs CUDA"),
+    (why(with_packages(GPU, "lomo-optim"), optim="lomo", micro_batch=8), "gradient accumulation forbids"),
+    (why(with_packages(GPU, "galore-torch"), optim="galore_adamw", adapter={}), "an adapter's are low-rank already"),
+    (
+        why(with_packages(GPU, "galore-torch"), optim="galore_adamw", facts=make_facts(linear_modules=())),
+        "projects the gradients of linear layers, and llama has none",
+    ),
+    (why(make_hardware(cxx=None), optim="adamw_torch_4bit"), "adamw_torch_4bit needs the package torchao"),
+    (
+        why(with_packages(make_hardware(cxx=None), "torchao"), optim="adamw_torch_4bit"),
+        "compiles its step, which needs a C++ compiler",
+    ),
+    (why(CPU, checkpointing="offload"), "pinned memory of the host, which needs a CUDA device"),
+    (
+        why(with_packages(GPU, "transformers", version="5.17.0"), checkpointing="every-2nd"),
+        "checkpointing every-2nd needs transformers 5.23 or newer",
+    ),
+    (why(facts=make_facts(layers=2), checkpointing="every-4th"), "checkpointing every-4th: tiny has 2 layers"),
+    (why(torch_compile_mode="max-autotune"), "a mode of torch.compile needs a backend"),
+    (why(torch_compile_backend="onnxrt"), "ONNX Runtime runs forward passes only"),
+    (why(torch_compile_backend="nvfuser"), "nvfuser is gone from torch; inductor replaced it"),
+    (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
+    (why(experts_implementation="grouped_mm"), "llama has no experts"),
+    (why(facts=make_facts(experts=8), experts_implementation="eager"), "llama has experts of its own way"),
+    (why(facts=MOE, experts_implementation="sonicmoe"), "needs the package kernels"),
+    (why(facts=MOE, experts_per_token=9), "9 experts a token are more than the 8 of a layer"),
+    (why(facts=MOE, expert_capacity=64), "llama has no expert_capacity to set"),
+    (why(experts_per_token=1), "llama has no experts_per_token to set"),
+    (why(CPU, use_liger_kernel=True), "written in Triton and need a CUDA device"),
+    (why(without(GPU, "liger-kernel"), use_liger_kernel=True), "needs the package liger-kernel"),
+    (why(with_packages(GPU, "liger-kernel"), use_liger_kernel=True), "liger-kernel has no kernels for llama"),
+    (why(without(GPU, "bitsandbytes"), optim="adamw_bnb_8bit"), "adamw_bnb_8bit needs the package bitsandbytes"),
+    (why(without(GPU, "bitsandbytes"), optim="paged_adamw_32bit"), "needs the package bitsandbytes"),
+    (why(facts=make_facts(supports_checkpointing=False), checkpointing="full"), "has no activation checkpointing"),
+    (why(make_hardware(cxx=None), torch_compile_backend="inductor"), "inductor needs a C++ compiler"),
+    (why(without(GPU, "triton"), torch_compile_backend="inductor"), "inductor needs the package triton"),
+    (why(CPU, torch_compile_backend="cudagraphs"), "cudagraphs does nothing on a CPU"),
+    (why(facts=make_facts(linear_modules=()), adapter={}), "has no linear layers for lora"),
+]
+
+LEGAL = {
+    "the default on a CPU": why(CPU),
+    "the default on a GPU": why(),
+    "the whole global batch": why(micro_batch=16),
+    "any micro-batch of a free global batch": why(micro_batch=3, workload=make_workload(global_batch_size=None)),
+    "bf16 on a CPU": why(CPU, precision="bf16"),
+    "an optimizer that updates in the backward pass, without accumulation": why(
+        with_packages(GPU, "lomo-optim"), optim="lomo", micro_batch=16
+    ),
+    "experts in another way": why(facts=MOE, experts_implementation="eager", experts_per_token=1),
+    "a mode of inductor": why(torch_compile_backend="inductor", torch_compile_mode="max-autotune"),
+    "flash attention 3 where it is installed": why(
+        with_packages(GPU, "flash-attn-3"), facts=FLASH_3, attn_implementation="flash_attention_3", precision="bf16"
+    ),
+    "offloaded activations": why(checkpointing="offload"),
+    "Liger": why(with_packages(GPU, "liger-kernel"), facts=make_facts(liger=True), use_liger_kernel=True),
+    "fp16 on an old GPU": why(OLD_GPU, precision="fp16"),
+    "bf16 where fp16 overflows": why(model_type="t5", precision="bf16"),
+    "flash attention in 16 bits": why(attn_implementation="flash_attention_2", precision="fp16"),
+    "no attention": why(facts=make_facts(attn_implementations=()), attn_implementation=None),
+    "paged states on a GPU": why(optim="paged_adamw_8bit"),
+    "checkpointing": why(checkpointing="full"),
+    "compilation on a CPU": why(CPU, torch_compile_backend="inductor"),
+    "compilation on a GPU": why(torch_compile_backend="inductor"),
+    "compilation by what needs no Triton": why(NO_CC, torch_compile_backend="cudagraphs"),
+    "tf32 where torch begins with it": why(TF32_GPU, tf32=True, precision="bf16", **AUTOTUNED),
+    "an old GPU where torch begins with tf32": why(make_gpu(starts_with_tf32=True, capability=(7, 5))),
+    "autotuned kernels in mixed precision": why(precision="bf16", **AUTOTUNED),
+    "autotuned kernels with tf32": why(tf32=True, **AUTOTUNED),
+    "tf32 beside 16 bits": why(tf32=True, precision="bf16"),
+    "LoRA": why(adapter={}),
+}
+
+
+@pytest.mark.parametrize(("reasons", "said"), ILLEGAL)
+def test_what_can_not_run_is_refused_with_the_reason(reasons, said):
+    assert len(reasons) == 1
+    assert said in reasons[0]
+
+
+@pytest.mark.parametrize("what", LEGAL)
+def test_what_can_run_is_not_refused(what):
+    assert LEGAL[what] == []
+
+
+def test_every_reason_is_told():
+    assert len(why(CPU, micro_batch=3, precision="fp16", tf32=True)) == 3

@@ -1,0 +1,314 @@
+"""The space of one workload on one device: which points exist, which are legal."""
+
+import itertools
+
+import pytest
+from factories import make_budget, make_config, make_facts, make_gpu, make_hardware, make_space, make_workload
+
+from autotune.space.file import builtin_spaces, load_space, spaces_directory
+from autotune.space.space import SearchSpace, micro_batches
+from autotune.values.budget import Effort
+from autotune.values.config import LARGEST_BATCH, Allowance, Parallelism, TrainConfig
+
+ADAPTERS = {"adapter": [None, "lora"], "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}}}
+
+
+def names(space: SearchSpace) -> list[str]:
+    return [d.name for d in space.dimensions]
+
+
+def choices(space: SearchSpace, name: str) -> tuple:
+    return next(d.choices for d in space.dimensions if d.name == name)
+
+
+OF_SEVERAL = ("parallel", "fsdp", "deepspeed")
+
+
+def of_several(name: str, effort: Effort, allowance: Allowance) -> SearchSpace:
+    """A built-in space for several devices, on eight GPUs with DeepSpeed installed."""
+    return make_space(
+        space=load_space(name),
+        facts=make_facts(tensor_parallel_heads=8, layers=16, parameters=1_000_000_000),
+        hardware=make_gpu(count=8, versions={**make_gpu().versions, "deepspeed": "0.19.8"}),
+        workload=make_workload(global_batch_size=64),
+        baseline=make_config(dataloader_pin_memory=True, parallelism=Parallelism(world_size=8)),
+        budget=make_budget(effort=effort),
+        allowance=allowance,
+    )
+
+
+def builtin(name: str, effort: Effort = Effort.QUICK, allowance: Allowance = Allowance.METHOD) -> SearchSpace:
+    """A built-in space on the device that it is for, at the global batch that is the default there."""
+    if name in OF_SEVERAL:
+        return of_several(name, effort, allowance)
+    on_cpu = name == "cpu"
+    experts = {"experts": 8, "experts_implementations": ("grouped_mm", "batched_mm", "eager"), "experts_per_token": 2}
+    return make_space(
+        space=load_space(name),
+        facts=make_facts(**experts if name == "moe" else {}),
+        hardware=make_hardware() if on_cpu else make_gpu(),
+        workload=make_workload(global_batch_size=16 if on_cpu else 64),
+        baseline=make_config(
+            dataloader_pin_memory=not on_cpu, experts_implementation="grouped_mm" if name == "moe" else None
+        ),
+        budget=make_budget(effort=effort),
+        allowance=allowance,
+    )
+
+
+def test_dimensions_keep_the_order_of_the_file():
+    assert names(make_space({"optim": ["adafactor"], "precision": ["bf16"]})) == ["optim", "precision"]
+
+
+def test_the_baselines_value_is_always_a_choice():
+    space = make_space({"optim": ["adafactor"], "per_device_train_batch_size": [2]}, baseline=make_config(4))
+    assert choices(space, "optim") == ("adamw_torch_fused", "adafactor")
+    assert choices(space, "per_device_train_batch_size") == (4, 2)
+
+
+def test_an_illegal_baseline_stays_a_choice():
+    space = make_space({"precision": ["bf16"]}, baseline=make_config(precision="fp16"), hardware=make_hardware())
+    assert choices(space, "precision") == ("fp16", "bf16")
+
+
+def test_what_speaks_against_the_baseline_speaks_against_no_other_value():
+    paged = make_config(optim="paged_adamw_8bit")  # not on a CPU
+    space = make_space({"optim": ["adafactor"], "checkpointing": ["full"], "tf32": [True]}, baseline=paged)
+    assert choices(space, "optim") == ("paged_adamw_8bit", "adafactor")
+    assert choices(space, "checkpointing") == ("none", "full")
+    assert choices(space, "tf32") == (False,)
+
+
+def test_what_can_not_be_legal_here_is_left_out_with_the_reason():
+    space = make_space({"precision": ["fp32", "fp16", "bf16"], "tf32": [True, False]}, hardware=make_hardware())
+    assert choices(space, "precision") == ("fp32", "bf16")
+    assert choices(space, "tf32") == (False,)
+    assert space.left_out["precision=fp16"] == "fp16 on a CPU silently stays fp32 in the Trainer"
+    assert set(space.left_out) == {"precision=fp16", "tf32=True"}
+
+
+def test_what_the_allowance_does_not_admit_is_left_out():
+    space = make_space({"precision": ["bf16", "pure_bf16"]}, allowance=Allowance.NUMERICS)
+    assert choices(space, "precision") == ("fp32", "bf16")
+    assert "--allow numerics does not admit" in space.left_out["precision=pure_bf16"]
+
+
+def test_a_kernel_that_needs_16_bits_is_kept_for_a_baseline_of_32():
+    kernels = {"attn_implementation": ["sdpa", "flash_attention_2"]}
+    here = {"hardware": make_gpu(), "baseline": make_config(precision="fp32")}
+    assert "flash_attention_2" in choices(make_space({"precision": ["bf16"], **kernels}, **here), "attn_implementation")
+    assert "flash_attention_2" not in choices(make_space(kernels, **here), "attn_implementation")
+
+
+def test_a_parameter_that_costs_too_much_for_the_effort_does_not_exist():
+    parameters = {"precision": ["bf16"], "torch_compile_backend": {"choices": ["inductor"], "from_effort": "standard"}}
+    for effort, there in ((Effort.QUICK, False), (Effort.STANDARD, True), (Effort.THOROUGH, True)):
+        budget = make_budget(effort=effort)
+        assert ("torch_compile_backend" in names(make_space(parameters, budget=budget))) == there
+
+
+def test_a_parameter_without_a_dimension_keeps_the_baselines_value():
+    space = make_space({"precision": ["bf16"]}, baseline=make_config(4, checkpointing="full"))
+    config = space.config({"precision": "bf16"})
+    assert config == make_config(4, checkpointing="full", precision="bf16")
+
+
+def test_a_combination_that_the_file_forbids_is_refused_with_its_reason():
+    rule = {"forbid": {"optim": ["adafactor"], "precision": ["bf16"]}, "reason": "nobody wants it"}
+    space = make_space({"optim": ["adafactor"], "precision": ["fp32", "bf16"]}, rules=[rule])
+    assert space.refusal(make_config(optim="adafactor", precision="bf16")) == "nobody wants it"
+    assert space.refusal(make_config(optim="adafactor", precision="fp32")) is None
+    assert space.size() == 3
+
+
+def test_a_value_that_is_forbidden_beside_the_baselines_others_is_not_left_out():
+    rule = {"forbid": {"optim": ["adafactor"], "checkpointing": ["none"]}, "reason": "only with checkpointing"}
+    space = make_space({"optim": ["adafactor"], "checkpointing": ["none", "full"]}, rules=[rule])
+    assert space.left_out == {}
+    assert {"optim": "adafactor", "checkpointing": "full"} in list(space.points())
+
+
+def test_a_value_that_is_forbidden_alone_is_left_out():
+    rule = {"forbid": {"optim": ["adafactor"]}, "reason": "never"}
+    assert make_space({"optim": ["adafactor"]}, rules=[rule]).left_out == {"optim=adafactor": "never"}
+
+
+def test_a_conditional_parameter_exists_only_where_its_condition_holds():
+    points = list(make_space(ADAPTERS).points())
+    assert points == [
+        {"adapter": None},
+        {"adapter": "lora", "adapter.rank": 8},
+        {"adapter": "lora", "adapter.rank": 64},
+    ]
+
+
+def test_a_field_of_an_adapter_needs_the_adapter_even_without_a_condition():
+    space = make_space({"adapter": [None, "lora"], "adapter.rank": [8, 64]})
+    assert space.size() == 3
+
+
+def test_a_space_without_full_training_keeps_the_baselines_as_a_choice():
+    space = make_space({**ADAPTERS, "adapter": ["lora"]})
+    assert choices(space, "adapter") == (None, "lora")
+
+
+@pytest.mark.parametrize(
+    ("point", "whole"),
+    [
+        ({}, {"precision": "fp32", "adapter": None}),
+        ({"adapter": "lora"}, {"precision": "fp32", "adapter": "lora", "adapter.rank": 8}),
+        ({"adapter": "lora", "adapter.rank": 64}, {"precision": "fp32", "adapter": "lora", "adapter.rank": 64}),
+        ({"adapter": None, "adapter.rank": 64}, {"precision": "fp32", "adapter": None}),
+        ({"precision": "bf16", "seed": 1}, {"precision": "bf16", "adapter": None}),
+    ],
+)
+def test_a_point_is_completed_with_what_exists_there_and_nothing_else(point, whole):
+    assert make_space({"precision": ["bf16"], **ADAPTERS}).complete(point) == whole
+
+
+_ENUMERATED = [("cpu", Effort.QUICK), ("cpu", Effort.STANDARD), ("default", Effort.QUICK), ("adapters", Effort.QUICK)]
+BUILTIN = [
+    pytest.param(name, effort, marks=[] if (name, effort) in _ENUMERATED else [pytest.mark.slow])
+    for name, effort in itertools.product(builtin_spaces(), [Effort.QUICK, Effort.STANDARD])
+]
+
+
+@pytest.mark.parametrize(("name", "effort"), BUILTIN)
+def test_every_legal_point_of_a_built_in_space_is_one_configuration_and_back(name, effort):
+    space, seen = builtin(name, effort), set()
+    for point in itertools.islice(space.points(), 0, 10_000, 7):
+        config = space.config(point)
+        assert space.refusal(config) is None
+        assert space.complete(space.point(config)) == point
+        assert config not in seen
+        seen.add(config)
+    assert seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", builtin_spaces())
+def test_the_baseline_is_a_point_of_every_built_in_space(name):
+    space = builtin(name)
+    assert space.config(space.complete(space.point(space.baseline))) == space.baseline
+    assert space.complete(space.point(space.baseline)) in list(space.points())
+
+
+SIZES = [
+    ("cpu", (Effort.QUICK, Allowance.EXACT), (Effort.THOROUGH, Allowance.OPTIMIZER)),
+    ("default", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
+    ("exact", (Effort.QUICK, Allowance.EXACT), (Effort.THOROUGH, Allowance.EXACT)),
+    pytest.param(
+        "full", (Effort.QUICK, Allowance.OPTIMIZER), (Effort.THOROUGH, Allowance.METHOD), marks=pytest.mark.slow
+    ),
+    ("moe", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
+    ("vision", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
+    pytest.param(
+        "speech", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER), marks=pytest.mark.slow
+    ),
+    ("inference_backends", (Effort.QUICK, Allowance.NUMERICS), (Effort.STANDARD, Allowance.NUMERICS)),
+    ("adapters", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
+    ("lora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
+    pytest.param(
+        "qlora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD), marks=pytest.mark.slow
+    ),
+    ("fsdp", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.NUMERICS)),
+    ("deepspeed", (Effort.QUICK, Allowance.EXACT), (Effort.QUICK, Allowance.OPTIMIZER)),
+    pytest.param(
+        "parallel", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER), marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "smallest", "largest"), SIZES)
+def test_a_built_in_space_is_as_big_as_its_first_line_says(name, smallest, largest):
+    first = (spaces_directory() / f"{name}.yaml").read_text().splitlines()[0]
+    low, high = builtin(name, *smallest).size(), builtin(name, *largest).size()
+    assert f"{low:,} to {high:,} legal points" in first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", builtin_spaces())
+def test_a_stricter_allowance_is_a_smaller_space(name):
+    sizes = [builtin(name, allowance=allowance).size() for allowance in Allowance]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1] or name in ("exact", "inference_backends")
+
+
+def test_the_strictest_allowance_leaves_the_training_as_it_is():
+    space = builtin("default", Effort.THOROUGH, Allowance.EXACT)
+    configs = [space.config(point) for point in space.points()]
+    assert {c.precision for c in configs} == {"fp32"}
+    assert {c.optim for c in configs} == {"adamw_torch", "adamw_torch_fused"}
+    assert {c.adapter for c in configs} == {None}
+    assert len({c.per_device_train_batch_size for c in configs}) > 1
+
+
+def test_a_model_whose_batch_is_coupled_keeps_its_micro_batch_where_all_must_be_exact():
+    facts = make_facts(batch_coupled="batch norm")
+    space = make_space(allowance=Allowance.EXACT, facts=facts)
+    assert choices(space, "per_device_train_batch_size") == (8,)
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "lattice"),
+    [
+        (1, (1,)),
+        (2, (1, 2)),
+        (7, (1, 7)),
+        (15, (1, 3, 5, 15)),
+        (12, (1, 2, 4, 6, 12)),
+        (16, (1, 2, 4, 8, 16)),
+        (24, (1, 2, 4, 8, 24)),
+        (96, (1, 2, 4, 8, 16, 24, 32, 48, 96)),
+    ],
+)
+def test_the_lattice_of_micro_batches(global_batch, lattice):
+    assert micro_batches(global_batch) == lattice
+
+
+def test_the_lattice_of_the_largest_global_batch_is_whole():
+    lattice = micro_batches(LARGEST_BATCH)
+    assert lattice == tuple(1 << power for power in range(21))
+    for prime in (1_048_573, 1_000_003):  # in a moment, too, though only its whole divides it
+        assert micro_batches(prime) == (1, prime)
+
+
+@pytest.mark.timeout(30)
+def test_the_divisors_of_a_number_are_found_from_those_below_its_root():
+    assert micro_batches(10**13 + 37) == (1, 10**13 + 37)
+
+
+def test_every_micro_batch_divides_the_global_batch_and_the_ends_are_there():
+    for global_batch in range(1, 200):
+        lattice = micro_batches(global_batch)
+        assert all(global_batch % size == 0 for size in lattice)
+        assert list(lattice) == sorted(set(lattice))
+        assert (lattice[0], lattice[-1]) == (1, global_batch)
+
+
+def test_a_free_global_batch_has_a_lattice_of_its_own():
+    lattice = micro_batches(None)
+    assert list(lattice) == sorted(set(lattice))
+    assert 8 in lattice
+    space = make_space(
+        {"per_device_train_batch_size": {"choices": "lattice"}}, workload=make_workload(global_batch_size=None)
+    )
+    assert choices(space, "per_device_train_batch_size") == lattice
+
+
+def test_the_space_of_a_foreign_configuration_is_told_by_its_point():
+    config = TrainConfig(per_device_train_batch_size=4, optim="sgd")
+    assert make_space({"optim": ["adafactor"]}).point(config)["optim"] == "sgd"
+
+
+def test_compiling_is_exact_and_tried_where_tf32_is_on_already():
+    def exact(**baseline):
+        space = make_space(
+            {"torch_compile_backend": ["inductor"]},
+            hardware=make_gpu(),
+            baseline=make_config(**baseline),
+            allowance=Allowance.EXACT,
+        )
+        return space.size()
+
+    assert (exact(), exact(tf32=True), exact(precision="fp16")) == (1, 2, 2)

@@ -1,0 +1,114 @@
+"""The key under which searches compare: what makes another one, and what doesn't."""
+
+import math
+
+import pytest
+from factories import (
+    OUT_OF_MEMORY,
+    make_facts,
+    make_failure,
+    make_gpu,
+    make_hardware,
+    make_measurement,
+    make_result,
+    make_spec,
+    make_workload,
+)
+
+from autotune.storage.recorded import KeptTrial, key_of, versions_of
+from autotune.values.config import LengthProfile
+from autotune.values.model import Task
+from autotune.values.trial import Memory, TrialStatus
+
+LENGTHS = LengthProfile(samples=9, mean=20, minimum=1, median=20, p95=40, maximum=64)
+
+
+def key(workload=None, facts=None, hardware=None) -> str:
+    return key_of(
+        workload or make_workload(), facts or make_facts(architecture="abc"), hardware or make_hardware()
+    ).short
+
+
+USUAL = key()
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        make_workload(model=make_spec(name="another", reference="./another", source="directory", path="/another")),
+        make_workload(model=make_spec(revision="v2")),
+        make_workload(model=make_spec(config={"hidden_size": 64})),
+        make_workload(seed=7),
+        make_workload(fixed_arguments={"learning_rate": 1e-3, "seed": 3}),
+    ],
+    ids=["name and path", "revision", "how its figures were written", "seed", "learning rate"],
+)
+def test_the_same_step_of_the_same_architecture_has_the_same_key(workload):
+    assert key(workload) == USUAL
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        make_workload(model=make_spec(model_type="gpt2")),
+        make_workload(model=make_spec(trust_remote_code=True)),
+        make_workload(task=Task.SEQUENCE_CLASSIFICATION),
+        make_workload(sequence_length=64),
+        make_workload(target_length=8),
+        make_workload(global_batch_size=32),
+        make_workload(global_batch_size=None),
+        make_workload(dataset="texts.jsonl", lengths=LENGTHS),
+        make_workload(fixed_arguments={"max_grad_norm": 0.0}),
+    ],
+)
+def test_another_step_has_another_key(workload):
+    assert key(workload) != USUAL
+
+
+def test_another_architecture_has_another_key():
+    assert key(facts=make_facts(architecture="abd")) != USUAL
+    assert key(facts=make_facts(architecture="abc", parameters=2)) != USUAL
+
+
+def test_without_a_digest_of_the_architecture_the_figures_as_written_count():
+    facts = make_facts()
+    small, large = (make_workload(model=make_spec(config={"hidden_size": size})) for size in (64, 128))
+    assert key(small, facts) == key(small, facts) != key(large, facts)
+
+
+def test_code_of_its_own_is_known_by_name_and_revision():
+    own = [make_workload(model=make_spec(trust_remote_code=True, revision=r)) for r in ("v1", "v2")]
+    assert key(own[0]) != key(own[1])
+
+
+def test_what_is_free_now_and_the_number_of_the_device_make_no_other_key():
+    gpu = make_gpu()
+    assert key(hardware=gpu) == key(hardware=make_gpu(free_bytes=1, device="cuda:3"))
+
+
+@pytest.mark.parametrize("change", [{"name": "another CPU"}, {"cores": 8}, {"memory_bytes": 1 << 30}])
+def test_another_device_has_another_key(change):
+    assert key(hardware=make_hardware(**change)) != USUAL
+
+
+def test_other_versions_of_what_trains_make_another_key():
+    versions = make_hardware().versions
+    assert key(hardware=make_hardware(versions={**versions, "torch": "2.14.0"})) != USUAL
+    assert key(hardware=make_hardware(versions={**versions, "optuna": "6.0.0"})) == USUAL
+    assert "autotune" in versions_of(make_hardware())
+
+
+def test_a_completed_trial_is_kept_with_its_whole_measurement():
+    measured = make_measurement(12.0, memory=Memory(resident_bytes=5), loss=math.nan)
+    kept = KeptTrial.of(make_result(outcome=measured), "2026-11-20T12:00:00+00:00")
+    assert (kept.status, kept.samples_per_second, kept.peak_bytes) == (TrialStatus.COMPLETED, 12.0, 5)
+    assert kept.outcome["step_times_s"] == list(measured.step_times_s)
+    assert kept.day == "2026-11-20"
+
+
+def test_of_a_failure_the_log_is_not_kept():
+    failure = make_failure(TrialStatus.OUT_OF_MEMORY, log_tail="many lines", memory=Memory(resident_bytes=7))
+    kept = KeptTrial.of(make_result(outcome=failure), "2026-11-20T12:00:00+00:00")
+    assert (kept.status, kept.samples_per_second, kept.peak_bytes) == (TrialStatus.OUT_OF_MEMORY, None, 7)
+    assert kept.outcome["log_tail"] == ""
+    assert KeptTrial.of(make_result(outcome=OUT_OF_MEMORY), "2026").peak_bytes is None

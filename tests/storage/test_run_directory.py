@@ -1,0 +1,158 @@
+"""The lock of a run directory: one search at a time, from its first moment on."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from at_once import run_at_once
+from factories import make_plan
+
+from autotune.errors import RunDirectoryError
+from autotune.storage.run_directory import RunDirectory
+
+IN_USE = "another search is running in it"
+
+# Holds a new run directory until a line comes.
+HOLD = """
+import sys
+from pathlib import Path
+from autotune.storage.run_directory import RunDirectory
+with RunDirectory.create(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+    if "keep" in sys.argv:
+        Path(sys.argv[1], "search.json").write_text("{}")
+"""
+
+# Who wins keeps the directory until all have tried.
+RACE = """
+import sys, time
+from pathlib import Path
+from autotune.errors import RunDirectoryError
+from autotune.storage.run_directory import RunDirectory
+folder, name = Path(sys.argv[1]), sys.argv[2]
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with RunDirectory.create(folder / "run"):
+        (folder / name).write_text("won")
+        while len(list(folder.glob("[0-9]*"))) < 2:
+            time.sleep(0.001)
+        (folder / "run" / "search.json").write_text("{}")
+except RunDirectoryError as error:
+    (folder / name).write_text(str(error))
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture
+def hold():
+    """Return a function that has another process hold a new run directory; it gives what ends that."""
+    started = []
+
+    def begin(path: Path, *words: str):
+        command = [sys.executable, "-c", HOLD, str(path), *words]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_new_directory_is_held_before_it_holds_a_search(tmp_path, hold):
+    hold(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=IN_USE), RunDirectory.create(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run" / "lock").exists()
+
+
+def test_who_is_refused_takes_the_lock_from_nobody(tmp_path, hold):
+    hold(tmp_path / "run")
+    for _ in range(2):
+        with pytest.raises(RunDirectoryError, match=IN_USE), RunDirectory.create(tmp_path / "run"):
+            pass
+    assert RunDirectory(tmp_path / "run").is_running()
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_of_two_at_once_exactly_one_gets_it(tmp_path, attempt):
+    ended = run_at_once(RACE, str(tmp_path), ["1", "2"])
+    assert sorted(code for code, _ in ended) == [0, 2], ended
+    assert sorted(IN_USE in (tmp_path / name).read_text() for name in "12") == [False, True]
+    assert (tmp_path / "run" / "search.json").exists()
+
+
+def test_a_directory_that_came_to_nothing_is_removed_and_free_again(tmp_path, hold):
+    first = hold(tmp_path / "run")
+    first.communicate("\n", timeout=60)
+    assert not (tmp_path / "run").exists()
+    with RunDirectory.create(tmp_path / "run"):
+        assert RunDirectory(tmp_path / "run").is_running()
+
+
+def test_a_directory_removed_between_opening_and_locking_is_made_anew(tmp_path, monkeypatch):
+    import fcntl
+
+    flock, path = fcntl.flock, tmp_path / "run"
+    opened = []
+
+    def remove_first(lock, how):
+        if not opened:
+            shutil.rmtree(path)
+        opened.append(lock)
+        flock(lock, how)
+
+    directory = RunDirectory.create(path)
+    monkeypatch.setattr("fcntl.flock", remove_first)
+    with directory:
+        monkeypatch.undo()
+        assert len(opened) == 2  # the first was the lock of nothing
+        assert RunDirectory(path).is_running()
+
+
+def test_who_lost_the_directory_does_not_remove_that_of_another(tmp_path, hold):
+    path = tmp_path / "run"
+    with RunDirectory.create(path):
+        shutil.rmtree(path)
+        hold(path)
+    assert RunDirectory(path).is_running()
+
+
+def test_a_search_that_came_to_its_end_meanwhile_is_not_begun_again(tmp_path, hold):
+    path = tmp_path / "run"
+    first = hold(path, "keep")
+    second = RunDirectory.create(path)
+    first.communicate("\n", timeout=60)
+    with pytest.raises(RunDirectoryError, match="holds a search already"), second:
+        pass
+    assert (path / "search.json").exists()
+
+
+def test_a_directory_that_was_there_stays(tmp_path):
+    with RunDirectory.create(tmp_path):
+        pass
+    assert tmp_path.exists()
+
+
+def test_what_can_not_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="can't be written: File exists"):
+        RunDirectory.create(tmp_path / "file")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "nowhere" / "lock")
+    with pytest.raises(RunDirectoryError, match="can't be written: No such file"):
+        RunDirectory.create(tmp_path / "run")
+
+
+def test_who_has_written_the_plan_may_enter(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.write_plan(make_plan())
+    with directory:
+        pass
+    assert (tmp_path / "run" / "search.json").exists()

@@ -1,0 +1,322 @@
+"""Trials go to the lasting record as they end; what is wrong with it costs a search a line and nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+
+import pytest
+from factories import ScriptedRunner, make_budget, make_config, make_plan, make_request, make_result, make_space_file
+from kept_searches import make_kept_search
+from search_events import Heard
+
+from autotune.errors import NothingFitsError
+from autotune.search.exhaustive import Recorder
+from autotune.search.tuner import Tuner
+from autotune.storage import database as databases
+from autotune.storage import writer
+from autotune.storage.database import VARIABLE
+from autotune.storage.record import Record
+from autotune.storage.run_directory import RunDirectory
+from autotune.storage.sync import catch_up
+from autotune.storage.writer import Keeper, keeper_of
+from autotune.tuning_result import TuningResult
+from autotune.value import write_value
+from autotune.values.checks import SoakTask
+from autotune.values.events import Event, TrialEnded
+from autotune.values.trial import Purpose, TrialResult
+
+PLAN = make_plan(record=True)
+
+
+@pytest.fixture
+def database(tmp_path) -> Record:
+    return Record(f"sqlite:///{tmp_path / 'record.db'}")
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    (tmp_path / "run").mkdir()
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def ended(number: int = 0, **fields) -> TrialEnded:
+    return TrialEnded(result=make_result(number=number, **fields), changes=(), best_samples_per_second=None)
+
+
+def numbers(database: Record) -> list[int]:
+    return [trial.number for search in database.searches() for trial in search.trials]
+
+
+def test_a_trial_is_kept_when_it_ends_and_passed_on(database, directory, heard):
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended(0))
+        assert numbers(database) == [0]
+        keeper(ended(1))
+        assert numbers(database) == [0, 1]
+    assert [event.result.request.number for event in heard] == [0, 1]
+
+
+def test_a_search_is_described_by_what_a_user_knows_it_by(database, directory, heard):
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended())
+    (search,) = database.searches()
+    assert (search.model, search.shape, search.device) == ("tiny", "causal-lm, sequence 128, batch 16", "a CPU")
+    assert search.run_directory == str(directory.path)
+    assert (search.verdict, search.memory_bytes) == (None, PLAN.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "task", "is_kept"),
+    [
+        (Purpose.BASELINE, None, True),
+        (Purpose.SEARCH, None, True),
+        (Purpose.FINAL, None, True),
+        (Purpose.PROBE, None, False),
+        (Purpose.SOAK, SoakTask(eval_batch_sizes=(8,)), False),
+    ],
+)
+def test_checks_and_probes_are_not_kept(database, directory, heard, purpose, task, is_kept):
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended(purpose=purpose, task=task))
+    assert bool(numbers(database)) == is_kept
+    assert len(heard) == 1
+
+
+def test_the_answer_of_a_search_is_kept(database, directory, heard):
+    plan = make_plan(
+        record=True,
+        space=make_space_file({"precision": ["fp32", "bf16"]}),
+        budget=make_budget(finalists=1, max_trials=1),
+    )
+    runner = ScriptedRunner(directory.path, lambda r: 20.0 if r.config.precision == "bf16" else 10.0)
+    with Keeper(database, plan, directory, heard) as keeper:
+        answer = keeper.end(Tuner(plan, directory, runner, keeper).run())
+    assert isinstance(answer, TuningResult)
+    (search,) = database.searches()
+    assert (search.verdict, search.best_config_id) == ("faster", make_config(precision="bf16").config_id)
+    assert search.speedup == pytest.approx(2.0)
+    assert [t.purpose for t in search.trials] == ["baseline", "search", "final", "final", "final", "final"]
+
+
+def test_a_whole_space_that_is_measured_is_kept(database, directory, heard):
+    plan = make_plan(exhaustive=True, record=True, space=make_space_file({"precision": ["fp32", "bf16"]}))
+    with Keeper(database, plan, directory, heard) as keeper:
+        Recorder(plan, directory, ScriptedRunner(directory.path, lambda r: 10.0), keeper).run()
+    assert numbers(database) == [0, 1]
+
+
+def leave(directory: RunDirectory, result: TrialResult) -> None:
+    folder = directory.path / "trials" / f"{result.request.number:04d}"
+    folder.mkdir(parents=True)
+    write_value(result, folder / "result.json")
+
+
+def test_a_search_that_is_gone_on_with_is_the_same_one_and_keeps_what_was_missed(database, directory, heard):
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended(0))
+    leave(directory, make_result(number=0))
+    leave(directory, make_result(number=1))  # killed before it was kept
+    with Keeper(database, PLAN, directory, heard) as keeper:
+        keeper(ended(2))
+    assert numbers(database) == [0, 1, 2]
+    assert len(database.searches()) == 1
+
+
+def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_path, heard):
+    def search(name: str, plan) -> Keeper:
+        (tmp_path / name).mkdir()
+        with Keeper(database, plan, RunDirectory(tmp_path / name), heard) as keeper:
+            keeper(ended())
+        return keeper
+
+    first = search("first", PLAN)
+    other = search("other", PLAN.model_copy(update={"facts": PLAN.facts.model_copy(update={"parameters": 7})}))
+    second = search("second", PLAN.model_copy(update={"memory_bytes": 1 << 30}))
+    assert [s.run_directory for s in second.earlier()] == [str(tmp_path / "first")]
+    assert [s.run_directory for s in first.earlier()] == [str(tmp_path / "second")]
+    assert other.earlier() == []
+
+
+@pytest.fixture
+def _hasty(monkeypatch):
+    """Nothing is waited for longer than a moment."""
+    monkeypatch.setitem(databases._OPTIONS, "pysqlite", {"timeout": 0.05})
+    monkeypatch.setattr(writer, "LAST_WAIT_S", 0.5)
+    monkeypatch.setattr(writer, "_PAUSES_S", (0.01, 0.02))
+
+
+@pytest.fixture
+def locked(database, _hasty):
+    """A record that another process is writing, until it is told to end."""
+    Record(f"sqlite:///{database.where}").keep(OTHER, [])
+    holder = sqlite3.connect(database.where, isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    yield holder
+    holder.close()
+
+
+OTHER = make_kept_search(id="of another search", trials=())
+
+
+def hasty(database: Record) -> Record:
+    """The same record with the patience that holds now."""
+    return Record(f"sqlite:///{database.where}")
+
+
+class TestARecordThatIsAway:
+    def test_it_is_told_once_and_has_all_when_it_is_back(self, database, locked, directory, heard):
+        with Keeper(hasty(database), PLAN, directory, heard) as keeper:
+            for number in range(3):
+                keeper(ended(number))
+            assert len(heard.notes) == 1
+            assert "in use by another process" in heard.notes[0]
+            assert heard.notes[0].endswith("the search goes on without it, and its trials are kept as files")
+            locked.execute("ROLLBACK")
+        assert numbers(database) == [0, 1, 2]
+        assert sum(isinstance(event, TrialEnded) for event in heard) == 3
+        assert "can be written again" in heard.notes[-1]
+
+    @pytest.mark.usefixtures("_hasty")
+    def test_it_is_tried_again_with_the_next_trials(self, tmp_path, directory, heard):
+        database = Record(f"sqlite:///{tmp_path}/folder/record.db")
+        with Keeper(database, PLAN, directory, heard) as keeper:
+            keeper(ended(0))
+            (tmp_path / "folder").mkdir()
+            number = 1
+            while len(heard.notes) < 2 and number < 500:  # the attempts go on beside the trials
+                keeper(ended(number))
+                time.sleep(0.01)
+                number += 1
+            assert "can be written again" in heard.notes[1]
+            assert 0 in numbers(database)
+        assert numbers(database) == list(range(number))
+        assert len(heard.notes) == 2
+
+    def test_at_the_end_it_is_waited_for(self, database, locked, directory, heard, monkeypatch):
+        monkeypatch.setattr(writer, "LAST_WAIT_S", 60.0)
+        monkeypatch.setattr(writer, "_WAIT_S", 0.2)
+        back = threading.Timer(1.0, lambda: locked.execute("ROLLBACK"))
+        with Keeper(hasty(database), PLAN, directory, heard) as keeper:
+            keeper(ended())
+            back.start()
+        back.join()
+        assert numbers(database) == [0]
+        assert "1 trial is not written yet; it is waited for up to 60 s" in heard.notes[1]
+        assert "can be written again" in heard.notes[2]
+
+    def test_what_is_missing_in_the_end_is_told_and_can_be_made_good(
+        self, database, locked, directory, heard, monkeypatch
+    ):
+        monkeypatch.setattr(writer, "_WAIT_S", 0.1)
+        directory.write_plan(PLAN)
+        for number in range(2):
+            leave(directory, make_result(number=number))
+        with Keeper(hasty(database), PLAN, directory, heard):
+            pass
+        assert "2 trials are not written yet (" in heard.notes[-1]
+        assert heard.notes[-1].endswith(f"nothing is lost: `autotune history sync {directory.path}` writes it")
+        assert numbers(database) == []
+        locked.execute("ROLLBACK")
+        assert catch_up(hasty(database), directory.path).trials == 2
+        assert numbers(database) == [0, 1]
+
+    @pytest.mark.parametrize(("kind", "waits"), [(KeyboardInterrupt, False), (NothingFitsError, True), (None, True)])
+    def test_who_is_interrupted_does_not_wait(self, database, locked, directory, heard, monkeypatch, kind, waits):
+        monkeypatch.setattr(writer, "_WAIT_S", 0.1)
+        keeper = Keeper(hasty(database), PLAN, directory, heard).__enter__()
+        keeper(ended())
+        keeper.__exit__(kind)
+        assert any("waited for" in note for note in heard.notes) == waits
+        assert "history sync" in heard.notes[-1]
+
+    def test_ctrl_c_ends_the_wait_and_nothing_else(self, database, locked, directory, heard, monkeypatch):
+        monkeypatch.setattr(writer, "LAST_WAIT_S", 3600.0)
+        monkeypatch.setattr(writer, "_WAIT_S", 0.1)
+
+        def listen(event: Event) -> None:
+            heard(event)
+            if "waited for" in getattr(event, "text", ""):
+                monkeypatch.setattr(writer.time, "sleep", interrupt)
+
+        def interrupt(seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        with Keeper(hasty(database), PLAN, directory, listen) as keeper:
+            keeper(ended())
+        assert "history sync" in heard.notes[-1]
+
+    def test_one_that_hangs_holds_nothing_up(self, database, directory, heard, monkeypatch):
+        monkeypatch.setattr(writer, "_WAIT_S", 0.2)
+        gate = threading.Event()
+        keep = database.keep
+        monkeypatch.setattr(database, "keep", lambda *of: gate.wait(60) and keep(*of))
+        with Keeper(database, PLAN, directory, heard) as keeper:
+            for number in range(3):
+                keeper(ended(number))
+            assert len(heard.notes) == 1
+            assert "no answer" in heard.notes[0]
+            gate.set()
+        assert numbers(database) == [0, 1, 2]
+
+    def test_earlier_searches_are_done_without(self, database, directory, heard, monkeypatch):
+        monkeypatch.setattr(writer, "_READING_WAIT_S", 0.05)
+        gate = threading.Event()
+        monkeypatch.setattr(database, "searches", lambda **of: gate.wait(60))
+        assert Keeper(database, PLAN, directory, heard).earlier() == []
+        gate.set()
+        assert "no answer" in heard.notes[0]
+
+    def test_one_that_is_damaged_is_told_and_not_waited_for(self, tmp_path, directory, heard, monkeypatch):
+        (tmp_path / "record.db").write_bytes(b"no database" * 200)
+        with Keeper(Record(f"sqlite:///{tmp_path / 'record.db'}"), PLAN, directory, heard) as keeper:
+            assert keeper.earlier() == []
+            keeper(ended())
+        assert len(heard.notes) == 2
+        assert "damaged" in heard.notes[0]
+        assert "1 trial is not written yet" in heard.notes[1]
+
+    def test_a_mistake_of_ours_is_not_passed_over(self, database, directory, heard, monkeypatch):
+        monkeypatch.setattr(database, "keep", lambda *of: 1 // 0)
+        with pytest.raises(ZeroDivisionError), Keeper(database, PLAN, directory, heard) as keeper:
+            keeper(ended())
+
+
+class TestSwitchedOff:
+    def run(self, plan, directory: RunDirectory, heard: Heard) -> list[str]:
+        with keeper_of(plan, directory, heard) as keeper:
+            keeper(ended())
+            assert keeper.earlier() == []
+        assert any(isinstance(event, TrialEnded) for event in heard)
+        return heard.notes
+
+    def test_by_the_user(self, directory, heard, monkeypatch, tmp_path):
+        monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
+        assert self.run(PLAN.model_copy(update={"record": False}), directory, heard) == []
+        assert not (tmp_path / "record.db").exists()
+        assert not list(directory.path.iterdir())
+
+    def test_by_the_environment(self, directory, heard, monkeypatch):
+        monkeypatch.setenv(VARIABLE, "off")
+        assert self.run(PLAN, directory, heard) == []
+
+    def test_by_a_setting_that_can_not_be_used(self, directory, heard, monkeypatch):
+        monkeypatch.setenv(VARIABLE, "nosuch://host/db")
+        (note,) = self.run(PLAN, directory, heard)
+        assert f"{VARIABLE}: what it names is no URL" in note
+
+    def test_otherwise_it_is_on(self, directory, heard, monkeypatch, tmp_path):
+        monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
+        assert self.run(PLAN, directory, heard) == []
+        assert (tmp_path / "record.db").exists()
+
+
+def test_a_request_says_nothing_of_the_record():
+    """Trials are what they are with a record and without."""
+    assert "record" not in make_request().model_dump_json()

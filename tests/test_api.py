@@ -1,0 +1,373 @@
+"""Whole searches with real trials on the CPU: what a user sees, and what survives."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from benches import light_command
+from typer.testing import CliRunner
+
+import autotune
+from autotune.cli.main import app
+from autotune.execution.processes import marked
+from autotune.tuning_result import TuningResult
+from autotune.tuning_result import load as load_result
+from autotune.values.events import TrialEnded
+from autotune.values.recorded_table import load_table
+from autotune.values.trial import TrialStatus
+
+EXPLORING = ("baseline", "search")
+QUICK = ("--effort", "quick", "--device", "cpu", "--seq-len", 32)
+
+# Of a search of little work: two kinds of configurations are soon traced, and something is sure to beat the baseline.
+FEW_KINDS = """
+description: micro-batches and two kernels
+parameters:
+  per_device_train_batch_size: {choices: lattice}
+  attn_implementation: {choices: [sdpa, eager]}
+"""
+ONE_BY_ONE = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+
+
+def results(run: Path) -> dict[int, dict]:
+    return {int(p.parent.name): json.loads(p.read_text()) for p in sorted(run.glob("trials/*/result.json"))}
+
+
+@pytest.fixture(scope="module")
+def little(tmp_path_factory) -> dict[str, Path]:
+    """Space and baseline of a search of little work."""
+    folder = tmp_path_factory.mktemp("little")
+    (folder / "few-kinds.yaml").write_text(FEW_KINDS)
+    (folder / "one-by-one.json").write_text(json.dumps(ONE_BY_ONE))
+    return {"space": folder / "few-kinds.yaml", "baseline": folder / "one-by-one.json"}
+
+
+@pytest.fixture(scope="module")
+def found(thin_llama, little, tmp_path_factory) -> tuple[TuningResult, Path, list]:
+    """One whole search from Python."""
+    run, events = tmp_path_factory.mktemp("found") / "run", []
+    result = autotune.find(
+        str(thin_llama), effort="quick", device="cpu", seq_len=32, max_trials=2, run_dir=run, observer=events.append,
+        **little,
+    )  # fmt: skip
+    return result, run, events
+
+
+def test_the_users_baseline_is_trial_0(found):
+    _, run, _ = found
+    first = results(run)[0]["request"]
+    assert first["purpose"] == "baseline"
+    assert first["config"]["per_device_train_batch_size"] == 1
+    assert first["config"]["precision"] == "fp32"
+
+
+def test_every_trial_does_the_same_optimisation_step(found):
+    result, _, _ = found
+    for trial in result.trials:
+        assert result.workload.samples_per_step(trial.config) == 4
+
+
+def test_samples_together_are_faster_than_one_by_one(found):
+    result, _, _ = found
+    assert result.verdict == "faster"
+    assert result.speedup.interval.low > 1
+    assert result.best.config.per_device_train_batch_size > 1
+
+
+def test_winner_and_baseline_are_both_measured_again_with_the_true_accumulation(found):
+    result, run, _ = found
+    assert result.best.confirmed
+    assert result.baseline.confirmed
+    finals = [r["request"] for r in results(run).values() if r["request"]["purpose"] == "final"]
+    assert {f["accumulation_steps"] for f in finals if f["config"]["per_device_train_batch_size"] == 1} == {4}
+    for number in result.best.trials[1:]:
+        request = results(run)[number]["request"]
+        assert request["accumulation_steps"] == 4 // request["config"]["per_device_train_batch_size"]
+
+
+def test_every_trial_is_told_and_on_disk(found):
+    _, run, events = found
+    told = [e.result.request.number for e in events if isinstance(e, TrialEnded)]
+    assert told == sorted(results(run))
+
+
+def test_the_answer_on_disk_is_the_answer(found):
+    result, run, _ = found
+    assert autotune.load(run / "best-config.json") == result
+
+
+def test_what_is_exported_is_what_the_best_trial_was_given(found):
+    result, _, _ = found
+    arguments = result.training_arguments("out")
+    for name, value in result.arguments.training_arguments.items():
+        if not name.endswith("_kwargs"):
+            assert getattr(arguments, name) == value or name == "activation_checkpointing"
+    assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 4
+
+
+def test_the_winner_has_evaluated_and_saved_a_checkpoint_and_the_batch_is_exported(found):
+    result, run, _ = found
+    size = result.best.config.per_device_train_batch_size
+    assert result.soaked.eval_batch_size in (size, 2 * size, 4 * size, 8 * size)
+    assert result.soaked.checkpoint_bytes > 12 * result.facts.parameters
+    assert result.arguments.training_arguments["per_device_eval_batch_size"] == result.soaked.eval_batch_size
+    assert result.training_arguments("out").per_device_eval_batch_size == result.soaked.eval_batch_size
+    assert not list(run.rglob("*.safetensors"))
+
+
+def test_no_configuration_is_searched_twice(found):
+    _, run, _ = found
+    searched = [
+        json.dumps(r["request"]["config"]) for r in results(run).values() if r["request"]["purpose"] in EXPLORING
+    ]
+    assert len(searched) == len(set(searched))
+
+
+@pytest.mark.slow
+def test_the_command_line_ends_with_a_table_and_a_file(autotune, tiny_llama, tmp_path):
+    done = autotune("find", "--model", tiny_llama, *QUICK, "--max-trials", 1, "--run-dir", "run", "-o", "answer.json")
+    assert done.returncode == 0, done.stderr
+    assert "tuning for the CPU" in done.stderr
+    for column in ("samples/s", "peak memory", "what changes", "baseline"):
+        assert column in done.stdout
+    assert json.loads((tmp_path / "answer.json").read_text()) == json.loads(
+        (tmp_path / "run/best-config.json").read_text()
+    )
+
+
+@pytest.mark.slow
+def test_the_losses_of_the_winner_are_compared_with_the_baselines(autotune, tiny_llama, tmp_path):
+    slow = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}
+    (tmp_path / "args.json").write_text(json.dumps(slow))
+    done = autotune(
+        "find", "--model", tiny_llama, *QUICK, "--baseline", "args.json", "--max-trials", 1, "--check-loss", 10,
+        "--run-dir", "run", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "soaked: evaluation batch " in done.stdout
+    assert "checked: losses " in done.stdout
+    found = json.loads((tmp_path / "run/best-config.json").read_text())
+    assert found["loss_check"]["passed"]
+    compared = [r for r in results(tmp_path / "run").values() if r["request"]["purpose"] == "loss check"]
+    assert [len(r["outcome"]["curve"]["losses"]) for r in compared] == [10, 10, 10]
+    baseline, again, winner = (r["outcome"]["curve"]["losses"] for r in compared)
+    assert baseline == again
+    assert winner == pytest.approx(baseline, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_small_memory_budget_makes_real_out_of_memory_trials_and_is_kept(wide_llama, tmp_path):
+    result = autotune.find(
+        str(wide_llama), effort="quick", device="cpu", memory="450MiB", max_trials=4, run_dir=tmp_path / "run"
+    )
+    statuses = [t.status for t in result.trials]
+    assert TrialStatus.OUT_OF_MEMORY in statuses
+    assert result.best.measurement.memory.peak_bytes <= 450 << 20
+    assert result.verdict == "baseline did not complete"
+    assert result.speedup is None
+
+
+@pytest.mark.slow
+def test_nothing_fits_says_what_came_closest_and_exits_with_5(autotune, wide_llama):
+    done = autotune("find", "--model", wide_llama, "--effort", "quick", "--device", "cpu", "--memory", "40MiB")
+    assert done.returncode == 5
+    line = done.stderr.strip().splitlines()[-1]
+    assert "nothing fits 40 MiB" in line
+    assert "--allow method" in line
+
+
+@pytest.mark.slow
+def test_a_global_batch_that_only_one_micro_batch_divides(tiny_llama, tmp_path):
+    result = autotune.find(
+        str(tiny_llama),
+        effort="quick",
+        device="cpu",
+        seq_len=16,
+        global_batch=1,
+        max_trials=1,
+        run_dir=tmp_path / "run",
+    )
+    assert {t.config.per_device_train_batch_size for t in result.trials} == {1}
+
+
+@pytest.mark.slow
+def test_a_free_global_batch_never_accumulates(tiny_llama, tmp_path):
+    result = autotune.find(
+        str(tiny_llama),
+        effort="quick",
+        device="cpu",
+        seq_len=16,
+        global_batch="any",
+        max_trials=3,
+        run_dir=tmp_path / "run",
+    )
+    assert result.arguments.training_arguments["gradient_accumulation_steps"] == 1
+    assert any("global batch is free" in note for note in result.notes)
+
+
+@pytest.mark.slow
+def test_the_users_own_arguments_are_the_baseline_and_survive(tiny_llama, tmp_path):
+    own = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 3e-4, "optim": "sgd"}
+    (tmp_path / "args.json").write_text(json.dumps(own))
+    result = autotune.find(
+        str(tiny_llama), effort="quick", device="cpu", seq_len=16, baseline=tmp_path / "args.json", max_trials=1,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    assert result.workload.global_batch_size == 8
+    assert result.baseline.config.optim == "sgd"
+    assert result.training_arguments("out").learning_rate == 3e-4
+
+
+def _wait_for(condition, process, limit_s: float = 120) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _start(model: Path, run: Path, *options: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "autotune",
+            "find",
+            "--model",
+            model,
+            *map(str, QUICK),
+            "--run-dir",
+            run,
+            *map(str, options),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(autotune, thin_llama, little, tmp_path):
+    run = tmp_path / "run"
+    search = _start(thin_llama, run, "--max-trials", 2, "--space", little["space"], "--baseline", little["baseline"])
+    try:
+        _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
+        below = _descendants(search.pid)
+    finally:
+        search.kill()
+        search.communicate()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert alive == [], "the killed search left processes behind"
+    before = results(run)
+    assert {0, 1} <= set(before)
+
+    done = autotune("resume", run)
+    assert done.returncode == 0, done.stderr
+    after = results(run)
+    assert {n: after[n] for n in before} == before
+    searched = [json.dumps(r["request"]["config"]) for r in after.values() if r["request"]["purpose"] in EXPLORING]
+    assert len(searched) == len(set(searched))
+    assert json.loads((run / "best-config.json").read_text())["verdict"] in ("faster", "no clear winner")
+
+
+@pytest.mark.slow
+def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_with_130(autotune, tiny_llama, tmp_path):
+    run = tmp_path / "run"
+    search = _start(tiny_llama, run, "--effort", "standard")
+    try:
+        _wait_for(lambda: (run / "trials/0000/result.json").exists(), search)
+        running = autotune("resume", run)
+        again = autotune("find", "--model", tiny_llama, *QUICK, "--run-dir", run)
+        search.send_signal(signal.SIGINT)
+        output, errors = search.communicate(timeout=60)
+    finally:
+        search.kill()
+    assert (running.returncode, again.returncode) == (2, 2)
+    assert "another search is running" in running.stderr
+    assert "holds a search already" in again.stderr
+    assert search.returncode == 130, errors
+    assert "autotune resume" in errors
+    assert "unconfirmed" in output
+    assert load_result(run / "best-config.json").verdict == "unconfirmed"
+
+
+def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(found, monkeypatch):
+    _, run, _ = found
+    before = results(run)
+    monkeypatch.setattr("autotune.execution.launcher.launch_command", light_command)  # there is nothing to train
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    done = CliRunner().invoke(app, ["resume", str(run), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert results(run) == before
+    assert TuningResult.model_validate_json(done.stdout).best.config == found[0].best.config
+
+
+@pytest.mark.slow
+def test_real_data_are_trained_with_their_own_lengths(tiny_llama, tmp_path):
+    texts = [{"text": "word " * (1 + i % 40)} for i in range(200)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(t) for t in texts))
+    result = autotune.find(
+        str(tiny_llama),
+        effort="quick",
+        device="cpu",
+        data=tmp_path / "texts.jsonl",
+        max_trials=1,
+        run_dir=tmp_path / "run",
+    )
+    assert result.workload.lengths.minimum < result.workload.lengths.maximum <= 128
+    assert any("ByT5" in note for note in result.notes)
+
+
+@pytest.mark.slow
+def test_lora_is_found_where_the_method_may_change(tiny_llama, tmp_path):
+    result = autotune.find(
+        str(tiny_llama), effort="quick", device="cpu", seq_len=16, allow="method", space="lora", max_trials=3,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    adapted = [t for t in result.trials if t.status is TrialStatus.COMPLETED and t.config.adapter]
+    assert adapted
+    method = result.best_by_allowance[autotune.Allowance.METHOD]
+    assert method.measurement is not None
+
+
+SMALL_SPACE = """
+description: two points
+parameters:
+  attn_implementation: {choices: [sdpa, eager]}
+"""
+
+
+@pytest.mark.slow
+def test_a_recording_that_is_stopped_leaves_a_table_and_goes_on_to_a_whole_one(autotune, tiny_llama, tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL_SPACE)
+    run = tmp_path / "run"
+    recording = _start(tiny_llama, run, "--space", tmp_path / "small.yaml", "--exhaustive", "--repeat", 2)
+    _wait_for(lambda: (run / "trials/0001/process.json").exists(), recording)
+    recording.send_signal(signal.SIGINT)
+    _, errors = recording.communicate(timeout=60)
+    assert recording.returncode == 130, errors
+    assert "2 points to measure, each 2 times: roughly" in errors
+    part = load_table(run / "table.jsonl")
+    assert len(part.points) < 2
+
+    done = autotune("resume", run)
+    assert done.returncode == 0, done.stderr
+    whole = load_table(run / "table.jsonl")
+    assert whole.points[0].trials[0] == part.points[0].trials[0]
+    assert [len(p.trials) for p in whole.points] == [2, 2]
+    assert {p.config.attn_implementation for p in whole.points} == {"sdpa", "eager"}
+    assert len(results(run)) == 4
+    assert str(tmp_path) not in (run / "table.jsonl").read_text()
+
+
+def test_nothing_is_left_running_after_a_search(found):
+    _, run, _ = found
+    assert marked(json.loads((run / "processes.json").read_text())["mark"]) == []

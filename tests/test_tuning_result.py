@@ -1,0 +1,156 @@
+"""The answer as a value: saved, loaded, and turned into training arguments."""
+
+import json
+import math
+
+import pytest
+import torch
+from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result
+
+from autotune.errors import InputError
+from autotune.space.history import History
+from autotune.training.arguments import plan
+from autotune.tuning_result import TuningResult, load, with_methods
+from autotune.values.config import Allowance
+from autotune.values.hardware import detect
+from autotune.values.result import Change, Contender
+from autotune.values.trial import Interval, Purpose
+from autotune.verification.verdict import assemble
+
+BEST = make_config(16, precision="bf16", optim="adafactor", adapter={"rank": 4})
+
+
+@pytest.fixture
+def result() -> TuningResult:
+    """The answer of a search on this machine's CPU in which BEST was seen once, with an interval without an end."""
+    unsure = make_measurement(20.0, samples_per_second_interval=Interval(low=0.0, high=math.inf))
+    trials = [
+        make_result(make_config(), purpose=Purpose.BASELINE),
+        make_result(BEST, unsure, number=1),
+        make_result(make_config(16), OUT_OF_MEMORY, number=2),
+    ]
+    history = History()
+    for trial in trials:
+        history.add(trial)
+    search = make_plan(hardware=detect("cpu"))
+    found = assemble(search, history, trials, {make_config(4): "hopeless"}, 12.5)
+    assert found is not None
+    assert found.best.config == BEST
+    return with_methods(found)
+
+
+def test_what_is_saved_is_loaded(result, tmp_path):
+    result.save(tmp_path / "best.json")
+    assert load(tmp_path / "best.json") == result
+
+
+def test_an_interval_without_an_end_survives(result, tmp_path):
+    result.save(tmp_path / "best.json")
+    interval = load(tmp_path / "best.json").best.measurement.samples_per_second_interval
+    assert (interval.low, interval.high) == (0.0, math.inf)
+
+
+def test_training_arguments_are_what_the_mapping_says(result, tmp_path):
+    arguments = result.training_arguments(tmp_path / "out")
+    tuned = plan(BEST, result.workload, result.hardware).tuned
+    assert result.arguments.training_arguments == tuned
+    assert {name: getattr(arguments, name) for name in tuned} == tuned
+    assert arguments.output_dir == str(tmp_path / "out")
+
+
+def test_arguments_of_the_caller_win(result, tmp_path):
+    arguments = result.training_arguments(tmp_path, learning_rate=1e-3, per_device_train_batch_size=2)
+    assert (arguments.learning_rate, arguments.per_device_train_batch_size) == (1e-3, 2)
+
+
+def test_checkpointing_of_a_result_follows_the_version_that_is_installed_now(result, tmp_path):
+    config = make_config(8, checkpointing="full")
+    old = result.model_copy(
+        update={
+            "best": result.best.model_copy(update={"config": config}),
+            "hardware": result.hardware.model_copy(update={"versions": {"transformers": "5.17.0"}}),
+        }
+    )
+    assert old.training_arguments(tmp_path).gradient_checkpointing
+
+
+def test_model_and_adapter_are_those_that_were_measured(result):
+    assert result.model_kwargs() == {"dtype": "float32", "attn_implementation": "sdpa"}
+    assert result.peft_config().r == 4
+
+
+def test_quantized_weights_are_asked_of_the_library(result):
+    arguments = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    packed = result.model_copy(update={"arguments": result.arguments.model_copy(update={"quantization": arguments})})
+    config = packed.model_kwargs()["quantization_config"]
+    assert (config.load_in_4bit, config.bnb_4bit_quant_type) == (True, "nf4")
+    assert "quantization_config" not in result.model_kwargs()
+
+
+def test_an_adapter_that_peft_has_not_is_put_on_all_the_same(result):
+    bitfit = {"peft_type": "BITFIT"}
+    changed = result.model_copy(update={"arguments": result.arguments.model_copy(update={"adapter": bitfit})})
+    assert changed.peft_config() is None
+    layer = torch.nn.Linear(2, 2)
+    assert changed.prepare_model(layer) is layer
+    assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["bias"]
+
+
+def test_no_adapter_is_none(result):
+    plain = result.model_copy(update={"arguments": result.arguments.model_copy(update={"adapter": None})})
+    assert plain.peft_config() is None
+
+
+def test_changing_the_model_arguments_does_not_change_the_result(result):
+    result.model_kwargs()["dtype"] = "float64"
+    assert result.model_kwargs()["dtype"] == "float32"
+
+
+def broken(document: dict, key: str, value: object) -> str:
+    return json.dumps({**document, key: value})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda d: "", "file: Invalid JSON"),
+        (lambda d: "not JSON", "file: Invalid JSON"),
+        (lambda d: json.dumps(d)[:100], "file: Invalid JSON"),
+        (lambda d: "[]", "file: expected names with their values"),
+        (lambda d: "{}", "autotune_version: is missing"),
+        (lambda d: broken(d, "schema_version", 2), "schema_version: expected 1"),
+        (lambda d: broken(d, "surprise", 1), "surprise: is unknown"),
+        (lambda d: broken(d, "verdict", "great"), "verdict: expected faster"),
+        (lambda d: broken(d, "workload", {**d["workload"], "seed": "x"}), "workload.seed: expected a whole number"),
+    ],
+)
+def test_a_file_that_is_no_result_is_one_line_with_the_place(result, tmp_path, spoil, said):
+    path = tmp_path / "best.json"
+    path.write_text(spoil(json.loads(result.model_dump_json())))
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path}: not a result of autotune (schema 1): {said}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_a_directory_are_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        load(tmp_path / "nothing.json")
+    with pytest.raises(InputError, match="Is a directory"):
+        load(tmp_path)
+
+
+def test_the_class_of_a_contender_is_that_of_its_deepest_change():
+    def contender(*classes: Allowance) -> Contender:
+        changes = tuple(Change(knob="k", before="a", after="b", allowance=c) for c in classes)
+        return Contender(config=make_config(), changes=changes, measurement=None, trials=())
+
+    assert contender().allowance is Allowance.EXACT
+    assert contender(Allowance.EXACT, Allowance.OPTIMIZER, Allowance.NUMERICS).allowance is Allowance.OPTIMIZER
+
+
+def test_printed_it_is_the_table_of_the_command_line_and_in_a_list_a_line(result):
+    assert "unconfirmed" in str(result)
+    assert "precision bf16" in str(result)
+    assert "\n" not in repr(result)
+    assert result.verdict in repr(result)

@@ -1,0 +1,132 @@
+"""Values in files: whole or not at all."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from factories import make_config
+from pydantic import ValidationError
+
+from autotune.value import check_savable, read_value, save_bytes, save_text, write_text, write_value
+from autotune.values.config import TrainConfig
+
+
+def test_what_is_written_is_read(tmp_path):
+    config = make_config(4, adapter={"rank": 8})
+    write_value(config, tmp_path / "config.json")
+    assert read_value(TrainConfig, tmp_path / "config.json") == config
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "text"
+    write_text("old and longer", path)
+    write_text("new", path)
+    assert path.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["text"]
+
+
+def test_a_file_that_can_not_be_finished_leaves_the_old_one(tmp_path):
+    path = tmp_path / "text"
+    write_text("old", path)
+    with pytest.raises(UnicodeEncodeError):
+        write_text("half\udc80", path)
+    assert path.read_text() == "old"
+
+
+def test_half_a_file_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    write_value(make_config(), path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValidationError):
+        read_value(TrainConfig, path)
+
+
+def test_a_missing_file_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_value(TrainConfig, tmp_path / "nothing.json")
+
+
+def test_what_the_user_has_named_is_written_through_a_link(tmp_path):
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / "folder" / "target"
+    target.write_text("old")
+    before = target.stat().st_ino
+    link = tmp_path / "link"
+    link.symlink_to(Path("folder") / "target")
+    save_text("new", link)
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert target.stat().st_ino != before  # replaced at once, as ever
+    assert [p.name for p in target.parent.iterdir()] == ["target"]
+
+
+def test_a_link_to_nothing_yet_makes_its_target(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    check_savable(tmp_path / "link")
+    assert not (tmp_path / "target").exists()
+    save_text("new", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "new"
+
+
+def test_a_file_of_ours_follows_no_link(tmp_path):
+    (tmp_path / "target").write_text("another's")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text("new", tmp_path / "link")
+    assert (tmp_path / "target").read_text() == "another's"
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = b"0123456789abcdef" * 10_000  # more than a pipe holds
+    with ThreadPoolExecutor() as others:
+        read = others.submit(pipe.read_bytes)
+        save_bytes(content, pipe)
+        assert read.result() == content
+    assert pipe.is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_pipe_that_nobody_reads_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.value.PATIENCE_S", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    check_savable(tmp_path / "pipe")  # nobody has to read yet
+    with pytest.raises(OSError, match="a pipe that nobody reads"):
+        save_text("text", tmp_path / "pipe")
+
+
+def test_a_device_stays_one(tmp_path):
+    controller, terminal = os.openpty()
+    device = Path(os.ttyname(terminal))
+    save_text("text", device)
+    assert os.read(controller, 100) == b"text"
+    assert device.is_char_device()
+    assert not list(device.parent.glob(f".{device.name}.*"))
+    os.close(controller)
+    os.close(terminal)
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["a file", "a pipe"])
+def test_standard_output_gets_what_is_printed_before_and_after(tmp_path, is_file):
+    program = (
+        "from pathlib import Path; from autotune.value import save_text; print('before');"
+        "save_text('text\\n', Path('/dev/stdout')); print('after')"
+    )
+    with (tmp_path / "out").open("w+") as out:
+        where = out if is_file else subprocess.PIPE
+        done = subprocess.run([sys.executable, "-c", program], stdout=where, text=True, check=True)
+        printed = (tmp_path / "out").read_text() if is_file else done.stdout
+    assert printed == "before\ntext\nafter\n"
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        check_savable(tmp_path / "folder")
+    with pytest.raises(IsADirectoryError):
+        save_text("text", tmp_path / "folder")

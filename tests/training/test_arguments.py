@@ -1,0 +1,234 @@
+"""The one mapping from a configuration to the arguments of transformers and peft."""
+
+import dataclasses
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+from factories import make_config, make_gpu, make_hardware, make_plan, make_workload
+from transformers import TrainingArguments
+
+from autotune.training.adapters import peft_config
+from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, TrainingPlan, effective_tf32, laid_over, plan
+from autotune.training.peft_arguments import ATTENTION_MODULES
+from autotune.values.budget import Effort
+from autotune.values.config import Parallelism
+from autotune.values.hardware import installed_versions
+
+OLD_GPU = make_gpu(versions={"transformers": "5.17.2"})
+NEW_GPU = make_gpu(versions={"transformers": "5.23.0"})
+AUTOTUNED = {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}
+
+
+def mapped(hardware=NEW_GPU, *, fixed: dict[str, Any] | None = None, **knobs: Any) -> TrainingPlan:
+    return plan(make_config(**knobs), make_workload(fixed_arguments=fixed or {}), hardware)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "arguments"),
+    [
+        ({"micro_batch": 4}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}),
+        ({"micro_batch": 16}, {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}),
+        ({"precision": "fp32"}, {"bf16": False, "fp16": False}),
+        ({"precision": "bf16"}, {"bf16": True, "fp16": False}),
+        ({"precision": "fp16"}, {"bf16": False, "fp16": True}),
+        ({"precision": "pure_bf16"}, {"bf16": False, "fp16": False}),
+        ({"tf32": True}, {"tf32": True}),
+        ({"optim": "adafactor"}, {"optim": "adafactor"}),
+        ({"torch_compile_backend": "inductor"}, {"torch_compile": True, "torch_compile_backend": "inductor"}),
+        ({"dataloader_num_workers": 2}, {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}),
+        ({"dataloader_num_workers": 0}, {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}),
+        ({"dataloader_pin_memory": True}, {"dataloader_pin_memory": True}),
+    ],
+)
+def test_each_knob_is_its_own_training_arguments_and_no_others(knobs, arguments):
+    neutral = mapped(micro_batch=8)
+    tuned = mapped(**knobs).tuned
+    assert {name: tuned[name] for name in arguments} == arguments
+    different = {name for name in tuned if tuned[name] != neutral.tuned.get(name)}
+    assert different <= set(arguments)
+
+
+def test_nothing_is_said_of_compilation_where_there_is_none():
+    assert not {name for name in mapped().tuned if "compile" in name}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", "float32"), ("bf16", "float32"), ("fp16", "float32"), ("pure_bf16", "bfloat16")],
+)
+def test_weights_are_fp32_unless_training_is_pure(precision, dtype):
+    assert mapped(precision=precision).model["dtype"] == dtype
+
+
+def test_the_attention_kernel_is_an_argument_of_the_model():
+    assert mapped(attn_implementation="eager").model["attn_implementation"] == "eager"
+    assert "attn_implementation" not in mapped(attn_implementation=None).model
+
+
+def test_an_adapter_is_the_arguments_of_a_lora_config():
+    assert mapped().adapter is None
+    lora = peft_config(mapped(adapter={"rank": 4, "alpha": 8, "dropout": 0.1}).adapter)
+    assert (lora.r, lora.lora_alpha, lora.lora_dropout, lora.target_modules) == (4, 8, 0.1, "all-linear")
+
+
+def test_an_adapter_on_attention_names_its_projections():
+    assert mapped(adapter={"target_modules": "attention"}).adapter["target_modules"] == list(ATTENTION_MODULES)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"), [(OLD_GPU, "gradient_checkpointing"), (NEW_GPU, "activation_checkpointing")]
+)
+def test_checkpointing_goes_by_the_name_that_the_installed_version_has(hardware, name):
+    off = mapped(hardware, checkpointing="none").tuned
+    on = mapped(hardware, checkpointing="full").tuned
+    assert {k: v for k, v in off.items() if "checkpointing" in k} == {name: False}
+    assert {k: v for k, v in on.items() if "checkpointing" in k} == {
+        name: True,
+        f"{name}_kwargs": {"use_reentrant": False},
+    }
+
+
+def test_tf32_is_left_to_torch_where_it_is_not_wanted():
+    assert "tf32" not in mapped(make_gpu(), tf32=False).tuned
+
+
+EFFECTIVE_TF32 = [
+    (NEW_GPU, {}, False),
+    (NEW_GPU, {"tf32": True}, True),
+    (NEW_GPU, {"torch_compile_backend": "inductor"}, True),
+    (NEW_GPU, {"torch_compile_backend": "inductor", "precision": "bf16"}, True),
+    (NEW_GPU, {"torch_compile_backend": "inductor", "precision": "pure_bf16"}, True),
+    (NEW_GPU, {"torch_compile_backend": "inductor", "precision": "fp16"}, False),
+    (NEW_GPU, {"torch_compile_backend": "inductor", "precision": "fp16", "tf32": True}, True),
+    (NEW_GPU, {**AUTOTUNED, "precision": "fp32"}, True),
+    (NEW_GPU, {**AUTOTUNED, "precision": "bf16"}, False),
+    (make_gpu(capability=(7, 5)), {"torch_compile_backend": "inductor"}, False),
+    (make_gpu(starts_with_tf32=True), {}, True),
+    (make_gpu(starts_with_tf32=True, capability=(7, 5)), {}, False),
+    (make_hardware(starts_with_tf32=True), {"torch_compile_backend": "inductor"}, False),
+]
+
+
+@pytest.mark.parametrize(("hardware", "knobs", "is_on"), EFFECTIVE_TF32)
+def test_tf32_is_on_as_asked_for_from_the_start_or_beside_a_compiler(hardware, knobs, is_on):
+    assert effective_tf32(make_config(**knobs), hardware) is is_on
+
+
+def test_inductors_autotuning_in_mixed_precision_has_tf32_switched_off_which_it_could_not_ask_for():
+    """transformers switches it on by torch's newer interface, inductor asks by the older one, which then raises."""
+    assert mapped(**AUTOTUNED, precision="bf16").tuned["tf32"] is False
+    for fine in ({"precision": "fp32"}, {"precision": "pure_bf16"}, {"precision": "fp16"}):
+        assert "tf32" not in mapped(**AUTOTUNED, **fine).tuned
+    assert "tf32" not in mapped(make_hardware(), **AUTOTUNED, precision="bf16").tuned
+
+
+@pytest.mark.parametrize("fixed", [{}, {"logging_nan_inf_filter": False}])
+def test_the_filter_of_nan_which_waits_for_the_device_is_that_of_the_exported_training(fixed):
+    mapping = mapped(fixed=fixed)
+    assert "logging_nan_inf_filter" not in {*mapping.harness, *OWN_HARNESS}
+    assert mapping.tuned.get("logging_nan_inf_filter") == fixed.get("logging_nan_inf_filter")
+
+
+def test_the_cpu_is_asked_for_on_a_cpu_alone():
+    assert mapped(make_hardware()).tuned["use_cpu"] is True
+    assert "use_cpu" not in mapped(NEW_GPU).tuned
+
+
+def test_fixed_arguments_of_the_user_survive_in_what_is_exported():
+    fixed = {"learning_rate": 3e-4, "num_train_epochs": 7, "save_strategy": "epoch", "seed": 7, "max_grad_norm": 0.5}
+    assert fixed.items() <= mapped(fixed=fixed).tuned.items()
+
+
+def test_without_a_seed_of_the_users_own_it_is_the_searchs():
+    assert mapped().tuned["seed"] == make_workload().seed
+
+
+def test_prefetching_is_dropped_where_no_worker_could_do_it():
+    ahead = {"dataloader_prefetch_factor": 4}
+    assert mapped(dataloader_num_workers=2, **ahead).tuned["dataloader_prefetch_factor"] == 4
+    assert "dataloader_prefetch_factor" not in mapped(dataloader_num_workers=0, **ahead).tuned
+
+
+def test_the_sampler_is_exported():
+    assert mapped(train_sampling_strategy="group_by_length").tuned["train_sampling_strategy"] == "group_by_length"
+
+
+def test_what_only_a_trial_needs_is_not_exported():
+    mapping = mapped()
+    assert not set(mapping.harness) & set(mapping.tuned)
+    assert not set(mapping.harness) & SEARCHED_ARGUMENTS
+
+
+def test_a_trial_neither_saves_nor_pushes_nor_evaluates_nor_reports_whatever_the_user_does(tmp_path):
+    fixed = {
+        "save_strategy": "epoch",
+        "eval_strategy": "epoch",
+        "load_best_model_at_end": True,
+        "eval_on_start": True,
+        "push_to_hub": True,
+        "report_to": ["tensorboard"],
+    }
+    mapping = mapped(make_hardware(versions=installed_versions()), fixed=fixed)
+    arguments = TrainingArguments(str(tmp_path), **{**mapping.tuned, **mapping.harness})
+    assert arguments.save_strategy == arguments.eval_strategy == "no"
+    assert not arguments.eval_on_start
+    assert not arguments.push_to_hub
+    assert arguments.report_to == []
+
+
+def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
+    decided: set[str] = set()
+    for hardware, checkpointing, backend in itertools.product(
+        (OLD_GPU, NEW_GPU, make_hardware()), ("none", "full"), (None, "inductor")
+    ):
+        mapping = mapped(hardware, checkpointing=checkpointing, torch_compile_backend=backend, tf32=hardware is NEW_GPU)
+        decided |= set(mapping.tuned)
+    decided |= set(mapped(dataloader_num_workers=2, dataloader_prefetch_factor=4).tuned)
+    decided |= set(mapped(torch_compile_backend="inductor", torch_compile_mode="default", use_liger_kernel=True).tuned)
+    several = Parallelism(world_size=2, ddp_bucket_cap_mb=100, ddp_static_graph=True)
+    decided |= {name for name in mapped(parallelism=several).tuned if name.startswith("ddp_")}
+    # The static graph speaks for this one, which is the user's otherwise.
+    assert decided - {"seed", "ddp_find_unused_parameters"} == SEARCHED_ARGUMENTS
+
+
+def test_a_micro_batch_that_does_not_divide_the_global_batch_has_no_mapping():
+    with pytest.raises(ValueError, match="does not divide"):
+        mapped(micro_batch=5)
+
+
+@pytest.mark.slow
+def test_the_installed_transformers_accepts_every_legal_point_of_the_cpu_space(tmp_path):
+    from autotune.values.budget import Budget
+    from autotune.values.hardware import detect
+
+    here = detect("cpu")
+    search = make_plan(hardware=here, budget=Budget.of(Effort.THOROUGH))
+    space, count = search.search_space(), 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # on what a GPU would do better
+        for point in space.points():
+            mapping = plan(space.config(point), search.workload, here)
+            arguments = TrainingArguments(str(tmp_path), **mapping.tuned, **mapping.harness)
+            assert arguments.per_device_train_batch_size == point["per_device_train_batch_size"]
+            count += 1
+    assert count > 100
+
+
+def test_what_is_laid_over_own_arguments_undoes_all_that_a_search_decides():
+    """Whatever a user has set of it, and by whichever name; what is several devices' is never theirs to set here."""
+    laid = laid_over(mapped(), make_workload())
+    assert laid.keys() == SEARCHED_ARGUMENTS - {"ddp_bucket_cap_mb", "ddp_static_graph"}
+    usual = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    decided = mapped().tuned.keys()
+    for name in (laid.keys() - decided) & usual.keys():  # what is newer than the installed library is left out
+        assert laid[name] == (usual[name] or laid[name]), name
+
+
+def test_what_is_laid_over_leaves_the_rest_of_the_own_arguments_alone():
+    fixed = {"learning_rate": 0.1}
+    laid = laid_over(mapped(fixed=fixed, checkpointing="full"), make_workload(fixed_arguments=fixed))
+    assert not {"learning_rate", "seed"} & laid.keys()
+    assert laid["gradient_checkpointing"] is laid["activation_checkpointing"] is True
+    assert laid["gradient_checkpointing_kwargs"] == laid["activation_checkpointing_kwargs"]

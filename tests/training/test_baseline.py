@@ -1,0 +1,188 @@
+"""The reference of a search: the user's own arguments, or the Trainer's defaults."""
+
+import dataclasses
+import json
+
+import pytest
+from factories import make_facts, make_gpu, make_hardware
+
+from autotune.errors import InputError
+from autotune.training.baseline import (
+    UserArguments,
+    baseline_config,
+    default_micro_batch,
+    read_arguments,
+    unknown_argument,
+)
+from autotune.values.config import TrainConfig
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Return a function that reads arguments as they stand in a file."""
+
+    def read_document(document: object) -> UserArguments:
+        path = tmp_path / "args.json"
+        path.write_text(document if isinstance(document, str) else json.dumps(document))
+        return read_arguments(path)
+
+    return read_document
+
+
+def baseline_of(read, global_batch: int | None = 64, **document: object) -> TrainConfig:
+    return baseline_config(read(document), global_batch, make_facts(), make_gpu())
+
+
+@pytest.mark.parametrize(("capability", "is_on"), [((8, 0), True), ((7, 5), False)])
+def test_tf32_that_torch_begins_with_is_the_baselines(read, capability, is_on):
+    hardware = make_gpu(starts_with_tf32=True, capability=capability)
+    assert baseline_config(read({"tf32": False}), 64, make_facts(), hardware).tf32 is is_on
+
+
+def test_arguments_are_parted_into_what_is_searched_and_what_stays(read):
+    arguments = read({"optim": "adafactor", "learning_rate": 1e-4, "output_dir": "out", "run_name": "mine"})
+    assert arguments.searched == {"optim": "adafactor"}
+    assert arguments.fixed == {"learning_rate": 1e-4}
+
+
+@pytest.mark.parametrize(
+    ("document", "samples"),
+    [
+        ({}, 8),
+        ({"per_device_train_batch_size": 4}, 4),
+        ({"gradient_accumulation_steps": 3}, 24),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 16}, 64),
+    ],
+)
+def test_global_batch_is_micro_batch_times_accumulation(read, document, samples):
+    assert read(document).global_batch_size == samples
+
+
+def test_the_files_of_transformers_own_making_can_be_read(read, tmp_path):
+    from transformers import TrainingArguments
+
+    written = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, learning_rate=3e-4, hub_token="secret")
+    arguments = read(written.to_json_string())
+    known = frozenset(f.name for f in dataclasses.fields(TrainingArguments))
+    assert unknown_argument(arguments.fixed, known) is None
+    again = TrainingArguments(str(tmp_path), **arguments.fixed)
+    assert again.learning_rate == 3e-4
+    assert again.hub_token is None
+    config = baseline_config(arguments, 4, make_facts(), make_hardware())
+    assert config == TrainConfig(
+        per_device_train_batch_size=4, attn_implementation="sdpa", dataloader_pin_memory=False, optim=written.optim
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected a JSON object"),
+        ('"fast"', "expected a JSON object"),
+        ('{"fsdp": "full_shard"}', "is DDP, and sharding is searched; remove it"),
+        ('{"deepspeed": "zero.json"}', "deepspeed: the baseline of several devices (--devices N) is DDP"),
+        ('{"auto_find_batch_size": true}', "auto_find_batch_size: it would change the batch"),
+        ('{"no_cuda": true}', "no_cuda: transformers 5 calls it use_cpu"),
+        ('{"per_device_train_batch_size": 0}', "per_device_train_batch_size: expected a whole number above 0, not 0"),
+        ('{"per_device_train_batch_size": true}', "expected a whole number above 0, not True"),
+        ('{"per_device_train_batch_size": null}', "expected a whole number above 0, not None"),
+        ('{"gradient_accumulation_steps": "4"}', "gradient_accumulation_steps: expected a whole number above 0"),
+    ],
+)
+def test_what_can_not_be_honoured_is_refused_in_one_line_that_names_the_file(read, tmp_path, text, said):
+    with pytest.raises(InputError) as error:
+        read(text)
+    assert str(error.value).startswith(f"--baseline {tmp_path / 'args.json'}: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "args.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not JSON"):
+        read_arguments(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        read_arguments(tmp_path / "nothing.json")
+
+
+def test_switches_that_are_off_are_no_reason_to_refuse(read):
+    assert read({"fsdp": "", "deepspeed": None, "auto_find_batch_size": False}).fixed == {}
+
+
+def test_an_argument_that_does_not_exist_is_named_with_a_suggestion():
+    known = frozenset({"eval_strategy", "learning_rate"})
+    assert unknown_argument({"learning_rate": 1}, known) is None
+    line = unknown_argument({"evaluation_strategy": "no"}, known)
+    assert line is not None
+    assert "'evaluation_strategy' is no argument" in line
+    assert "did you mean 'eval_strategy'?" in line
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro_batch"), [(None, 8), (64, 8), (8, 8), (6, 6), (12, 6), (7, 7), (11, 1), (1, 1), (20, 5)]
+)
+def test_the_default_micro_batch_is_the_largest_up_to_the_trainers_that_divides_the_global_batch(
+    global_batch, micro_batch
+):
+    assert default_micro_batch(global_batch) == micro_batch
+
+
+def test_without_arguments_the_baseline_is_the_trainers_defaults():
+    config = baseline_config(None, 64, make_facts(attn_implementations=("eager", "sdpa")), make_gpu())
+    assert config == TrainConfig(per_device_train_batch_size=8, attn_implementation="eager")
+
+
+def test_a_model_without_attention_has_none_in_its_baseline():
+    config = baseline_config(None, 64, make_facts(attn_implementations=()), make_gpu())
+    assert config.attn_implementation is None
+
+
+def test_nothing_is_pinned_without_an_accelerator():
+    assert baseline_config(None, 8, make_facts(), make_gpu()).dataloader_pin_memory
+    assert not baseline_config(None, 8, make_facts(), make_hardware()).dataloader_pin_memory
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "value"),
+    [
+        ({"per_device_train_batch_size": 2}, "per_device_train_batch_size", 2),
+        ({"bf16": True}, "precision", "bf16"),
+        ({"fp16": True}, "precision", "fp16"),
+        ({"tf32": True}, "tf32", True),
+        ({"optim": "sgd"}, "optim", "sgd"),
+        ({"gradient_checkpointing": True}, "checkpointing", "full"),
+        ({"activation_checkpointing": True}, "checkpointing", "full"),
+        ({"torch_compile": True}, "torch_compile_backend", "inductor"),
+        ({"torch_compile_backend": "cudagraphs"}, "torch_compile_backend", "cudagraphs"),
+        ({"dataloader_num_workers": 4}, "dataloader_num_workers", 4),
+        ({"dataloader_pin_memory": False}, "dataloader_pin_memory", False),
+    ],
+)
+def test_the_users_arguments_become_the_baselines_knobs(read, document, field, value):
+    default = baseline_of(read)
+    assert getattr(default, field) != value
+    assert baseline_of(read, **document) == default.model_copy(update={field: value})
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"bf16": True, "fp16": True}, "bf16 and fp16 are both set"),
+        ({"optim": "adamw_trch"}, "optim: transformers has no optimizer 'adamw_trch' (did you mean 'adamw_torch'"),
+        ({"optim": "adamw_hf"}, "optim: adamw_hf is gone from transformers 5; use adamw_torch"),
+        ({"optim": None}, "optim: "),
+        ({"dataloader_num_workers": -1}, "dataloader_num_workers: "),
+        ({"dataloader_num_workers": "many"}, "dataloader_num_workers: "),
+    ],
+)
+def test_arguments_that_contradict_themselves_are_refused_in_one_line(read, document, said):
+    with pytest.raises(InputError) as error:
+        baseline_of(read, **document)
+    assert str(error.value).startswith("--baseline: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,178 @@
+"""How samples become batches: orders that stand for training, padding, and packing that changes nothing."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from factories import make_config
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from autotune.training.batches import IGNORED, PACKED, PackCollator, PadCollator, padding_share, row_order
+from autotune.training.loss import normalize_loss
+
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 64, **TOKENS,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4,
+    "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
+OWN = {
+    "gpt2": {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **TOKENS},
+    "glm": {**SIZES, "head_dim": 8, "partial_rotary_factor": 0.5},
+    "gemma": {**SIZES, "head_dim": 8},
+    "gemma3_text": {**SIZES, "head_dim": 8},
+    "qwen3": {**SIZES, "head_dim": 8},
+    "qwen2_moe": {**SIZES, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {**SIZES, **EXPERTS, "head_dim": 8},
+    "mixtral": {**SIZES, **EXPERTS},
+    "olmoe": {**SIZES, **EXPERTS},
+    "deepseek_v2": {**SIZES, **EXPERTS, **LATENT},
+    "deepseek_v3": {**SIZES, **EXPERTS, **LATENT},
+}
+LENGTHS = np.random.default_rng(0).integers(2, 100, 400)
+
+
+def tiny(model_type: str, attention: str = "sdpa"):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[model_type](**OWN.get(model_type, SIZES), use_cache=False)
+    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model.train()
+
+
+def samples(*lengths: int) -> list[dict[str, torch.Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    rows = [torch.randint(3, 64, (length,), generator=random) for length in lengths]
+    return [{"input_ids": row, "labels": row.clone()} for row in rows]
+
+
+def order(strategy: str, micro_batch: int = 4, *, longest_first: int = 16, rows: int = 400) -> np.ndarray:
+    config = make_config(micro_batch, train_sampling_strategy=strategy)
+    return row_order(LENGTHS, longest_first=longest_first, rows=rows, config=config, per_step=16, seed=1)
+
+
+def padded(rows: np.ndarray, micro_batch: int = 4) -> float:
+    """Mean longest sample of the micro-batches."""
+    return float(LENGTHS[rows[: len(rows) // micro_batch * micro_batch]].reshape(-1, micro_batch).max(axis=1).mean())
+
+
+# --- packing
+
+
+def test_packing_joins_the_samples_with_positions_of_their_own():
+    batch = PackCollator()(samples(3, 2))
+    assert batch["input_ids"].shape == (1, 5)
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
+    assert batch["labels"][0, [0, 3]].tolist() == [IGNORED, IGNORED]
+
+
+def test_packing_is_what_the_library_calls_flattening():
+    ours = PackCollator()(samples(3, 5, 2))
+    theirs = transformers.DataCollatorWithFlattening()(samples(3, 5, 2))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("model_type", sorted(PACKED))
+def test_samples_of_a_packed_row_do_not_see_each_other(model_type):
+    model = tiny(model_type).eval()
+    rows = samples(5, 9, 3)
+    with torch.no_grad():
+        alone = torch.cat([model(input_ids=row["input_ids"][None]).logits[0] for row in rows])
+        packed = model(**PackCollator()(rows)).logits[0]
+    assert torch.allclose(packed, alone, atol=1e-4)
+
+
+class GradientReader(TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_packed_step_is_the_padded_one(accumulation, tmp_path):
+    found = []
+    for collator in (PadCollator(0), PackCollator()):
+        reader = GradientReader()
+        trainer = Trainer(
+            model=normalize_loss(tiny("llama")),
+            args=TrainingArguments(
+                output_dir=str(tmp_path), per_device_train_batch_size=4 // accumulation, max_grad_norm=0,
+                gradient_accumulation_steps=accumulation, max_steps=1, use_cpu=True, dataloader_pin_memory=False,
+                train_sampling_strategy="sequential", remove_unused_columns=False, report_to="none",
+                disable_tqdm=True, save_strategy="no", logging_strategy="no",
+            ),
+            train_dataset=samples(5, 14, 3, 9),
+            data_collator=collator,
+            callbacks=[reader],
+        )  # fmt: skip
+        found.append((trainer.train().training_loss, reader.gradients))
+    (loss, gradients), (packed_loss, packed_gradients) = found
+    assert packed_loss == pytest.approx(loss, rel=1e-5)
+    for name, gradient in gradients.items():
+        assert torch.allclose(packed_gradients[name], gradient, atol=1e-5)
+
+
+# --- orders
+
+
+@pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length"])
+def test_the_longest_rows_come_first(strategy):
+    assert sorted(LENGTHS[order(strategy)[:16]]) == sorted(LENGTHS)[-16:]
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_all_rows_follow(strategy):
+    assert sorted(order(strategy, rows=10**6)[16:]) == list(range(400))
+
+
+def test_micro_batches_by_length_are_those_of_the_trainers_sampler():
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    drawn = np.random.default_rng(1).permutation(400)
+    theirs = drawn[get_length_grouped_indices(LENGTHS[drawn].tolist(), 16, generator=torch.Generator().manual_seed(1))]
+    ours = order("group_by_length", rows=10**6)[16:]
+    assert {tuple(batch) for batch in ours.reshape(-1, 4)} == {tuple(batch) for batch in theirs.reshape(-1, 4)}
+
+
+def test_grouping_by_length_saves_padding():
+    assert padded(order("group_by_length")[16:]) < 0.8 * padded(order("random")[16:])
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "group_by_length"])
+@pytest.mark.parametrize("micro_batches", [8, 16, 32])
+def test_a_few_micro_batches_stand_for_all(strategy, micro_batches):
+    rows = order(strategy, rows=10**6)[16:]
+    assert padded(rows[: 4 * micro_batches]) == pytest.approx(padded(rows), rel=0.12)
+
+
+def test_the_order_depends_on_the_seed_alone():
+    assert (order("group_by_length") == order("group_by_length")).all()
+
+
+# --- padding
+
+
+def test_the_share_of_padding_is_that_of_the_micro_batches():
+    assert padding_share(samples(4, 8, 6, 6), make_config(2), 0, 4) == pytest.approx(4 / 28)
+    assert padding_share(samples(4, 8, 6, 6), make_config(2), 2, 4) == 0
+    assert padding_share(samples(4, 8, 6, 6), make_config(2, packing=True), 0, 4) == 0
+
+
+def test_targets_of_a_decoder_are_padded_too():
+    rows = [{**row, "labels": torch.zeros(target)} for row, target in zip(samples(4, 8), (1, 3), strict=True)]
+    assert padding_share(rows, make_config(2), 0, 2) == pytest.approx(1 - (12 + 4) / (16 + 6))
+
+
+def test_images_have_no_padding_to_speak_of():
+    assert (
+        padding_share([{"pixel_values": torch.zeros(3), "labels": torch.zeros(())}] * 4, make_config(2), 0, 4) is None
+    )

@@ -1,0 +1,468 @@
+"""One optimizer step gives the same loss and gradients however it is split into micro-batches, for every head.
+
+The reference is the plain model's own loss over the whole batch, without any Trainer. Dropout is 0 throughout.
+"""
+
+import copy
+import functools
+import os
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+from factories import installed_arguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from autotune.training.dataset import PadCollator, Repeated, StackCollator
+from autotune.training.facts import HEADS, facts_of
+from autotune.training.inputs import audio_input
+from autotune.training.loss import normalize_loss
+from autotune.values.model import Task
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SAMPLES = 8
+SPLITS = ((8, 1), pytest.param(4, 2, marks=pytest.mark.slow), (2, 4), (1, 8))  # the second is much like the third
+
+# Sums in another order: single precision keeps seven digits, of which a step's sums lose one or two.
+TOLERANCE = 1e-5
+# A router's loss looks at the balance between experts within one micro-batch, so the split changes it: seen were
+# 4e-4 of the whole loss and 2e-2 of the largest gradient.
+ROUTER_LOSS_TOLERANCE = 1e-3
+ROUTER_GRADIENT_TOLERANCE = 5e-2
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA = {"vocab_size": 96, **SIZES, **SPECIAL, "num_key_value_heads": 2, "max_position_embeddings": 64}
+MIXTRAL = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.0}
+BERT = {
+    "vocab_size": 96,
+    **SIZES,
+    "pad_token_id": 0,
+    "max_position_embeddings": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+GPT2 = {
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    **SPECIAL,
+}
+T5 = {
+    "vocab_size": 96,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+}
+BART = {
+    "vocab_size": 96,
+    "d_model": 32,
+    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
+       {"layers": 2, "ffn_dim": 48, "attention_heads": 4}.items()},
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+    **SPECIAL,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+NO_DROPOUT = (
+    "hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "layerdrop",
+    "mask_time_prob",
+)  # fmt: skip
+WAV2VEC2 = {
+    "vocab_size": 16,
+    **SIZES,
+    "conv_dim": [8] * 7,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+    **dict.fromkeys(NO_DROPOUT, 0.0),
+}
+WHISPER = {
+    "vocab_size": 96,
+    "d_model": 32,
+    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
+       {"layers": 2, "ffn_dim": 48, "attention_heads": 4}.items()},
+    "num_mel_bins": 4,
+    "max_source_positions": 20,
+    "max_target_positions": 16,
+    **SPECIAL,
+    "decoder_start_token_id": 1,
+}  # fmt: skip
+
+# Model type, task, configuration.
+MODELS = {
+    "Llama": ("llama", Task.CAUSAL_LM, LLAMA),
+    "GPT-2": ("gpt2", Task.CAUSAL_LM, GPT2),
+    "OPT": (
+        "opt",
+        Task.CAUSAL_LM,
+        {
+            "vocab_size": 96,
+            "hidden_size": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 32,
+            "max_position_embeddings": 64,
+            "dropout": 0.0,
+            **SPECIAL,
+        },
+    ),
+    "Mixtral": ("mixtral", Task.CAUSAL_LM, MIXTRAL),
+    "Mamba": (
+        "mamba",
+        Task.CAUSAL_LM,
+        {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, **SPECIAL},
+    ),
+    "BERT as a decoder": ("bert", Task.CAUSAL_LM, {**BERT, "is_decoder": True}),
+    "BART's decoder alone": ("bart", Task.CAUSAL_LM, BART),
+    "T5": ("t5", Task.SEQ2SEQ_LM, T5),
+    "BART": ("bart", Task.SEQ2SEQ_LM, BART),
+    "Switch": (
+        "switch_transformers",
+        Task.SEQ2SEQ_LM,
+        {**T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
+         "router_jitter_noise": 0.0},
+    ),
+    "BERT": ("bert", Task.MASKED_LM, BERT),
+    "BERT classifier": ("bert", Task.SEQUENCE_CLASSIFICATION, {**BERT, "num_labels": 3}),
+    "RoBERTa classifier": (
+        "roberta",
+        Task.SEQUENCE_CLASSIFICATION,
+        {**BERT, "pad_token_id": 1, "num_labels": 3, "classifier_dropout": 0.0},
+    ),
+    "T5 classifier": (
+        "t5",
+        Task.SEQUENCE_CLASSIFICATION,
+        {**T5, "num_labels": 3, "classifier_dropout": 0.0},
+    ),
+    "GPT-2 classifier": ("gpt2", Task.SEQUENCE_CLASSIFICATION, {**GPT2, "num_labels": 3}),
+    "ViT": (
+        "vit",
+        Task.IMAGE_CLASSIFICATION,
+        {"image_size": 16, "patch_size": 8, **SIZES, "num_labels": 3},
+    ),
+    "wav2vec 2.0": ("wav2vec2", Task.SPEECH_CTC, WAV2VEC2),
+    "wav2vec 2.0, a mean": ("wav2vec2", Task.SPEECH_CTC, {**WAV2VEC2, "ctc_loss_reduction": "mean"}),
+    "wav2vec 2.0 classifier": ("wav2vec2", Task.AUDIO_CLASSIFICATION, {**WAV2VEC2, "num_labels": 3}),
+    "Whisper": ("whisper", Task.SPEECH_SEQ2SEQ, WHISPER),
+}  # fmt: skip
+ROUTED = ("mixtral", Task.CAUSAL_LM, {**MIXTRAL, "output_router_logits": True, "router_aux_loss_coef": 0.02})
+RESNET = (
+    "resnet",
+    Task.IMAGE_CLASSIFICATION,
+    {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 3},
+)
+CASES = {**MODELS, "routed": ROUTED, "ResNet": RESNET}
+
+
+@functools.cache
+def _built(name):
+    kind, task, figures = CASES[name]
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**figures)
+    model = getattr(transformers, HEADS[task][0]).from_config(config)
+    for parameter in model.parameters():  # every gradient is to matter: some heads start at zero or next to it
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model.train()
+
+
+def build(name):
+    return copy.deepcopy(_built(name))
+
+
+def samples_for(name):
+    """Eight samples of eight lengths, with labels that the loss leaves out."""
+    _, task, figures = CASES[name]
+    random = torch.Generator().manual_seed(1)
+    if task is Task.IMAGE_CLASSIFICATION:
+        return [
+            {"pixel_values": torch.randn(3, 16, 16, generator=random), "labels": torch.tensor(index % 3)}
+            for index in range(SAMPLES)
+        ]
+    if task.takes_audio:
+        return list(sound_for(CONFIG_MAPPING[CASES[name][0]](**figures), task, random))
+    made = []
+    for index, length in enumerate((5, 14, 3, 9, 12, 4, 16, 7)):
+        ids = torch.randint(3, figures["vocab_size"], (length,), generator=random)
+        ids[-1] = 2  # the end, which T5's classifier looks for
+        made.append({"input_ids": ids, "labels": _labels(task, ids, index, random)})
+    return made
+
+
+def sound_for(config, task, random):
+    """Eight recordings, with transcripts that are equally long where their mean is one over recordings."""
+    key, shape = audio_input(config, 24)
+    for index in range(SAMPLES):
+        length = 6 if config.to_dict().get("ctc_loss_reduction") == "mean" else 3 + index
+        labels = torch.arange(3, 15)[torch.randperm(12, generator=random)]  # no repetitions, which need blanks
+        padded = torch.where(torch.arange(12) < length, labels, -100)
+        label = torch.tensor(index % 3) if task is Task.AUDIO_CLASSIFICATION else padded
+        yield {key: torch.randn(shape, generator=random), "labels": label}
+
+
+def _labels(task, ids, index, random):
+    if task is Task.SEQUENCE_CLASSIFICATION:
+        return torch.tensor(index % 3)
+    if task is Task.SEQ2SEQ_LM:
+        return torch.randint(3, 96, (2 + index,), generator=random)
+    labels = ids.clone()
+    if task is Task.MASKED_LM:
+        labels[torch.rand(len(ids), generator=random) < 0.5] = -100
+        labels[0] = ids[0]
+    elif index % 2:
+        labels[: len(ids) // 2] = -100  # a prompt
+    return labels
+
+
+def collator_for(name):
+    _, task, figures = CASES[name]
+    return PadCollator(figures["pad_token_id"]) if task.takes_text else StackCollator()
+
+
+def reference(model, name, samples=None):
+    """Return loss and gradients of the model's own mean over the whole batch."""
+    model = copy.deepcopy(model)
+    loss = model(**collator_for(name)(samples or samples_for(name))).loss
+    loss.backward()
+    return loss.item(), gradients_of(model)
+
+
+def gradients_of(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+class GradientReader(TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.gradients = gradients_of(model)
+
+
+def arguments_for(directory, micro_batch, accumulation, **arguments):
+    usual = {
+        "output_dir": str(directory / "out"),
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "max_steps": 1,
+        "max_grad_norm": 0,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "train_sampling_strategy": "sequential",
+        "remove_unused_columns": False,
+        "logging_nan_inf_filter": False,
+        **dict.fromkeys(("save_strategy", "eval_strategy", "logging_strategy"), "no"),
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(**{**usual, **arguments})
+
+
+def one_step(model, name, directory, micro_batch, accumulation, samples=None, **arguments):
+    """Return loss and gradients of one optimizer step of the real Trainer."""
+    reader = GradientReader()
+    trainer = Trainer(
+        model=model,
+        args=arguments_for(directory, micro_batch, accumulation, **arguments),
+        train_dataset=samples or samples_for(name),
+        data_collator=collator_for(name),
+        callbacks=[reader],
+    )
+    return trainer.train().training_loss, reader.gradients
+
+
+def distance(gradients, expected):
+    """Return the largest difference as a share of the largest gradient."""
+    assert gradients.keys() == expected.keys()
+    scale = max(float(g.abs().max()) for g in expected.values())
+    return max(float((gradients[name] - expected[name]).abs().max()) for name in expected) / scale
+
+
+def assert_same_step(step, expected, *, loss=TOLERANCE, gradients=TOLERANCE):
+    assert step[0] == pytest.approx(expected[0], rel=loss)
+    assert distance(step[1], expected[1]) < gradients
+
+
+@pytest.mark.parametrize(("micro_batch", "accumulation"), SPLITS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_split_gives_the_loss_and_gradients_of_the_whole_batch(name, micro_batch, accumulation, tmp_path):
+    model = build(name)
+    expected = reference(model, name)
+    assert_same_step(one_step(normalize_loss(model), name, tmp_path, micro_batch, accumulation), expected)
+
+
+@pytest.mark.parametrize("name", ["T5", "BERT classifier", "GPT-2"])
+def test_without_normalize_loss_the_split_changes_the_step(name, tmp_path):
+    model = build(name)
+    loss, gradients = one_step(model, name, tmp_path, 2, 4)
+    expected = reference(build(name), name)
+    assert loss != pytest.approx(expected[0], rel=0.01)
+    assert distance(gradients, expected[1]) > 0.01
+
+
+@pytest.mark.parametrize(("micro_batch", "accumulation"), SPLITS)
+def test_a_routers_loss_depends_on_the_split_within_bounds(micro_batch, accumulation, tmp_path):
+    model = build("routed")
+    expected = reference(model, "routed")
+    step = one_step(normalize_loss(model), "routed", tmp_path, micro_batch, accumulation)
+    assert_same_step(step, expected, loss=ROUTER_LOSS_TOLERANCE, gradients=ROUTER_GRADIENT_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["routed", "ResNet"])
+def test_models_whose_step_depends_on_the_split_are_called_coupled(name, tmp_path):
+    whole = one_step(normalize_loss(build(name)), name, tmp_path, 8, 1)
+    split = one_step(normalize_loss(build(name)), name, tmp_path, 2, 4)
+    assert distance(split[1], whole[1]) > 10 * TOLERANCE
+    assert facts_of(build(name), CASES[name][1]).batch_coupled
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.parametrize(("micro_batch", "accumulation"), SPLITS)
+@pytest.mark.parametrize("order", ["adapter first", "loss first"])
+@pytest.mark.parametrize("name", ["T5", "Llama"])
+def test_it_holds_inside_an_adapter_whichever_was_put_on_first(name, order, micro_batch, accumulation, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(2)
+    lora = LoraConfig(r=4, lora_dropout=0.0, target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(build(name), lora)
+    expected = reference(model, name)
+    if order == "loss first":
+        torch.manual_seed(2)
+        model = get_peft_model(normalize_loss(build(name)), lora)
+    else:
+        model = normalize_loss(model)
+    assert_same_step(one_step(model, name, tmp_path, micro_batch, accumulation), expected)
+
+
+@pytest.mark.slow
+def test_it_holds_when_compiled(tmp_path):
+    name = "BERT classifier"
+    model = build(name)
+    expected = reference(model, name)
+    torch._dynamo.reset()
+    with mock.patch.dict(os.environ):  # TrainingArguments asks accelerate for the compiler by environment variables
+        step = one_step(normalize_loss(model), name, tmp_path, 2, 4, torch_compile_backend="aot_eager")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert_same_step(step, expected)
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5", "routed"])
+def test_a_micro_batch_without_labels_adds_nothing(name, tmp_path):
+    samples = samples_for(name)
+    samples[3]["labels"].fill_(-100)
+    model = build(name)
+    loss, gradients = one_step(normalize_loss(model), name, tmp_path, 1, 8, samples)
+    rest = [s for i, s in enumerate(samples) if i != 3]
+    expected = one_step(normalize_loss(build(name)), name, tmp_path, 1, 7, rest)
+    assert_same_step((loss, gradients), expected)
+
+
+def test_a_step_without_labels_leaves_the_gradients_at_zero(tmp_path):
+    samples = samples_for("routed")
+    for sample in samples:
+        sample["labels"].fill_(-100)
+    loss, gradients = one_step(normalize_loss(build("routed")), "routed", tmp_path, 2, 4, samples)
+    assert loss == 0
+    assert all(not g.any() for g in gradients.values())
+
+
+def test_outside_a_trainer_the_loss_stays_as_it_was():
+    batch = collator_for("T5")(samples_for("T5"))
+    assert torch.equal(normalize_loss(build("T5"))(**batch).loss, build("T5")(**batch).loss)
+
+
+def test_a_tuple_is_scaled_like_a_named_output():
+    batch = collator_for("T5")(samples_for("T5"))
+    model = normalize_loss(build("T5"))
+    total = 2 * batch["labels"].ne(-100).sum()
+    assert torch.equal(
+        model(**batch, num_items_in_batch=total, return_dict=False)[0], model(**batch, num_items_in_batch=total).loss
+    )
+
+
+def test_calling_it_twice_changes_nothing(tmp_path):
+    once = one_step(normalize_loss(build("T5")), "T5", tmp_path, 2, 4)
+    twice = one_step(normalize_loss(normalize_loss(build("T5"))), "T5", tmp_path, 2, 4)
+    assert once[0] == twice[0]
+    assert all(torch.equal(twice[1][name], g) for name, g in once[1].items())
+
+
+def test_a_copy_of_the_model_computes_with_its_own_weights():
+    model = normalize_loss(build("T5"))
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    batch = collator_for("T5")(samples_for("T5"))
+    assert torch.equal(other(**batch).loss, build("T5")(**batch).loss)
+
+
+def test_what_is_saved_is_the_plain_model(tmp_path):
+    normalize_loss(build("T5")).save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert type(loaded) is transformers.T5ForConditionalGeneration
+
+
+STEPS = 4
+
+# Each changes one knob that is exact; where not said, the whole batch at once, sdpa and the fused AdamW.
+EXACT_KNOBS = {
+    "split": {"micro_batch": 2},
+    "checkpointing": installed_arguments("full"),
+    "reentrant checkpointing": installed_arguments("reentrant"),
+    "attention": {"attention": "eager"},
+    "optimizer": {"optim": "adamw_torch"},
+    "all at once": {
+        "micro_batch": 2, **installed_arguments("full"), "attention": "eager", "optim": "adamw_torch",
+    },
+}  # fmt: skip
+
+# Adam divides a gradient by its size: where it is all but zero, rounding decides the direction of the step.
+CURVE_TOLERANCE = 1e-5
+
+
+def curve(name, directory, *, micro_batch=SAMPLES, attention="sdpa", optim="adamw_torch_fused", **arguments):
+    """Return the losses of several optimizer steps, large enough ones for the loss to move."""
+    model = normalize_loss(build(name))
+    model.set_attn_implementation(attention)
+    logged = {"max_steps": STEPS, "logging_strategy": "steps", "logging_steps": 1, "learning_rate": 1e-3}
+    trainer = Trainer(
+        model=model,
+        args=arguments_for(directory, micro_batch, SAMPLES // micro_batch, optim=optim, **logged, **arguments),
+        train_dataset=Repeated(samples_for(name), STEPS * SAMPLES),
+        data_collator=collator_for(name),
+    )
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@functools.cache
+def _plain_curve(name, directory):
+    return curve(name, directory)
+
+
+@pytest.mark.parametrize("knob", EXACT_KNOBS)
+@pytest.mark.parametrize("name", ["Llama", "T5", "BERT", "OPT", "ViT"])
+def test_an_exact_knob_leaves_the_loss_of_every_step_as_it_was(name, knob, tmp_path, tmp_path_factory):
+    expected = _plain_curve(name, tmp_path_factory.getbasetemp())
+    assert len(expected) == STEPS
+    assert max(expected) - min(expected) > 100 * CURVE_TOLERANCE * expected[0], "nothing was learnt"
+    assert curve(name, tmp_path, **EXACT_KNOBS[knob]) == pytest.approx(expected, rel=CURVE_TOLERANCE)
+
+
+def test_an_optimizer_that_is_slightly_off_shows_in_the_losses(tmp_path, tmp_path_factory):
+    expected = _plain_curve("Llama", tmp_path_factory.getbasetemp())
+    changed = curve("Llama", tmp_path, adam_beta1=0.85)
+    assert changed != pytest.approx(expected, rel=CURVE_TOLERANCE)

@@ -1,0 +1,141 @@
+"""A Trainer is taken apart and made anew with all that it was made of; what can't be handed over is named."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from autotune.errors import InputError
+from autotune.training.trainer_pickle import maker_of, pickled
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(2, width)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Distiller(Trainer):
+    """Its constructor takes what the library's doesn't know."""
+
+    def __init__(self, teacher, *, temperature, **kwargs):
+        super().__init__(**kwargs)
+        self.teacher = teacher
+        self.temperature = temperature
+        self.watch = Watch(self)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        with torch.no_grad():
+            wanted = self.teacher(inputs["x"]) / self.temperature
+        return (model(inputs["x"]) - wanted).square().mean()
+
+
+class Watch:
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+
+class Counting(TrainerCallback):
+    def __init__(self):
+        self.steps = 0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps += 1
+
+
+def collate(samples):
+    return {"x": torch.stack([s["x"] for s in samples])}
+
+
+def make(tmp_path, **fields):
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, max_steps=3, learning_rate=0.125, hub_token="hf_0a1b2c", report_to="none",
+        disable_tqdm=True, remove_unused_columns=False,
+    )  # fmt: skip
+    rows = [{"x": torch.full((2,), float(i))} for i in range(8)]
+    given = {"model": Net(3), "args": args, "train_dataset": rows, "data_collator": collate, "callbacks": [Counting()]}
+    return Distiller(Net(3), temperature=2.0, **{**given, **fields})
+
+
+@pytest.fixture
+def remade(tmp_path):
+    """A Trainer, and what another process would make of it."""
+    trainer = make(tmp_path)
+    return trainer, pickle.loads(pickled(maker_of(trainer), "trainer"))()
+
+
+def test_all_that_it_was_made_of_comes_back(remade):
+    trainer, again = remade
+    assert again is not trainer
+    assert type(again) is Distiller
+    assert again.args.learning_rate == 0.125
+    assert again.data_collator is collate
+    assert again.temperature == 2.0
+    for ours, theirs in ((trainer.model, again.model), (trainer.teacher, again.teacher)):
+        assert torch.equal(ours.layer.weight, theirs.layer.weight)
+
+
+def test_what_refers_to_the_trainer_refers_to_the_new_one(remade):
+    _, again = remade
+    assert again.watch.trainer is again
+
+
+def test_it_trains_as_the_first_would(remade):
+    trainer, again = remade
+    losses = [t.train().training_loss for t in (trainer, again)]
+    assert losses[0] == losses[1]
+    counts = [next(c.steps for c in t.callback_handler.callbacks if isinstance(c, Counting)) for t in (trainer, again)]
+    assert counts == [3, 3]
+
+
+def test_a_trainer_that_has_trained_can_be_made_anew_too(tmp_path):
+    trainer = make(tmp_path)
+    trainer.train()
+    again = pickle.loads(pickled(maker_of(trainer), "trainer"))()
+    assert again.optimizer is None
+    assert again.train().global_step == 3
+
+
+def test_secrets_are_not_handed_over(tmp_path):
+    assert b"hf_0a1b2c" not in pickled(maker_of(make(tmp_path)), "trainer")
+
+
+@pytest.mark.parametrize("part", ["train_dataset", "data_collator"])
+def test_what_can_not_be_pickled_is_named_with_the_way_out(tmp_path, part):
+    class Locked:
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __len__(self):
+            return 8
+
+        def __call__(self, samples):
+            return samples
+
+    with pytest.raises(InputError, match=rf"the Trainer's {part} can't be handed to another process.*make_trainer="):
+        maker_of(make(tmp_path, **{part: Locked()}))
+
+
+def test_a_function_that_can_not_be_pickled_is_named():
+    lock = threading.Lock()
+
+    def build():
+        return lock
+
+    with pytest.raises(InputError, match=r"make_trainer: .*build can't be handed to another process"):
+        pickled(build, "make_trainer")
+
+
+def test_something_else_than_a_trainer_is_refused():
+    with pytest.raises(InputError, match=r"trainer: expected a transformers.Trainer, not dict"):
+        maker_of({})

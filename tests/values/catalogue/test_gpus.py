@@ -1,0 +1,216 @@
+"""The GPU table: its figures are whole and plausible, names lead to devices, and a device can be had without it."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from autotune.errors import InputError
+from autotune.units import GIB
+from autotune.values.catalogue.gpus import device_of_memory, gpu_named, gpu_of, gpus, hypothetical
+from autotune.values.hardware import default_budget_bytes
+
+TABLE = gpus()
+EACH = pytest.mark.parametrize("gpu", TABLE, ids=[gpu.name for gpu in TABLE])
+
+
+def bare(name: str) -> str:
+    return re.sub(r"[\s_/-]+", "", name.lower())
+
+
+def test_the_table_holds_what_people_train_on():
+    assert len(TABLE) >= 45
+    assert {"t4", "v100-16gb", "a100-80gb", "h100-80gb", "b200", "rtx-4090", "mi300x"} <= {gpu.name for gpu in TABLE}
+
+
+def test_a_name_leads_to_one_device():
+    names = Counter(bare(name) for gpu in TABLE for name in {bare(n) for n in (gpu.name, *gpu.aliases)})
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_a_device_name_of_the_driver_leads_to_one_device():
+    names = Counter(name for gpu in TABLE for name in gpu.nvml_names)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@EACH
+def test_names_are_in_kebab_case_and_aliases_add_to_them(gpu):
+    for name in (gpu.name, *gpu.aliases):
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
+    assert len({bare(name) for name in (gpu.name, *gpu.aliases)}) == 1 + len(gpu.aliases)
+
+
+@EACH
+def test_every_figure_is_plausible(gpu):
+    assert 4 <= gpu.memory_gib <= 300
+    assert 100 <= gpu.bandwidth_gb_s <= 20_000
+    assert gpu.memory_bytes == pytest.approx(gpu.memory_gib * GIB)
+    assert gpu.bandwidth == gpu.bandwidth_gb_s * 1e9
+    assert all(4 <= tflops <= 10_000 for tflops in gpu.peak_tflops.values())
+    assert gpu.peak_flops["fp32"] == gpu.peak_tflops["fp32"] * 1e12
+
+
+@EACH
+def test_devices_of_a_node_are_joined_by_less_than_their_memory_attains(gpu):
+    assert 5 <= gpu.link.gb_s < gpu.bandwidth_gb_s
+    assert gpu.link.kind.startswith(("NVLink", "PCIe", "Infinity Fabric"))
+
+
+def test_each_nvlink_is_faster_than_the_one_before():
+    rates = [gpu_named(name).link.gb_s for name in ("p100-sxm2", "v100-16gb", "a100-80gb", "h100-80gb", "b200")]
+    assert rates == sorted(set(rates))
+
+
+@EACH
+def test_fewer_bits_are_never_slower(gpu):
+    ladder = [gpu.peak_tflops[dtype] for dtype in ("fp32", "tf32", "fp16", "int8") if dtype in gpu.peak_tflops]
+    assert ladder == sorted(ladder)
+    assert gpu.peak_tflops.get("bf16", gpu.peak_tflops["fp16"]) == gpu.peak_tflops["fp16"]
+    assert gpu.peak_tflops.get("fp8", 1e9) >= gpu.peak_tflops["fp16"]
+
+
+@EACH
+def test_a_sixteen_bit_peak_is_a_dense_one(gpu):
+    """No device does more than 420 operations per byte of its bandwidth; with sparsity counted, several would."""
+    assert gpu.peak_flops["fp16"] / gpu.bandwidth <= 420
+
+
+@EACH
+def test_every_device_says_where_its_figures_come_from(gpu):
+    assert gpu.vendor in gpu.source
+    assert any(word in gpu.source for word in ("data sheet", "whitepaper", "brochure", "product page"))
+
+
+@EACH
+def test_arithmetic_follows_the_architecture(gpu):
+    expected = gpu.capability >= (8, 0) if gpu.capability else True
+    assert gpu.has_bf16 == expected
+    assert gpu.has_tf32 == (expected and (gpu.vendor == "NVIDIA" or gpu.architecture == "CDNA 3"))
+    assert ("fp8" in gpu.peak_tflops) == (gpu.capability >= (8, 9) if gpu.capability else gpu.architecture > "CDNA 2")
+    assert (gpu.capability is None) == (gpu.vendor == "AMD")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("v100-16gb", "fp16", 125),
+        ("rtx-3090", "bf16", 71),
+        ("a100-80gb", "bf16", 312),
+        ("a100-80gb", "tf32", 156),
+        ("rtx-4090", "bf16", 165.2),
+        ("l4", "bf16", 121),
+        ("h100-80gb", "bf16", 989.4),
+        ("rtx-5090", "bf16", 209.5),
+        ("mi250x-gcd", "bf16", 191.5),
+    ],
+)
+def test_peaks_are_dense_with_fp32_accumulation_and_of_one_die(name, dtype, tflops):
+    assert gpu_named(name).peak_tflops[dtype] == tflops
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("a100-80gb", "a100-80gb"),
+        ("A100 80GB", "a100-80gb"),
+        ("a100_sxm4_80gb", "a100-80gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("H100", "h100-80gb"),
+        ("RTX 4090", "rtx-4090"),
+        ("rtx4090", "rtx-4090"),
+        ("GeForce RTX 4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("Tesla T4", "t4"),
+        ("MI250X", "mi250x-gcd"),
+    ],
+)
+def test_a_device_is_found_however_it_is_written(written, name):
+    assert gpu_named(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("rtx-4900", "rtx-4090"), ("a100", "a100-80gb"), ("V100", "v100-32gb"), ("h20O", "h200")]
+)
+def test_an_unknown_device_is_refused_with_what_was_meant(written, meant):
+    with pytest.raises(
+        InputError, match=f"unknown GPU '{written}' .*'{meant}'.*; `autotune gpus` lists the table"
+    ) as e:
+        gpu_named(written)
+    assert "\n" not in str(e.value)
+
+
+@EACH
+def test_a_local_device_is_recognised_by_its_drivers_name(gpu):
+    for name in gpu.nvml_names:
+        assert gpu_of(name) == gpu
+
+
+def test_older_drivers_leave_the_vendor_out():
+    assert gpu_of("GeForce RTX 3090") == gpu_named("rtx-3090")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA GeForce GTX 1080"]
+)
+def test_a_device_that_the_table_lacks_is_not_taken_for_another(name):
+    assert gpu_of(name) is None
+
+
+@EACH
+def test_a_hypothetical_device_is_idle_and_computes_what_the_table_says(gpu):
+    hardware = hypothetical(gpu)
+    assert (hardware.kind, hardware.device, hardware.capability) == ("cuda", "cuda:0", gpu.capability)
+    assert hardware.memory_bytes == hardware.free_bytes == gpu.memory_bytes
+    assert (hardware.has_bf16, hardware.has_tf32) == (gpu.has_bf16, gpu.has_tf32)
+    assert gpu_of(hardware.name) == gpu
+
+
+def test_a_hypothetical_device_stands_in_this_host_with_triton():
+    hardware = hypothetical(gpu_named("l4"))
+    assert hardware.name == "NVIDIA L4"
+    assert hardware.cores >= 1
+    assert hardware.host_memory_bytes > 0
+    assert {"torch", "transformers", "triton"} <= set(hardware.versions)
+
+
+def test_a_hypothetical_device_can_have_less_memory():
+    hardware = hypothetical(gpu_named("a100-80gb"), memory_bytes=20 * GIB)
+    assert hardware.memory_bytes == hardware.free_bytes == 20 * GIB
+
+
+def test_a_size_alone_is_a_device_that_has_bf16():
+    hardware = device_of_memory(24 * GIB)
+    assert (hardware.name, hardware.capability) == ("a GPU of 24.0 GiB", (8, 0))
+    assert hardware.has_bf16
+    assert 20 * GIB < default_budget_bytes(hardware) < 24 * GIB
+
+
+def test_the_command_lists_the_table_in_80_columns(autotune):
+    done = autotune("gpus", COLUMNS="80")
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for gpu in TABLE:
+        assert f"│ {gpu.name} " in done.stdout
+
+
+def test_the_command_gives_the_whole_table_as_json(autotune):
+    listed = json.loads(autotune("gpus", "--json").stdout)
+    assert [gpu["name"] for gpu in listed] == [gpu.name for gpu in TABLE]
+    assert all(gpu["source"] for gpu in listed)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("rtx 4090", {"rtx-4090"}), ("amd", {g.name for g in TABLE if g.vendor == "AMD"}), ("l40", {"l40", "l40s"})],
+)
+def test_the_command_filters(autotune, text, shown):
+    assert {gpu["name"] for gpu in json.loads(autotune("gpus", text, "--json").stdout)} == shown
+
+
+def test_a_filter_that_matches_nothing_is_one_line_and_exit_code_2(autotune):
+    done = autotune("gpus", "rtx-4900")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "did you mean 'rtx-4090'" in done.stderr

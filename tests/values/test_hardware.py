@@ -1,0 +1,197 @@
+"""The machine: what is detected, and what follows from it."""
+
+import psutil
+import pynvml
+import pytest
+from factories import make_gpu, make_hardware
+
+from autotune.errors import InputError, MachineError
+from autotune.values.hardware import (
+    TF32_VARIABLE,
+    cuda_count,
+    default_budget_bytes,
+    detect,
+    installed_versions,
+    like_devices,
+    other_processes,
+    used_bytes,
+)
+
+GPUS = 3
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """An NVIDIA driver with three devices; its answers are those of NVML."""
+
+    def handle_by_index(index: int) -> str:
+        if index >= GPUS:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return f"gpu {index}"
+
+    memory = type("Memory", (), {"total": 40 << 30, "free": 39 << 30, "used": 1 << 30})()
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: GPUS,
+        "nvmlDeviceGetHandleByIndex": handle_by_index,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: f"gpu {uuid}",
+        "nvmlDeviceGetMemoryInfo": lambda handle: memory,
+        "nvmlDeviceGetName": lambda handle: f"name of {handle}",
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, 0),
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def no_driver(monkeypatch):
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+
+
+def test_the_cpu_has_the_memory_and_the_cores_of_this_machine():
+    hardware = detect("cpu")
+    assert hardware.is_cpu
+    assert hardware.memory_bytes == psutil.virtual_memory().total
+    assert 0 < hardware.free_bytes <= hardware.memory_bytes
+    assert 1 <= hardware.cores <= psutil.cpu_count()
+    assert hardware.name
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_without_a_driver_the_device_is_the_cpu():
+    assert cuda_count() == 0
+    assert detect("auto").is_cpu
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(MachineError, match="--device cuda:1: this machine has no CUDA device"):
+        detect("cuda:1")
+
+
+@pytest.mark.usefixtures("driver")
+def test_with_a_driver_the_device_is_the_first_gpu():
+    hardware = detect("auto")
+    assert (hardware.device, hardware.name, hardware.capability) == ("cuda:0", "name of gpu 0", (8, 0))
+    assert used_bytes(hardware) == 1 << 30
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_gpu_beyond_the_last_is_refused_with_their_number():
+    with pytest.raises(MachineError, match=r"--device cuda:3: this machine has 3 CUDA device\(s\)"):
+        detect("cuda:3")
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("0,1,2", ["gpu 0", "gpu 1", "gpu 2"]),
+        ("2", ["gpu 2"]),
+        ("2, 0", ["gpu 2", "gpu 0"]),
+        ("GPU-abc", ["gpu GPU-abc"]),
+        ("1,-1,2", ["gpu 1"]),
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_devices_are_counted_as_cuda_counts_them(monkeypatch, visible, names):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [detect(f"cuda:{i}").name for i in range(cuda_count())] == [f"name of {n}" for n in names]
+
+
+@pytest.mark.usefixtures("driver")
+def test_devices_of_the_same_name_and_memory_are_alike_the_named_one_first(monkeypatch):
+    names = {"gpu 0": "A100", "gpu 1": "T4", "gpu 2": "A100"}
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", names.get)
+    assert like_devices("cuda:2") == ("cuda:2", "cuda:0")
+    assert [detect(f"cuda:{index}").count for index in range(GPUS)] == [2, 1, 2]
+    assert detect("cpu").count == 1
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:", "CUDA", ""])
+def test_a_device_of_another_name_is_refused(device):
+    with pytest.raises(InputError, match="expected auto, cpu, cuda or cuda:N"):
+        detect(device)
+
+
+def test_the_fingerprint_is_the_machines_and_not_the_moments():
+    assert make_gpu(free_bytes=1, count=1).fingerprint == make_gpu(free_bytes=2, count=8).fingerprint
+    for changed in ({"driver": "590"}, {"name": "other"}, {"versions": {}}, {"cores": 3}):
+        assert make_gpu(**changed).fingerprint != make_gpu().fingerprint
+
+
+def test_what_was_measured_before_holds_with_or_without_a_compiler_but_not_where_torch_begins_with_tf32():
+    assert make_gpu(has_cc=False).fingerprint == make_gpu().fingerprint
+    assert make_gpu(starts_with_tf32=True).fingerprint != make_gpu().fingerprint
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(("value", "is_on"), [(None, False), ("0", False), ("1", True)])
+def test_an_environment_that_has_torch_begin_with_tf32_is_seen(monkeypatch, value, is_on):
+    monkeypatch.delenv(TF32_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(TF32_VARIABLE, value)
+    assert detect("cuda:0").starts_with_tf32 is is_on
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("there", "named", "is_found"),
+    [
+        ((), None, False),
+        (("g++",), None, False),
+        (("gcc",), None, True),
+        (("clang",), None, True),
+        (("icx",), "icx", True),
+        (("gcc",), "icx", False),
+    ],
+)
+def test_a_c_compiler_is_looked_for_as_triton_does(monkeypatch, tmp_path, there, named, is_found):
+    for name in there:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CC", named)
+    assert detect("cuda:0").has_cc is is_found
+
+
+@pytest.mark.parametrize(
+    ("hardware", "tf32", "bf16"),
+    [
+        (make_hardware(), False, True),
+        (make_gpu(capability=(7, 5)), False, False),
+        (make_gpu(capability=(8, 0)), True, True),
+        (make_gpu(capability=(10, 0)), True, True),
+    ],
+)
+def test_ampere_and_newer_have_tf32_and_bf16(hardware, tf32, bf16):
+    assert (hardware.has_tf32, hardware.has_bf16) == (tf32, bf16)
+
+
+def test_the_default_budget_is_below_what_is_free():
+    assert default_budget_bytes(make_gpu(free_bytes=1000)) == 920
+
+
+def test_memory_in_use_on_the_cpu_is_the_hosts():
+    assert 0 < used_bytes(make_hardware()) < psutil.virtual_memory().total
+
+
+def test_versions_are_those_of_the_packages():
+    import transformers
+
+    versions = installed_versions()
+    assert versions["transformers"] == transformers.__version__
+    assert versions["python"].startswith("3.")
+
+
+def test_this_process_is_not_somebody_else():
+    import os
+
+    assert os.getpid() not in [p.pid for p in other_processes(make_hardware())]

@@ -1,0 +1,177 @@
+"""Intervals for a handful of timings."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from autotune.values.statistics import (
+    drift,
+    half_width,
+    next_run_interval,
+    rate_interval,
+    ratio_of_means,
+    relative_half_width,
+    t95,
+    trial_spread,
+)
+
+
+def test_quantiles_are_those_of_the_table():
+    assert t95(1) == 12.706
+    assert t95(10) == 2.228
+    assert t95(30) == 2.042
+    assert t95(60) == pytest.approx(2.000, abs=0.003)
+    assert t95(1e6) == pytest.approx(1.960, abs=0.001)
+
+
+def test_quantiles_fall_as_degrees_of_freedom_grow():
+    values = [t95(n / 2) for n in range(2, 200)]
+    assert values == sorted(values, reverse=True)
+
+
+def test_nothing_is_known_without_a_degree_of_freedom():
+    assert t95(0.9) == math.inf
+    assert half_width([1.0]) == math.inf
+    assert relative_half_width([]) == math.inf
+
+
+def test_half_width_of_two_values_is_students():
+    # mean 2, standard deviation sqrt(2), t(1) = 12.706: 12.706 * sqrt(2) / sqrt(2)
+    assert half_width([1.0, 3.0]) == pytest.approx(12.706)
+    assert relative_half_width([1.0, 3.0]) == pytest.approx(6.353)
+
+
+def test_interval_of_a_rate_turns_the_interval_of_the_time_round():
+    interval = rate_interval([0.9, 1.0, 1.1], 10)
+    half = half_width([0.9, 1.0, 1.1])
+    assert interval.low == pytest.approx(10 / (1 + half))
+    assert interval.high == pytest.approx(10 / (1 - half))
+
+
+def test_interval_of_a_rate_is_everything_where_one_step_is_known():
+    interval = rate_interval([1.0], 10)
+    assert (interval.low, interval.high) == (0.0, math.inf)
+
+
+def test_interval_of_a_rate_is_open_above_where_the_time_may_be_zero():
+    assert rate_interval([0.1, 2.0], 10).high == math.inf
+
+
+def test_ratio_of_equal_times_is_one_and_inside_its_interval():
+    ratio, interval = ratio_of_means([[1.0, 1.1, 0.9]], [[1.0, 1.1, 0.9]])
+    assert ratio == pytest.approx(1.0)
+    assert interval.low < 1.0 < interval.high
+
+
+def test_ratio_without_any_noise_has_an_interval_of_a_point():
+    ratio, interval = ratio_of_means([[2.0, 2.0]], [[1.0, 1.0]])
+    assert (ratio, interval.low, interval.high) == (2.0, 2.0, 2.0)
+
+
+def test_ratio_turned_round_has_the_interval_turned_round():
+    a, b = [[2.0, 2.1, 1.9], [2.2, 2.0]], [[1.0, 1.05, 0.97], [1.1, 1.0]]
+    ratio, interval = ratio_of_means(a, b)
+    inverse, turned = ratio_of_means(b, a)
+    assert inverse == pytest.approx(1 / ratio)
+    assert turned.low == pytest.approx(1 / interval.high)
+    assert turned.high == pytest.approx(1 / interval.low)
+
+
+def test_ratio_of_single_steps_is_not_known_at_all():
+    _, interval = ratio_of_means([[2.0]], [[1.0]])
+    assert (interval.low, interval.high) == (0.0, math.inf)
+
+
+def test_trials_that_differ_as_a_whole_widen_the_interval():
+    together = ratio_of_means([[2.0, 2.01, 1.99] * 2], [[1.0, 1.01, 0.99] * 2])[1]
+    apart = ratio_of_means([[2.2, 2.21, 2.19], [1.8, 1.81, 1.79]], [[1.1, 1.11, 1.09], [0.9, 0.91, 0.89]])[1]
+    assert apart.high - apart.low > together.high - together.low
+
+
+def run(noise, truth, between, *, step=0.05, common=0.0):
+    """Return the step times of a trial whose luck spreads by `between` beside that of its steps."""
+    luck = common + noise.gauss(0.0, between)
+    return [truth * math.exp(luck + noise.gauss(0.0, step)) for _ in range(10)]
+
+
+def resampled(noise, a, b, *, trials):
+    """Return the bootstrap's 95 % interval of the ratio of means, resampling whole trials or single steps."""
+
+    def drawn(side):
+        if trials:
+            return [time for trial in noise.choices(side, k=len(side)) for time in trial]
+        times = [time for trial in side for time in trial]
+        return noise.choices(times, k=len(times))
+
+    ratios = sorted(statistics.fmean(drawn(a)) / statistics.fmean(drawn(b)) for _ in range(80))
+    return ratios[2], ratios[-3]
+
+
+def covered(between, interval_of, *, cases=150, drift_by=0.0):
+    """Return the share of cases in which an interval of the ratio of two configurations holds the truth, 2."""
+    noise, found = random.Random(3), 0
+    for _ in range(cases):
+        rounds = [noise.gauss(0.0, drift_by) for _ in range(2)]
+        ours = [run(noise, 1.0, between, common=c) for c in rounds]
+        theirs = [run(noise, 2.0, between, common=c) for c in rounds]
+        low, high = interval_of(noise, theirs, ours)
+        found += low <= 2.0 <= high
+    return found / cases
+
+
+def by_students_t(noise, theirs, ours):
+    interval = ratio_of_means(theirs, ours)[1]
+    return interval.low, interval.high
+
+
+def test_intervals_of_ratios_cover_the_truth_where_trials_spread_as_much_as_steps():
+    assert covered(0.05, by_students_t) >= 0.95
+
+
+def test_intervals_of_ratios_cover_the_truth_nearly_as_often_where_trials_spread_twice_as_much():
+    assert covered(0.10, by_students_t) >= 0.85
+
+
+def test_a_machine_that_changes_from_round_to_round_does_not_spoil_the_interval():
+    assert covered(0.03, by_students_t, drift_by=0.3) >= 0.95
+
+
+def test_the_bootstrap_would_promise_too_much_of_two_trials():
+    assert covered(0.05, lambda noise, a, b: resampled(noise, a, b, trials=True)) < 0.8
+    assert covered(0.05, lambda noise, a, b: resampled(noise, a, b, trials=False)) < 0.7
+
+
+def test_what_a_round_has_in_common_is_no_spread_of_trials():
+    rounds = [0.0, 0.4]
+    steady = [[[math.exp(c) * (1 + d) for d in (-0.01, 0.0, 0.01)] for c in rounds] for _ in range(2)]
+    assert trial_spread(steady).deviation < 0.02
+    assert trial_spread(steady, by_round=False).deviation > 0.1
+
+
+def test_more_configurations_tell_more_about_the_spread():
+    sides = [[[1.0, 1.1], [1.05, 1.0]] for _ in range(3)]
+    assert trial_spread(sides).degrees > trial_spread(sides[:2]).degrees > trial_spread(sides[:1]).degrees - 1
+
+
+def test_the_next_run_falls_into_its_interval():
+    noise, found, cases = random.Random(5), 0, 200
+    for _ in range(cases):
+        sides = [[run(noise, truth, 0.05) for _ in range(2)] for truth in (1.0, 2.0)]
+        interval = next_run_interval(sides[0], trial_spread(sides, by_round=False), 4)
+        found += interval.low <= 4 / statistics.fmean(run(noise, 1.0, 0.05)) <= interval.high
+    assert found / cases >= 0.95
+
+
+def test_the_next_run_is_less_sure_than_the_mean():
+    trials = [[1.0, 1.02, 0.98, 1.01], [1.01, 0.99, 1.0, 1.02]]
+    mean = rate_interval([t for trial in trials for t in trial], 1)
+    following = next_run_interval(trials, trial_spread([trials]), 1)
+    assert following.high - following.low > mean.high - mean.low
+
+
+def test_drift_is_what_the_steps_do_not_explain():
+    assert drift([[1.0, 1.01, 0.99], [1.12, 1.13, 1.11]]) == pytest.approx(0.12)
+    assert drift([[1.0, 1.3, 0.7], [1.12, 1.42, 0.82]]) == 0.0
+    assert drift([[1.0, 1.01]]) == drift([]) == drift([[1.0], [2.0]]) == 0.0

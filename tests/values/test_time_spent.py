@@ -1,0 +1,74 @@
+"""Where the time of a search went."""
+
+import pytest
+from factories import make_measurement, make_request
+
+from autotune.values.time_spent import spent_on, wall_s
+from autotune.values.trial import Failure, Phases, TrialResult, TrialStatus
+
+STEPS = {"first_step_s": 2.0, "discarded_s": 1.0, "measured_s": 6.0}
+SETUP = {"prepare_s": 0.1, "model_s": 0.3, "data_s": 0.1, "trainer_s": 0.2, "closing_s": 0.1}
+
+
+def completed(number, *, duration_s=10.0, **phases):
+    measured = make_measurement().model_copy(update={"phases": Phases(**{**STEPS, **SETUP, **phases})})
+    return TrialResult(request=make_request(number=number), outcome=measured, duration_s=duration_s)
+
+
+def failed(number, phases, *, status=TrialStatus.OUT_OF_MEMORY, duration_s=4.0):
+    outcome = Failure(status=status, cause="x", phases=phases)
+    return TrialResult(request=make_request(number=number), outcome=outcome, duration_s=duration_s)
+
+
+def test_the_parts_sum_up_to_the_whole():
+    results = [
+        completed(0),
+        completed(1, check_s=0.5),
+        failed(2, Phases(model_s=1.0, first_step_s=2.5)),
+        failed(3, None),
+    ]
+    spent = spent_on(results, 32.0, {"launching": 8.0, "tracing": 4.0})
+    assert spent.total_s == pytest.approx(32.0 + 12.0)
+    assert sum(spent.shares().values()) == pytest.approx(1.0)
+    assert (spent.measured_s, spent.warm_up_s, spent.checks_s) == (12.0, 2.0, 0.5)
+    assert spent.first_steps_s == pytest.approx(2 * 2.0 + 2.5)
+    assert (spent.lost_s, spent.own_s) == (4.0, pytest.approx(32.0 - 28.0))
+
+
+def test_a_trials_overhead_is_what_its_steps_and_checks_leave_of_its_time():
+    assert completed(1, check_s=0.4).overhead_s == pytest.approx(10.0 - 9.0 - 0.4)
+    assert failed(2, None).overhead_s is None
+
+
+def test_the_first_trial_does_not_count_for_what_a_trial_usually_takes():
+    results = [completed(0, duration_s=15.0), completed(1), completed(2, duration_s=9.5), completed(3, duration_s=9.6)]
+    assert spent_on(results, 50.0, {}).overhead_per_trial_s == pytest.approx(0.6)
+    assert spent_on(results[:1], 15.0, {}).overhead_per_trial_s is None
+
+
+def test_outside_is_neither_step_nor_check():
+    spent = spent_on([completed(0)], 12.0, {"launching": 8.0})
+    assert spent.outside_share == pytest.approx((8.0 + 1.0 + 2.0) / 20.0)
+
+
+def test_what_was_measured_before_this_was_recorded_is_lost_time_and_no_error():
+    old = TrialResult(request=make_request(number=0), outcome=make_measurement(), duration_s=10.0)
+    assert spent_on([old], 11.0, {}).lost_s == 10.0
+
+
+def spans(*spans):
+    return [completed(n, duration_s=d).model_copy(update={"began": b}) for n, (b, d) in enumerate(spans)]
+
+
+def test_the_wall_time_of_trials_at_once_is_that_in_which_any_ran():
+    assert wall_s(spans((0.0, 10.0), (2.0, 3.0), (8.0, 5.0), (20.0, 1.0))) == 14.0
+
+
+def test_trials_that_do_not_tell_when_they_began_ran_one_after_the_other():
+    assert wall_s([completed(0), completed(1)]) == 20.0
+
+
+def test_of_trials_at_once_what_lies_between_is_wall_time_and_what_overlaps_is_told():
+    spent = spent_on(spans((0.0, 10.0), (0.0, 12.0)), 13.0, {})
+    assert (spent.own_s, spent.at_once_s) == (1.0, 10.0)
+    assert spent.total_s - spent.at_once_s == pytest.approx(13.0)

@@ -1,0 +1,258 @@
+"""What each knob brought: what can be taken away, what trials tell of it, and which of them tell most."""
+
+import math
+
+import pytest
+from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result, make_workload
+
+from autotune.space.history import History
+from autotune.tuning_result import TuningResult
+from autotune.values.config import TrainConfig
+from autotune.values.explanation import Contribution, Explanation
+from autotune.values.trial import Outcome, Purpose, TrialResult, TrialStatus
+from autotune.verification.attribution import explanation_of, put_back, removals
+from autotune.verification.verdict import assemble
+
+BASE = make_config()
+BEST = make_config(16, precision="bf16")
+PLAIN, SMALL = make_config(16), make_config(precision="bf16")
+
+
+class Search:
+    """Trials, one after the other, and the answer that they give."""
+
+    def __init__(self, best: TrainConfig = BEST, rate: float = 30.0, **plan) -> None:
+        self._plan = make_plan(baseline=BASE, **plan)
+        self.trials: list[TrialResult] = []
+        self.run(BASE, 10.0, Purpose.BASELINE)
+        self.run(best, rate)
+
+    def run(self, config: TrainConfig, outcome: Outcome | float, purpose: Purpose = Purpose.SEARCH, **fields) -> None:
+        self.trials.append(make_result(config, outcome, purpose=purpose, number=len(self.trials), **fields))
+
+    def finals(self, *configs: tuple[TrainConfig, float], purpose: Purpose = Purpose.FINAL) -> None:
+        for _ in range(2):
+            for config, rate in configs:
+                self.run(config, rate, purpose)
+
+    def answer(self, refused: dict[TrainConfig, str] | None = None) -> TuningResult:
+        history = History()
+        for trial in self.trials:
+            if trial.request.purpose.explores:
+                history.add(trial)
+        trials = [t for t in self.trials if t.request.purpose is not Purpose.EXPLAIN]
+        found = assemble(self._plan, history, trials, refused or {}, 100.0)
+        assert found is not None
+        return found
+
+    def explain(self, refused: dict[TrainConfig, str] | None = None) -> Explanation:
+        found = explanation_of(self.answer(), self.trials, refused)
+        assert found is not None
+        return found
+
+
+def of(found: Explanation, knob: str) -> Contribution:
+    return next(c for c in found.contributions if c.changes[0].knob == knob)
+
+
+def test_each_knob_is_taken_away_alone():
+    assert [r.config for r in removals(Search().answer())] == [SMALL, PLAIN]
+
+
+def test_a_baseline_that_won_has_nothing_to_explain():
+    search = Search(best=BASE, rate=11.0)
+    assert explanation_of(search.answer(), search.trials) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "knobs"),
+    [
+        (
+            {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
+            [["torch_compile_backend", "torch_compile_mode"]],
+        ),
+        (
+            {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4},
+            [["dataloader_num_workers", "dataloader_prefetch_factor"]],
+        ),
+        ({"adapter": {"rank": 8}, "quantization": "nf4"}, [["adapter", "quantization"]]),
+        ({"precision": "bf16", "optim": "adafactor"}, [["precision"], ["optim"]]),
+    ],
+)
+def test_what_needs_a_knob_goes_with_it(fields, knobs):
+    best = make_config(**fields)
+    found = removals(Search(best=best).answer())
+    assert [[c.knob for c in r.changes] for r in found] == knobs
+    if len(knobs) == 1:
+        assert found[0].config == BASE
+
+
+def test_devices_are_taken_away_with_all_that_is_spread_over_them():
+    spread = {"world_size": 2, "sharding": "zero_2"}
+    search = Search(best=make_config(4, parallelism=spread))
+    found = removals(search.answer())
+    assert [[c.knob for c in r.changes] for r in found] == [
+        ["per_device_train_batch_size"],
+        ["parallelism.world_size", "parallelism.sharding"],
+    ]
+    assert found[1].config == make_config(4)
+
+
+def test_values_that_do_not_go_together_are_no_configuration():
+    best, baseline = make_config(adapter={"rank": 8}), make_config().model_copy(update={"adapter": "none"})
+    with pytest.raises(ValueError, match="adapter"):
+        put_back(best, baseline, ["adapter"])
+
+
+def test_a_micro_batch_that_does_not_divide_the_global_batch_says_why():
+    search = Search(workload=make_workload(global_batch_size=16))
+    result = search.answer()
+    odd = result.baseline.model_copy(update={"config": make_config(5)})
+    found = removals(result.model_copy(update={"baseline": odd}))[0]
+    assert found.config is None
+    assert "a micro-batch of 5 does not divide the global batch of 16" in found.cause
+
+
+def test_finals_beside_the_winner_tell_most():
+    search = Search()
+    search.run(PLAIN, 5.0)
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0))
+    told = of(search.explain(), "precision")
+    assert (told.basis, told.ratio) == ("in turn", pytest.approx(1.5))
+    assert told.interval.low < 1.5 < told.interval.high
+    assert told.samples_per_second == pytest.approx(20.0)
+    assert told.trials == ("4", "7", "5", "8")
+
+
+def test_trials_of_explain_come_before_the_finals():
+    search = Search()
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0))
+    search.finals((BEST, 40.0), (PLAIN, 20.0), purpose=Purpose.EXPLAIN)
+    told = of(search.explain(), "precision")
+    assert told.ratio == pytest.approx(2.0)
+    assert all(label.startswith("explain ") for label in told.trials)
+
+
+def test_a_trial_of_the_search_tells_where_nothing_was_run_in_turn():
+    search = Search()
+    search.run(PLAIN, 20.0)
+    search.finals((BASE, 10.0), (BEST, 60.0))
+    told = of(search.explain(), "precision")
+    assert (told.basis, told.ratio) == ("once", pytest.approx(1.5))  # of trials alike, not of a final
+
+
+def test_two_others_tell_what_the_winner_does_not():
+    search = Search(best=make_config(16, precision="bf16", optim="adafactor"))
+    search.run(make_config(optim="adafactor"), 12.0)
+    found = search.explain()
+    told = of(found, "optim")
+    assert (told.basis, told.ratio, told.samples_per_second) == ("elsewhere", pytest.approx(1.2), None)
+    assert of(found, "precision").basis == "unknown"
+
+
+def test_of_pairs_the_one_nearest_to_the_winner_counts():
+    search = Search(best=make_config(16, precision="bf16", optim="adafactor", checkpointing="full"))
+    search.run(make_config(optim="adafactor"), 12.0)  # three knobs away, beside the baseline
+    search.run(make_config(16, optim="adafactor"), 26.0)  # two, beside the next
+    search.run(make_config(16), 20.0)
+    assert of(search.explain(), "optim").ratio == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize("status", [TrialStatus.OUT_OF_MEMORY, TrialStatus.CRASHED, TrialStatus.INVALID])
+def test_a_knob_without_which_nothing_runs_is_needed(status):
+    search = Search()
+    search.run(PLAIN, make_failure(status, "it broke"))
+    told = of(search.explain(), "precision")
+    assert (told.basis, told.ratio, told.is_settled) == ("fails", None, True)
+    assert told.cause == f"{status}: it broke (trial 2)"
+
+
+def test_a_trial_that_the_search_cut_short_tells_nothing():
+    search = Search()
+    search.run(PLAIN, make_failure(TrialStatus.TIMED_OUT))
+    assert of(search.explain(), "precision").basis == "unknown"
+    search.run(PLAIN, make_failure(TrialStatus.TIMED_OUT), Purpose.EXPLAIN)
+    told = of(search.explain(), "precision")
+    assert (told.basis, told.is_settled) == ("slow", True)  # a trial to explain has all the time that any may take
+
+
+def test_what_may_not_run_says_why():
+    told = of(Search().explain({PLAIN: "no such kernel"}), "precision")
+    assert (told.basis, told.cause) == ("fails", "no such kernel")
+
+
+def test_what_the_search_refused_says_why():
+    search = Search()
+    result = search.answer({PLAIN: "predicted to need more"})
+    found = explanation_of(result, search.trials)
+    assert of(found, "precision").cause == "the search refused it: predicted to need more"
+
+
+def test_independent_knobs_multiply_to_the_whole():
+    search = Search()
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0), (SMALL, 15.0))
+    found = search.explain()
+    assert math.prod(c.ratio for c in found.contributions) == pytest.approx(found.total) == pytest.approx(3.0)
+    assert found.together == pytest.approx(1.0)
+    assert found.is_settled
+
+
+def test_knobs_that_overlap_leave_a_rest_below_one():
+    search = Search()
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 15.0), (SMALL, 15.0))
+    assert search.explain().together == pytest.approx(0.75)
+
+
+def test_the_rest_is_less_sure_than_the_total_and_each_part():
+    search = Search()
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 15.0), (SMALL, 15.0))
+    found = search.explain()
+
+    def width(interval):
+        return math.log(interval.high / interval.low)
+
+    parts = [width(c.interval) for c in found.contributions]
+    assert width(found.together_interval) == pytest.approx(math.hypot(width(found.total_interval), *parts))
+    assert found.together_interval.low < 0.75 < found.together_interval.high
+
+
+def test_a_part_without_an_end_leaves_the_rest_without_one():
+    search = Search()
+    search.run(PLAIN, make_measurement(20.0, step_times_s=(0.8,)))
+    search.finals((BASE, 10.0), (BEST, 30.0))
+    found = search.explain()
+    assert found.together is not None
+    assert found.together_interval is None
+
+
+def test_what_has_no_factor_is_in_the_rest():
+    search = Search()
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0))
+    found = search.explain()
+    assert [c.ratio for c in found.contributions] == [pytest.approx(1.5), None]  # the largest first
+    assert found.together == pytest.approx(2.0)
+    assert not found.is_settled
+
+
+def test_a_single_knob_is_the_whole():
+    search = Search(best=PLAIN, rate=20.0)
+    search.finals((BASE, 10.0), (PLAIN, 20.0))
+    found = search.explain()
+    assert [c.basis for c in found.contributions] == ["in turn"]  # what is left without it is the baseline
+    assert found.contributions[0].ratio == pytest.approx(found.total)
+    assert found.together is None
+
+
+def test_without_a_baseline_there_is_no_total():
+    search = Search()
+    search.trials[0] = make_result(BASE, OUT_OF_MEMORY, purpose=Purpose.BASELINE)
+    search.finals((BEST, 30.0), (PLAIN, 20.0))
+    found = search.explain()
+    assert (found.total, found.together, found.baseline_samples_per_second) == (None, None, None)
+    assert of(found, "precision").ratio == pytest.approx(1.5)
+
+
+def test_probes_and_checks_tell_nothing():
+    search = Search()
+    search.run(PLAIN, 20.0, Purpose.PROBE, depths={"num_hidden_layers": 1})
+    assert of(search.explain(), "precision").basis == "unknown"

@@ -1,0 +1,234 @@
+"""What a winner has to pass: which trial is next, what refuses it, and what is said of what was not checked."""
+
+from __future__ import annotations
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_budget,
+    make_config,
+    make_facts,
+    make_failure,
+    make_measurement,
+    make_plan,
+    make_result,
+    make_workload,
+)
+
+from autotune.space.history import History
+from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Outcome, Purpose, TrialResult, TrialStatus
+from autotune.verification.checks import LOSS_SHARE, Proof
+
+BASE, FAST = make_config(8), make_config(16)
+TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "cut short")
+FITS = make_measurement(soaked=Soaked(eval_batch_size=64, checkpoint_bytes=1000))
+
+
+def losses(by: float = 0.5) -> Outcome:
+    curve = LossCurve(losses=tuple(6.0 - by * step / 19 for step in range(20)), dropout_spread=0.0)
+    return make_measurement(curve=curve)
+
+
+class Search:
+    """A search that is over but for its checks, which a test answers one by one."""
+
+    def __init__(self, searched: list[tuple[TrainConfig, Outcome | float]] | None = None, **plan) -> None:
+        plan = {"soak": True, "loss_steps": 20, "loss_insisted": True, "baseline": BASE, **plan}
+        history, self.results = History(), list[TrialResult]()
+        for number, (config, outcome) in enumerate(searched or [(BASE, 10.0), (FAST, 20.0)]):
+            self.results.append(make_result(config, outcome, number=number))
+            history.add(self.results[-1])
+        self.proof = Proof(make_plan(**plan), history, self.results)
+
+    def answer(self, *outcomes: Outcome | float, winner: TrainConfig = FAST) -> list[tuple[TrainConfig, Purpose]]:
+        """Run the checks that come next, one for each outcome; return what they were."""
+        asked = []
+        for outcome in outcomes:
+            check = self.proof.next(winner)
+            asked.append((check.config, check.purpose))
+            number = len(self.results)
+            self.results.append(
+                make_result(check.config, outcome, purpose=check.purpose, task=check.task, number=number)
+            )
+        return asked
+
+
+def test_a_winner_is_soaked_and_then_its_losses_are_compared_with_two_runs_of_the_baseline():
+    search = Search()
+    soak, *runs = search.answer(FITS, losses(), losses(), losses())
+    assert soak == (FAST, Purpose.SOAK)
+    assert runs == [(BASE, Purpose.LOSS_CHECK), (BASE, Purpose.LOSS_CHECK), (FAST, Purpose.LOSS_CHECK)]
+    assert search.proof.next(FAST) is None
+    assert search.proof.soaked(FAST).eval_batch_size == 64
+    assert search.proof.verdict(FAST).passed
+    assert search.proof.refusal(FAST) is None
+    assert search.proof.gaps(FAST) == ()
+
+
+def test_the_runs_of_the_baseline_have_two_seeds_and_the_winner_the_first_of_them():
+    search = Search()
+    search.answer(FITS, losses(), losses(), losses())
+    one, two, own = (r.request.task for r in search.results if r.request.purpose is Purpose.LOSS_CHECK)
+    assert one == own == LossTask(steps=20, pass_steps=4, seed=42)
+    assert two == one.model_copy(update={"seed": 43})
+
+
+def test_the_next_winner_is_held_against_the_same_runs_of_the_baseline():
+    other = make_config(4)
+    search = Search([(BASE, 10.0), (FAST, 20.0), (other, 15.0)])
+    search.answer(FITS, losses(), losses(), losses(0.9))
+    assert search.proof.refusal(FAST).startswith("its losses leave the baseline's")
+    assert search.answer(FITS, losses(), winner=other) == [(other, Purpose.SOAK), (other, Purpose.LOSS_CHECK)]
+    assert search.proof.refusal(other) is None
+    assert list(search.proof.refusals()) == [FAST]
+
+
+def test_nothing_is_checked_that_was_not_planned():
+    assert Search(soak=False, loss_steps=0).proof.next(FAST) is None
+    (gap,) = Search(soak=False, loss_steps=0).proof.gaps(FAST)
+    assert gap == "losses were not compared with the baseline's: --check-loss 20 does it"
+    assert Search(soak=False, loss_steps=0).proof.expected_s() == 0.0
+
+
+def test_the_baseline_as_the_answer_is_soaked_and_compared_with_nothing():
+    search = Search()
+    assert search.answer(FITS, winner=BASE) == [(BASE, Purpose.SOAK)]
+    assert search.proof.next(BASE) is None
+    assert search.proof.gaps(BASE) == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "sizes"),
+    [
+        (None, (128, 64, 32, 16, 8, 4, 2, 1)),
+        (64, (64, 32, 16, 8, 4, 2, 1)),
+        (48, (48, 32, 16, 8, 4, 2, 1)),
+        (4, (4, 2, 1)),
+        (1, (1,)),
+        (500, (500, 128, 64, 32, 16, 8, 4, 2, 1)),
+    ],
+)
+def test_evaluation_is_tried_with_the_largest_batch_first_and_with_none_above_the_users_own(own, sizes):
+    fixed = {} if own is None else {"per_device_eval_batch_size": own}
+    search = Search(workload=make_workload(fixed_arguments=fixed))
+    assert search.proof.next(FAST).task == SoakTask(eval_batch_sizes=sizes)
+
+
+def test_the_users_own_evaluation_batch_that_does_not_fit_is_told():
+    search = Search(workload=make_workload(fixed_arguments={"per_device_eval_batch_size": 128}))
+    search.answer(FITS)
+    assert search.proof.gaps(FAST)[0] == "evaluating with your batch of 128 does not fit; 64 does"
+
+
+@pytest.mark.parametrize("failure", [OUT_OF_MEMORY, CRASHED])
+def test_a_soak_that_fails_is_tried_again_from_the_micro_batch_down_and_then_with_one_sample(failure):
+    search = Search(loss_steps=0)
+    for sizes in ((16, 8, 4, 2, 1), (1,)):
+        search.answer(failure)
+        assert search.proof.refusal(FAST) is None
+        assert search.proof.next(FAST).task == SoakTask(eval_batch_sizes=sizes)
+    search.answer(failure)
+    assert search.proof.next(FAST) is None
+    assert search.proof.refusal(FAST) == f"soak, trial 4: {failure.status}: {failure.cause}"
+
+
+def test_an_odd_micro_batch_goes_down_to_one_sample_too():
+    odd = make_config(3)
+    search = Search([(BASE, 10.0), (odd, 20.0)], workload=make_workload(global_batch_size=24))
+    assert search.proof.next(odd).task == SoakTask(eval_batch_sizes=(24, 12, 6, 3, 1))
+
+
+def test_a_soak_that_passes_the_second_time_counts():
+    search = Search(loss_steps=0)
+    search.answer(OUT_OF_MEMORY, FITS)
+    assert search.proof.refusal(FAST) is None
+    assert search.proof.soaked(FAST) is not None
+
+
+def test_a_soak_that_was_cut_short_refuses_nobody_and_is_told():
+    search = Search(loss_steps=0)
+    search.answer(TIMED_OUT)
+    assert search.proof.next(FAST) is None
+    assert search.proof.refusal(FAST) is None
+    assert search.proof.gaps(FAST)[0] == "not soaked: soak, trial 2: timed out: cut short"
+
+
+def test_who_has_not_been_checked_for_lack_of_time_is_told():
+    soaked, compared = Search().proof.gaps(FAST)
+    assert soaked == "not soaked: the search ended before, by its time or by hand"
+    assert compared == "losses were not compared with the baseline's: the search ended before, by its time or by hand"
+
+
+def test_a_winner_whose_own_loss_run_fails_is_refused():
+    search = Search(soak=False)
+    search.answer(losses(), losses(), make_failure(TrialStatus.INVALID, "the loss became nan"))
+    assert search.proof.next(FAST) is None
+    assert search.proof.refusal(FAST) == "loss check, trial 4: invalid: the loss became nan"
+
+
+def test_a_loss_run_that_is_cut_short_refuses_nobody():
+    search = Search(soak=False)
+    search.answer(losses(), losses(), TIMED_OUT)
+    assert search.proof.next(FAST) is None
+    assert search.proof.refusal(FAST) is None
+    assert "its own trial timed out" in search.proof.gaps(FAST)[0]
+
+
+def test_a_baseline_whose_loss_run_fails_ends_the_comparison_and_refuses_nobody():
+    search = Search(soak=False)
+    search.answer(CRASHED)
+    assert search.proof.next(FAST) is None
+    assert search.proof.refusals() == {}
+    assert "trial 2 of the baseline crashed" in search.proof.gaps(FAST)[0]
+
+
+def test_where_the_baseline_does_not_fit_the_largest_default_that_does_is_the_reference():
+    smaller, rounded = make_config(4), make_config(8, precision="bf16")
+    search = Search([(BASE, OUT_OF_MEMORY), (make_config(2), 8.0), (smaller, 9.0), (rounded, 20.0)], soak=False)
+    assert search.proof.reference() == smaller
+    assert search.answer(losses(), losses(), losses(), winner=rounded)[0] == (smaller, Purpose.LOSS_CHECK)
+
+
+def test_without_any_default_that_fits_nothing_is_compared_and_it_is_told():
+    rounded = make_config(8, precision="bf16")
+    search = Search([(BASE, OUT_OF_MEMORY), (rounded, 20.0)], soak=False)
+    assert search.proof.next(rounded) is None
+    assert "neither the baseline nor" in search.proof.gaps(rounded)[0]
+
+
+def test_steps_of_a_free_global_batch_are_not_compared():
+    search = Search(soak=False, workload=make_workload(global_batch_size=None))
+    assert search.proof.next(FAST) is None
+    assert "free global batch" in search.proof.gaps(FAST)[0]
+
+
+def test_comparing_that_nobody_asked_for_may_not_take_much_of_the_time():
+    short = make_budget(max_time_s=300.0, trial_timeout_s=100.0)
+    costly = Search(soak=False, loss_insisted=False, budget=short)
+    assert costly.proof.next(FAST) is None
+    assert "--check-loss insists" in costly.proof.gaps(FAST)[0]
+    assert costly.proof.expected_s() == 0.0
+    insisted = Search(soak=False, budget=short)
+    assert insisted.proof.next(FAST) is not None
+    assert insisted.proof.expected_s() > LOSS_SHARE * 300.0
+
+
+def test_a_comparison_that_has_begun_goes_on():
+    short = make_budget(max_time_s=300.0, trial_timeout_s=100.0)
+    search = Search(soak=False, loss_insisted=False, budget=short)
+    task = LossTask(steps=20, pass_steps=4, seed=42)
+    search.results.append(make_result(BASE, losses(), purpose=Purpose.LOSS_CHECK, task=task, number=2))
+    assert search.proof.next(FAST) is not None
+
+
+def test_expected_time_covers_the_soak_and_all_loss_runs():
+    """Steps of 1.6 s for the baseline and 0.8 s for the winner, 2 s to start."""
+    soak, comparison = Search(loss_steps=0).proof.expected_s(), Search(soak=False).proof.expected_s()
+    assert comparison >= 2 * (2 + 20 * 1.6) + 2 + 20 * 0.8
+    assert soak >= 2 + 2 * 0.8
+    assert Search().proof.expected_s() == pytest.approx(soak + comparison)
+    dropping = Search(soak=False, facts=make_facts(has_dropout=True)).proof.expected_s()
+    assert dropping > comparison

@@ -1,0 +1,299 @@
+"""The last round: who is measured again, in which order, and what it gives."""
+
+import itertools
+import math
+import random
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_budget,
+    make_config,
+    make_failure,
+    make_measurement,
+    make_plan,
+    make_result,
+    make_workload,
+)
+
+from autotune.space.history import History
+from autotune.units import GIB
+from autotune.values.conditions import Conditions
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Memory, Outcome, Purpose, TrialResult, TrialStatus
+from autotune.verification.finals import Finals
+
+BASE, FAST, NEAR, SLOW = make_config(), make_config(16), make_config(4), make_config(2)
+SEARCHED = [(BASE, 10.0), (SLOW, 5.0), (NEAR, 19.0), (FAST, 20.0)]
+
+
+class Search:
+    """A finished search whose finals a test runs one by one."""
+
+    def __init__(self, searched: list[tuple[TrainConfig, Outcome | float]], **budget) -> None:
+        plan = make_plan(budget=make_budget(**{"finalists": 2, "final_rounds": 2, **budget}), baseline=BASE)
+        history, self.results = History(), list[TrialResult]()
+        self.searched = dict(searched)
+        for number, (config, outcome) in enumerate(searched):
+            history.add(make_result(config, outcome, number=number))
+        self.finals = Finals(plan, history, self.results)
+
+    def measure(self, config: TrainConfig, outcome: Outcome | float = 10.0) -> None:
+        number = 100 + len(self.results)
+        self.results.append(make_result(config, outcome, purpose=Purpose.FINAL, number=number))
+
+    def run(self, *failing: TrainConfig) -> list[TrainConfig]:
+        """Run the whole schedule, as fast as in the search, and return it; `failing` run out of memory."""
+        order = []
+        while (config := next(self.finals.schedule(), None)) is not None:
+            order.append(config)
+            self.measure(config, OUT_OF_MEMORY if config in failing else self.searched[config])
+        return order
+
+
+def test_contenders_are_the_baseline_and_the_fastest_near_the_leader():
+    assert Search(SEARCHED).finals.contenders() == [BASE, FAST, NEAR]
+    assert Search(SEARCHED, finalists=1).finals.contenders() == [BASE, FAST]
+    assert Search(SEARCHED, finalists=9).finals.contenders() == [BASE, FAST, NEAR]
+
+
+def test_a_baseline_that_did_not_complete_is_no_contender():
+    assert Search([(BASE, OUT_OF_MEMORY), (FAST, 20.0)]).finals.contenders() == [FAST]
+
+
+def test_contenders_are_measured_in_turn_round_by_round():
+    assert Search(SEARCHED).run() == [BASE, FAST, NEAR, BASE, FAST, NEAR]
+
+
+def test_a_baseline_that_nothing_comes_near_needs_no_round():
+    assert Search([(BASE, 10.0), (SLOW, 5.0)]).run() == []
+
+
+def test_the_only_one_that_fits_is_measured_again():
+    assert Search([(BASE, OUT_OF_MEMORY), (FAST, 20.0)]).run() == [FAST, FAST]
+
+
+@pytest.mark.parametrize("done", range(7))
+def test_an_interrupted_schedule_goes_on_where_it_was(done):
+    search = Search(SEARCHED)
+    for config in itertools.islice(Search(SEARCHED).run(), done):
+        search.measure(config)
+    assert len(search.run()) == 6 - done
+    assert [len(search.finals.trials(c)) for c in (BASE, FAST, NEAR)] == [2, 2, 2]
+
+
+def test_who_fails_when_measured_again_is_out_and_the_next_takes_the_place():
+    search = Search(SEARCHED, finalists=1)
+    assert search.run(FAST) == [BASE, FAST, NEAR, BASE, NEAR]
+    assert search.finals.contenders() == [BASE, NEAR]
+
+
+def test_for_a_finalist_that_was_slower_than_in_the_search_the_next_comes_as_well():
+    search = Search(SEARCHED, finalists=1)
+    for config in (BASE, FAST, BASE):
+        search.measure(config)
+    assert search.finals.contenders() == [BASE, FAST]  # its rounds aren't over
+    search.measure(FAST)
+    assert search.finals.contenders() == [BASE, FAST, NEAR]
+    assert search.run() == [NEAR, NEAR]
+
+
+def test_a_finalist_as_fast_as_in_the_search_brings_nobody_in():
+    search = Search(SEARCHED, finalists=1)
+    assert search.run() == [BASE, FAST, BASE, FAST]
+    assert search.finals.contenders() == [BASE, FAST]
+
+
+def steps(rate, *factors):
+    """Return a measurement whose steps take these multiples of what the rate says."""
+    return make_measurement(step_times_s=tuple(16 / rate * f for f in factors))
+
+
+def measured(base, fast, **budget):
+    """Return finals of the baseline (10 samples/s) and one finalist (20), each trial slowed by its factor."""
+    search = Search([(BASE, 10.0), (FAST, 20.0)], finalists=1, **budget)
+    for ours, theirs in zip(base, fast, strict=True):
+        search.measure(BASE, steps(10.0, ours * 0.99, ours * 1.01))
+        search.measure(FAST, steps(20.0, theirs * 0.99, theirs * 1.01))
+    return search
+
+
+def test_a_clear_lead_needs_no_further_round():
+    assert list(measured((1.0, 1.01), (1.0, 0.99)).finals.further()) == []
+
+
+def test_a_lead_within_the_noise_gets_a_round_more_and_another_up_to_twice_the_planned():
+    base, fast = (1.0, 1.5, 1.0, 1.5), (1.6, 1.1, 1.1, 1.6)
+    for rounds, further in ((2, [BASE, FAST]), (3, [BASE, FAST]), (4, [])):
+        assert list(measured(base[:rounds], fast[:rounds]).finals.further()) == further
+
+
+def test_a_sure_lead_of_unknown_size_gets_a_round_more():
+    search = measured((8.0, 7.0), (1.0, 2.4))
+    lead = search.finals.speedup(FAST, BASE)
+    assert 1.0 < lead.interval.low < lead.interval.high / 2
+    assert list(search.finals.further()) == [BASE, FAST]
+
+
+def test_no_lead_needs_no_further_round():
+    assert list(measured((1.0, 1.5), (2.1, 2.9)).finals.further()) == []
+
+
+def test_a_round_more_is_run_to_its_end():
+    search = measured((1.0, 1.5), (1.6, 1.1))
+    search.measure(BASE, 40.0)
+    assert list(search.finals.further()) == [FAST]
+
+
+def test_once_checks_have_begun_no_round_is_added():
+    search = measured((1.0, 1.5), (1.6, 1.1))
+    search.results.append(make_result(FAST, 20.0, purpose=Purpose.SOAK, number=300))
+    assert list(search.finals.further()) == []
+
+
+def of_simulated_finals(truth, *, cases=60, spread=0.05):
+    """Return of how many finals the interval holds the truth, calls a gain, and how many needed further rounds."""
+    noise, holds, gains, longer = random.Random(11), 0, 0, 0
+
+    def trial(rate):
+        luck = math.exp(noise.gauss(0.0, spread))
+        return make_measurement(
+            step_times_s=tuple(16 / rate * luck * math.exp(noise.gauss(0.0, 0.05)) for _ in "12345")
+        )
+
+    for _ in range(cases):
+        search = Search([(BASE, 10.0), (FAST, 10.0 * truth)], finalists=1)
+        while config := next(itertools.chain(search.finals.schedule(), search.finals.further()), None):
+            search.measure(config, trial(10.0 if config == BASE else 10.0 * truth))
+        interval = search.finals.speedup(FAST, BASE).interval
+        holds += interval.low <= truth <= interval.high
+        gains += interval.low > 1.0
+        longer += len(search.results) > 4
+    return holds / cases, gains / cases, longer / cases
+
+
+def test_further_rounds_find_gains_and_seldom_see_one_that_is_none():
+    """Trials spread as much as steps do, by 5 %: finals that always end after two rounds see 62 % of gains of 1.2."""
+    holds, gains, longer = of_simulated_finals(1.2)
+    assert holds >= 0.93
+    assert gains >= 0.9
+    assert longer < 0.7
+    holds, gains, _ = of_simulated_finals(1.0)
+    assert holds >= 0.93
+    assert gains <= 0.05
+
+
+def test_what_others_took_of_the_cores_in_any_round_widens_what_is_told_of_all():
+    search = Search(SEARCHED)
+    for share in (0.3, 0.0):
+        search.measure(FAST, make_measurement(20.0, conditions=Conditions(others_share=share)))
+    measured = search.finals.merged(FAST)
+    assert measured.shown_interval.low == pytest.approx(0.7 * measured.samples_per_second)
+    assert measured.samples_per_second_interval.low > measured.shown_interval.low
+
+
+def test_others_on_the_cores_do_not_widen_what_is_told_of_a_gpu_that_never_waited():
+    search = Search(SEARCHED)
+    search.measure(FAST, make_measurement(20.0, conditions=Conditions(others_share=0.9, idle_share=0.0)))
+    measured = search.finals.merged(FAST)
+    assert measured.shown_interval == measured.samples_per_second_interval
+
+
+def test_who_ran_short_in_a_final_is_out_and_the_next_takes_the_place():
+    search = Search(SEARCHED, finalists=1)
+    search.measure(BASE, make_measurement(10.0, alloc_retries=3))
+    search.measure(FAST, make_measurement(20.0, alloc_retries=1))
+    assert search.finals.contenders() == [BASE, NEAR]
+    assert search.finals.ran_short(FAST)
+    assert not search.finals.ran_short(BASE)
+
+
+def test_who_ran_short_in_the_search_alone_stays():
+    search = Search([(BASE, 10.0), (FAST, make_measurement(20.0, alloc_retries=2))])
+    search.measure(FAST, make_measurement(20.0, alloc_retries=0))
+    assert search.finals.contenders() == [BASE, FAST]
+
+
+def test_finals_before_a_trial_of_the_search_do_not_count_with_those_after_it():
+    """A search that was given more time measures again in turn what it compares."""
+    search = Search(SEARCHED, finalists=1)
+    search.run()
+    search.results.append(make_result(NEAR, 25.0, number=200))
+    assert [len(search.finals.trials(c)) for c in (BASE, FAST)] == [2, 2], "they stand until there are others"
+    assert list(search.finals.schedule()) == []
+    search.results.append(make_result(NEAR, 25.0, number=201, purpose=Purpose.FINAL))
+    assert [len(search.finals.trials(c)) for c in (BASE, FAST, NEAR)] == [0, 0, 1]
+
+
+def test_a_final_that_was_cut_short_does_not_put_anybody_out():
+    search = Search(SEARCHED)
+    search.measure(FAST, make_failure(TrialStatus.TIMED_OUT))
+    assert not search.finals.has_failed(FAST)
+    assert not search.finals.is_measured(FAST)
+    search.measure(FAST, CRASHED)
+    assert search.finals.has_failed(FAST)
+
+
+def test_the_finals_of_a_configuration_become_one_measurement():
+    search = Search(SEARCHED)
+    search.measure(FAST, make_measurement(step_times_s=(1.0, 1.2), memory=Memory(resident_bytes=2 * GIB)))
+    search.measure(FAST, make_measurement(step_times_s=(0.8, 1.0), memory=Memory(resident_bytes=GIB)))
+    merged = search.finals.merged(FAST)
+    assert merged.step_times_s == (1.0, 1.2, 0.8, 1.0)
+    assert merged.samples_per_second == pytest.approx(16 / 1.0)
+    assert merged.tokens_per_second == pytest.approx(16 / 1.0 * make_workload().sequence_length)
+    assert merged.samples_per_second_interval.low < 16 < merged.samples_per_second_interval.high
+    assert merged.memory.peak_bytes == 2 * GIB
+
+
+def test_what_was_not_measured_again_has_no_measurement_and_no_speedup():
+    search = Search(SEARCHED)
+    search.measure(BASE)
+    assert search.finals.merged(FAST) is None
+    assert search.finals.speedup(FAST, BASE) is None
+
+
+def test_a_speedup_is_the_ratio_of_throughputs():
+    search = Search(SEARCHED)
+    search.measure(BASE, 10.0)
+    search.measure(FAST, 25.0)
+    comparison = search.finals.speedup(FAST, BASE)
+    assert comparison.ratio == pytest.approx(2.5)
+    assert comparison.interval.low < 2.5 < comparison.interval.high
+
+
+def test_a_speedup_between_different_global_batches_is_per_sample():
+    plan = make_plan(workload=make_workload(global_batch_size=None), baseline=BASE)
+    results = [
+        make_result(config, make_measurement(step_times_s=(1.0, 1.0)), purpose=Purpose.FINAL, number=n)
+        for n, config in enumerate((BASE, FAST))
+    ]
+    assert Finals(plan, History(), results).speedup(FAST, BASE).ratio == pytest.approx(2.0)
+
+
+def test_expected_time_is_that_of_all_rounds_of_all_contenders():
+    finals = Search(SEARCHED).finals
+    each = [finals.expected_s(c) for c in finals.contenders()]
+    assert finals.expected_s() == pytest.approx(2 * sum(each))
+
+
+def test_a_baseline_alone_is_reckoned_with_a_finalist_to_come():
+    finals = Search([(BASE, 10.0)]).finals
+    assert finals.expected_s() == pytest.approx(2 * 2 * finals.expected_s(BASE))
+    assert Search([(BASE, OUT_OF_MEMORY)]).finals.expected_s() == 0.0
+
+
+def test_expected_time_covers_a_trial_that_takes_all_its_steps():
+    """Start-up, the first step at the full accumulation, what is discarded, and as many steps as may be measured."""
+    slow = make_measurement(step_times_s=(2.0, 2.0), startup_s=5.0, first_step_s=3.0)
+    search = Search([(BASE, slow)], discarded_steps=2, measure_steps=6, measure_time_s=8.0)
+    steps = 8.0 / 2.0 + 1
+    assert search.finals.expected_s(BASE) >= 5.0 + 3.0 + (1 + steps) * 2.0
+
+
+def test_a_short_step_is_measured_as_often_as_the_budget_says():
+    quick = make_measurement(step_times_s=(0.1, 0.1), startup_s=5.0, first_step_s=1.0)
+    search = Search([(BASE, quick)], discarded_steps=1, discarded_s=0.0, measure_steps=6, measure_time_s=8.0)
+    steps = 4 * 6
+    assert 5.0 + 1.0 + steps * 0.1 <= search.finals.expected_s(BASE) < 5.0 + 1.0 + steps * 0.1 + 3.0

@@ -1,0 +1,274 @@
+"""Whether the losses of two trainings are those of the same: the criterion, and real faults planted in a tiny T5."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from factories import installed_arguments, make_config, make_facts, make_hardware, make_workload
+
+from autotune.space.changes import changes
+from autotune.values.checks import LossCurve, LossTask
+from autotune.values.config import Parallelism
+from autotune.verification.loss_check import Yardstick, compare, smoothed, yardstick
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BASE, CPU = make_config(8), make_hardware()
+RESPLIT = make_config(4)
+ROUNDED = make_config(precision="bf16")
+OTHER_OPTIMIZER = make_config(optim="adafactor")
+OTHER_METHOD = make_config(adapter={"kind": "lora"})
+
+
+def falling(by: float = 0.5, *, start: float = 6.0, steps: int = 20, off: float = 0.0) -> LossCurve:
+    """A straight line from `start` down."""
+    losses = tuple(start - by * step / (steps - 1) + (off if step else 0.0) for step in range(steps))
+    return LossCurve(losses=losses, dropout_spread=0.0)
+
+
+def judged(curve, config=RESPLIT, *, reference=None, again=None, facts=None):
+    reference = reference or falling()
+    facts = facts or make_facts()
+    return compare(reference, again or reference, curve, changes(config, BASE, facts, CPU), facts, 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "facts", "expected"),
+    [
+        (RESPLIT, {}, Yardstick.SAME_CURVE),
+        (ROUNDED, {}, Yardstick.SAME_CURVE),
+        (RESPLIT, {"batch_coupled": "batch norm"}, Yardstick.NO_WORSE),
+        (OTHER_OPTIMIZER, {}, Yardstick.NO_WORSE),
+        (make_config(precision="fp16"), {}, Yardstick.NO_WORSE),
+        (ROUNDED, {"batch_coupled": "batch norm"}, Yardstick.SAME_CURVE),
+        (OTHER_METHOD, {}, Yardstick.SOUND),
+        (make_config(precision="pure_bf16"), {}, Yardstick.SOUND),
+    ],
+    ids=str,
+)
+def test_the_yardstick_follows_from_the_deepest_change(config, facts, expected):
+    facts = make_facts(**facts)
+    assert yardstick(changes(config, BASE, facts, CPU), facts) is expected
+
+
+def test_the_same_losses_pass_whatever_changed():
+    for config in (RESPLIT, ROUNDED, OTHER_OPTIMIZER, OTHER_METHOD):
+        assert judged(falling(), config).passed
+
+
+@pytest.mark.parametrize("share", [0.8, 1.25, 2.0])
+def test_an_exact_change_must_learn_what_the_baseline_learns(share):
+    verdict = judged(falling(0.5 * share))
+    assert not verdict.passed
+    assert verdict.statement.startswith("its losses leave the baseline's: ")
+
+
+def test_a_fiftieth_of_what_was_learnt_is_let_pass():
+    assert judged(falling(0.51)).passed
+
+
+def test_a_loss_that_comes_in_16_bits_may_be_off_by_their_last():
+    little, off = falling(0.05), falling(0.05, off=0.008)
+    sharded = make_config(8, precision="bf16", parallelism=Parallelism(world_size=2, sharding="fsdp_full"))
+    assert judged(off, sharded, reference=little).passed
+    assert not judged(off, ROUNDED, reference=little).passed
+    in_fp32 = make_config(8, parallelism=Parallelism(world_size=2, sharding="fsdp_full"))
+    assert not judged(off, in_fp32, reference=little).passed
+
+
+def test_what_two_runs_of_the_baseline_differ_by_widens_what_is_allowed():
+    shifted = falling(off=0.06)
+    assert not judged(shifted).passed
+    assert judged(shifted, again=falling(off=0.03)).passed
+
+
+def test_where_nothing_is_learnt_rounding_passes_and_a_difference_does_not():
+    flat = falling(0.0)
+    assert judged(falling(0.0, off=1e-5), reference=flat).passed
+    assert not judged(falling(0.0, off=1e-3), reference=flat).passed
+    assert judged(falling(0.0, off=1e-3), ROUNDED, reference=flat).passed
+
+
+def test_another_optimizer_may_learn_faster_but_not_far_less():
+    assert judged(falling(0.9), OTHER_OPTIMIZER).passed
+    assert judged(falling(0.3), OTHER_OPTIMIZER).passed
+    verdict = judged(falling(0.1), OTHER_OPTIMIZER)
+    assert not verdict.passed
+    assert "learns too little" in verdict.statement
+
+
+def test_another_optimizer_starts_from_the_baselines_first_loss():
+    verdict = judged(falling(start=24.0, by=4.0), OTHER_OPTIMIZER)
+    assert not verdict.passed
+    assert verdict.statement.startswith("its first loss is 24, the baseline's from the same weights 6")
+
+
+def test_another_method_is_told_what_it_learnt_and_refused_only_if_its_loss_rises():
+    slow = judged(falling(0.05, start=7.0), OTHER_METHOD)
+    assert slow.passed
+    assert "10% of what the baseline learnt" in slow.statement
+    assert not judged(falling(-0.2), OTHER_METHOD).passed
+
+
+@pytest.mark.parametrize("config", [RESPLIT, OTHER_OPTIMIZER, OTHER_METHOD])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_never_passes(config, value):
+    broken = falling().model_copy(update={"losses": (*falling().losses[:-1], value)})
+    verdict = judged(broken, config)
+    assert (verdict.passed, verdict.difference) == (False, math.inf)
+
+
+@pytest.mark.parametrize(("spread", "passes"), [(0.0, False), (0.001, False), (0.01, True), (0.03, True), (0.1, False)])
+def test_dropout_must_move_the_loss_as_far_as_the_baselines(spread, passes):
+    reference = falling().model_copy(update={"dropout_spread": 0.01})
+    assert judged(falling().model_copy(update={"dropout_spread": spread}), reference=reference).passed is passes
+
+
+def test_dropout_that_was_not_looked_at_is_not_judged():
+    reference = falling().model_copy(update={"dropout_spread": 0.01})
+    assert judged(falling().model_copy(update={"dropout_spread": None}), reference=reference).passed
+
+
+def test_smoothing_keeps_whole_passes_alone():
+    assert smoothed([1.0, 2.0, 3.0, 4.0], 2) == [1.5, 2.5, 3.5]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Real training: a tiny T5, whose head swallows the count of labels that a plain Trainer hands it, with dropout.
+
+GLOBAL_BATCH, STEPS = 8, 15
+TASK = LossTask(steps=STEPS, pass_steps=STEPS // 5, seed=7)
+T5 = {
+    "vocab_size": 96,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.1,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+}
+
+
+def trained(directory, *, micro_batch=4, task=TASK, dropout=0.1, normalized=True, lora=False, **arguments) -> LossCurve:
+    """The losses of a real Trainer, as a loss run collects them."""
+    from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
+
+    from autotune.execution.checking import arguments_of, around_training, findings
+    from autotune.training.dataset import Repeated, training_data
+    from autotune.training.loss import normalize_loss
+    from autotune.values.model import Task
+
+    torch.manual_seed(3)
+    model = T5ForConditionalGeneration(T5Config(**{**T5, "dropout_rate": dropout}))
+    if normalized:
+        normalize_loss(model)
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    workload = make_workload(task=Task.SEQ2SEQ_LM, sequence_length=8, target_length=8, global_batch_size=GLOBAL_BATCH)
+    samples, collator = training_data(workload, model.config, samples=TASK.pass_steps * GLOBAL_BATCH, directory=None)
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(directory / "out"),
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=GLOBAL_BATCH // micro_batch,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+            train_sampling_strategy="sequential",
+            remove_unused_columns=False,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            **{**arguments_of(task), **arguments},
+        ),
+        train_dataset=Repeated(samples, STEPS * GLOBAL_BATCH),
+        data_collator=collator,
+    )
+    with around_training(task, trainer):
+        trainer.train()
+    return findings(task, trainer, None, None)["curve"]
+
+
+@pytest.fixture(scope="module")
+def baselines(tmp_path_factory):
+    """The baseline twice, with two seeds."""
+    directory = tmp_path_factory.mktemp("baselines")
+    return trained(directory), trained(directory, task=TASK.model_copy(update={"seed": 8}))
+
+
+@pytest.fixture
+def verdict(baselines, tmp_path):
+    """Return a function that trains a candidate and holds it against the baseline."""
+
+    def hold(config=RESPLIT, **how):
+        facts = make_facts(has_dropout=True)
+        changed = changes(config, BASE, facts, CPU)
+        return compare(*baselines, trained(tmp_path, **how), changed, facts, TASK.pass_steps)
+
+    return functools.partial(hold)
+
+
+def test_without_dropout_two_seeds_train_the_same_and_dropout_is_seen_all_the_same(baselines):
+    one, two = baselines
+    assert one.losses == two.losses
+    assert len(one.losses) == STEPS
+    assert one.dropout_spread > 1e-3
+    assert one.dropout_spread == pytest.approx(two.dropout_spread, rel=0.8)
+
+
+@pytest.mark.parametrize(
+    "honest",
+    [
+        {"micro_batch": 2},
+        {"micro_batch": 8, **installed_arguments("full")},
+        {"optim": "adamw_torch"},
+    ],
+    ids=str,
+)
+def test_an_exact_change_passes_by_a_wide_margin(verdict, honest):
+    found = verdict(**honest)
+    assert found.passed, found.statement
+    assert found.difference < 0.001 * found.progress
+
+
+def test_bf16_passes(verdict):
+    found = verdict(ROUNDED, bf16=True)
+    assert found.passed, found.statement
+
+
+def test_a_loss_that_is_summed_over_the_accumulation_is_refused(verdict):
+    found = verdict(micro_batch=2, normalized=False)
+    assert not found.passed
+    assert "leave the baseline's" in found.statement
+
+
+@pytest.mark.parametrize("learning_rate", [2.5e-5, 7.5e-5])
+def test_another_learning_rate_is_refused(verdict, learning_rate):
+    assert not verdict(learning_rate=learning_rate).passed
+
+
+def test_dropout_left_out_is_refused(verdict):
+    found = verdict(dropout=0.0)
+    assert not found.passed
+    assert found.statement.startswith("dropout moves its loss by 0 where")
+
+
+def test_another_optimizer_that_learns_passes_and_one_that_does_not_is_refused(verdict):
+    learning = verdict(OTHER_OPTIMIZER, optim="adafactor")
+    assert learning.passed, learning.statement
+    assert not verdict(make_config(optim="sgd"), optim="sgd").passed
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+def test_an_adapter_is_sound(verdict):
+    found = verdict(OTHER_METHOD, lora=True)
+    assert found.passed, found.statement
+    assert "not held to the baseline's curve" in found.statement

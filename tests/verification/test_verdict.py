@@ -1,0 +1,371 @@
+"""From the trials to the answer: who wins, how sure that is, and what is said when nothing does."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_budget,
+    make_config,
+    make_failure,
+    make_measurement,
+    make_plan,
+    make_result,
+)
+from rich.console import Console
+
+from autotune.errors import InfrastructureError, NothingFitsError
+from autotune.output.table import result_table, verdict_line
+from autotune.space.history import History
+from autotune.training.arguments import plan as training_plan
+from autotune.tuning_result import TuningResult
+from autotune.units import GIB
+from autotune.values.config import Allowance, TrainConfig
+from autotune.values.objective import Objective
+from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
+from autotune.verification.verdict import RUNNERS_UP, assemble, nothing_found
+
+Trials = list[tuple[TrainConfig, Outcome | float]]
+
+BASE = make_config()
+BIG = make_config(16)
+BF16 = make_config(16, precision="bf16")
+ADAFACTOR = make_config(16, precision="bf16", optim="adafactor")
+LORA = make_config(16, adapter={})
+COMPILED = make_config(torch_compile_backend="inductor")
+
+TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "cut short")
+
+
+def noisy(rate: float) -> Outcome:
+    return make_measurement(rate, spread=0.2)
+
+
+def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | None:
+    """The answer of a search in which BASE is the baseline; `finals` come in the order in which they were run."""
+    plan = make_plan(**{"budget": make_budget(finalists=2), "baseline": BASE, **fields})
+    history, results = History(), []
+    for number, (config, outcome) in enumerate(searched):
+        purpose = Purpose.BASELINE if config == BASE else Purpose.SEARCH
+        results.append(make_result(config, outcome, number=number, purpose=purpose))
+        history.add(results[-1])
+    for number, (config, outcome) in enumerate(finals, len(results)):
+        results.append(make_result(config, outcome, number=number, purpose=Purpose.FINAL))
+    return assemble(plan, history, results, {make_config(2): "hopeless"}, 60.0)
+
+
+def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    assert (result.verdict, result.best.config) == ("faster", BIG)
+    assert result.speedup.ratio == pytest.approx(1.5)
+    assert 1.0 < result.speedup.interval.low < 1.5 < result.speedup.interval.high
+    assert result.speedup.reference == "the baseline"
+    assert result.best.confirmed
+    assert result.best.trials == (1, 3, 5)
+
+
+def compiled(rate: float, start_s: float) -> Outcome:
+    measured = make_measurement(rate)
+    return measured.model_copy(update={"first_step_s": measured.step_times_s[0] + start_s})
+
+
+@pytest.mark.parametrize(("run_samples", "winner"), [(None, "inductor"), (160.0, None), (16_000.0, "inductor")])
+def test_compiling_wins_where_the_run_is_long_enough(run_samples, winner):
+    """16 samples a step: 1.6 s, compiled 1.07 s after 40 s at the start."""
+    trials = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
+    result = answer(trials, trials * 2, objective=Objective(run_samples=run_samples))
+    assert result.best.config.torch_compile_backend == winner
+    assert (result.compilation is None) == (winner is None)
+
+
+def test_the_answer_says_from_which_step_on_compiling_pays():
+    trials = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
+    compilation = answer(trials, trials * 2).compilation
+    assert compilation.cold_start_s == pytest.approx(40.0, rel=0.02)
+    assert compilation.break_even_steps == pytest.approx(40.0 / (1.6 - 16 / 15), rel=0.05)
+
+
+def test_finals_and_not_the_search_decide():
+    result = answer([(BASE, 10.0), (BIG, 15.0), (BF16, 14.0)], [(BASE, 10.0), (BIG, 12.0), (BF16, 14.0)] * 2)
+    assert result.best.config == BF16
+    assert result.best.measurement.samples_per_second == pytest.approx(14.0)
+
+
+def test_overlapping_with_the_baseline_is_no_clear_winner_and_the_baseline_is_kept():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2)
+    assert (result.verdict, result.best.config, result.speedup) == ("no clear winner", BASE, None)
+
+
+def test_a_baseline_faster_than_all_is_kept():
+    result = answer([(BASE, 10.0), (BIG, 9.9)], [(BASE, 10.0), (BIG, 8.0)] * 2)
+    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+
+
+def test_a_search_that_saw_nothing_near_the_baseline_needs_no_finals():
+    result = answer([(BASE, 10.0), (BIG, 5.0)])
+    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+
+
+def test_the_simplest_wins_among_those_that_can_not_be_told_apart():
+    searched = [(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)]
+    finals = [(BASE, 10.0), (ADAFACTOR, noisy(20.2)), (BF16, noisy(20.0))] * 2
+    result = answer(searched, finals)
+    assert (result.verdict, result.best.config) == ("faster", BF16)
+
+
+def test_the_class_of_a_change_weighs_more_than_the_number_of_changes():
+    many = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
+    finals = [(BASE, 10.0), (LORA, noisy(20.0)), (many, noisy(20.0))] * 2
+    assert answer([(BASE, 10.0), (LORA, 20.0), (many, 20.0)], finals).best.config == many
+
+
+def test_the_simplest_must_itself_be_clearly_faster_than_the_baseline():
+    """ADAFACTOR beats the baseline beyond the noise, BF16 can be told from neither."""
+    searched = [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, 10.9)]
+    finals = [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, noisy(10.5))] * 2
+    result = answer(searched, finals)
+    assert (result.verdict, result.best.config) == ("faster", ADAFACTOR)
+    assert result.speedup.interval.low > 1.0
+
+
+def test_a_baseline_that_does_not_fit_leaves_the_fastest_without_a_speedup():
+    result = answer([(BASE, OUT_OF_MEMORY), (BF16, 5.0)], [(BF16, 5.0)] * 2)
+    assert (result.verdict, result.best.config, result.speedup) == ("baseline did not complete", BF16, None)
+    assert result.baseline_cause == "out of memory: no memory left"
+    assert result.baseline.measurement is None
+
+
+def test_the_largest_default_that_fits_is_named_where_the_baseline_does_not():
+    trials: Trials = [(BASE, OUT_OF_MEMORY), (make_config(1), 2.0), (make_config(4), 3.0), (make_config(2), 4.0)]
+    notes = " ".join(answer(trials).notes)
+    assert "largest default that fits has a micro-batch of 4 (trial 2)" in notes
+
+
+def test_a_baseline_that_fails_when_measured_again_does_not_fit_either():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, OUT_OF_MEMORY), (BIG, 15.0)])
+    assert (result.verdict, result.best.config) == ("baseline did not complete", BIG)
+    assert result.baseline_cause == "out of memory: no memory left"
+
+
+def test_a_search_that_ended_before_its_finals_is_unconfirmed():
+    result = answer([(BASE, 10.0), (BIG, 15.0)])
+    assert (result.verdict, result.best.config, result.speedup) == ("unconfirmed", BIG, None)
+    assert not result.best.confirmed
+
+
+@pytest.mark.parametrize("finals", [[(BASE, 10.0)], [(BASE, 10.0), (BIG, TIMED_OUT)], [(BASE, TIMED_OUT), (BIG, 15.0)]])
+def test_finals_that_ended_before_there_was_anything_to_compare_are_unconfirmed(finals):
+    result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
+    assert (result.verdict, result.best.config) == ("unconfirmed", BIG)
+
+
+@pytest.mark.parametrize(
+    ("searched", "finals"),
+    [
+        ([(BASE, 3.0), (BIG, 4.0)], [(BASE, 10.0)]),  # the baseline's single final says otherwise
+        ([(BASE, 3.0), (BIG, 4.0)], [(BASE, 10.0), (BIG, TIMED_OUT)]),
+        ([(BASE, 3.0), (BIG, 4.0)], [(BASE, TIMED_OUT), (BIG, 2.0)]),  # its own does
+    ],
+)
+def test_an_unconfirmed_leader_that_any_measurement_puts_below_the_baseline_is_not_the_answer(searched, finals):
+    result = answer(searched, finals)
+    assert (result.verdict, result.best.config, result.speedup) == ("unconfirmed", BASE, None)
+    assert "the baseline gave" in result.kept_because
+    assert "the baseline is kept: the baseline gave" in verdict_line(result)
+
+
+def test_an_unconfirmed_leader_that_fell_below_the_baseline_gives_way_to_one_that_did_not():
+    result = answer([(BASE, 5.0), (BF16, 15.0), (BIG, 14.0)], [(BASE, TIMED_OUT), (BF16, 4.0)])
+    assert (result.verdict, result.best.config, result.kept_because) == ("unconfirmed", BIG, None)
+
+
+def test_the_second_finalist_is_not_needed_for_a_verdict():
+    result = answer([(BASE, 10.0), (BF16, 15.0), (BIG, 14.9)], [(BASE, 10.0), (BF16, 15.0)])
+    assert (result.verdict, result.best.config) == ("faster", BF16)
+
+
+def test_a_finalist_that_runs_out_of_memory_when_measured_again_is_not_recommended():
+    finals: Trials = [(BASE, 10.0), (BF16, OUT_OF_MEMORY), (BASE, 10.0), (BIG, 14.0)]
+    result = answer([(BASE, 10.0), (BF16, 15.0), (BIG, 14.0)], finals)
+    assert (result.verdict, result.best.config) == ("faster", BIG)
+    assert BF16 not in {c.config for c in (*result.runners_up, *result.best_by_allowance.values())}
+
+
+def test_a_baseline_alone_is_unconfirmed():
+    result = answer([(BASE, 10.0)])
+    assert (result.verdict, result.best.config) == ("unconfirmed", BASE)
+
+
+def test_without_a_completed_trial_there_is_no_answer():
+    assert answer([(BASE, OUT_OF_MEMORY), (BIG, CRASHED)]) is None
+
+
+def test_each_class_up_to_the_allowed_one_shows_the_fastest_it_admits():
+    searched = [(BASE, 10.0), (BIG, 12.0), (BF16, 15.0), (ADAFACTOR, 14.0), (LORA, 30.0)]
+    by_class = answer(searched).best_by_allowance
+    assert {a: c.config for a, c in by_class.items()} == {
+        Allowance.EXACT: BIG,
+        Allowance.NUMERICS: BF16,
+        Allowance.OPTIMIZER: BF16,
+        Allowance.METHOD: LORA,
+    }
+    assert set(answer(searched[:3], allowance=Allowance.NUMERICS).best_by_allowance) == {
+        Allowance.EXACT,
+        Allowance.NUMERICS,
+    }
+
+
+def test_runners_up_are_the_next_fastest_without_best_and_baseline():
+    others = [(make_config(16, precision="bf16", attn_implementation="eager", dataloader_num_workers=n), 14.0 - n)
+              for n in range(RUNNERS_UP + 2)]  # fmt: skip
+    result = answer([(BASE, 13.5), (BIG, 15.0), *others])
+    assert [c.config for c in result.runners_up] == [config for config, _ in others[:RUNNERS_UP]]
+
+
+def test_a_trial_that_was_faster_than_the_answer_is_explained_by_its_finals():
+    result = answer([(BASE, 10.0), (BIG, 20.0), (BF16, 19.0)], [(BASE, 10.0), (BIG, 15.0), (BF16, 17.0)] * 2)
+    assert result.best.config == BF16
+    assert result.outshone == (
+        "trial 1 (micro-batch 16) gave 20 samples/s, more than the answer: one trial of 4 steps; "
+        "measured again, in turn with the others, it gave 15"
+    )
+    assert f"note: {result.outshone}" in " ".join(str(result).split())
+
+
+def test_so_is_one_that_can_not_be_told_from_a_simpler_answer():
+    result = answer([(BASE, 10.0), (BIG, noisy(12.0))], [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2)
+    assert result.best.config == BASE
+    assert result.outshone.endswith("it gave 10.5, which can't be told from an answer that changes less")
+
+
+def test_so_is_one_that_was_not_measured_again():
+    searched = [(BASE, 10.0), (BIG, 20.0), (BF16, 19.8)]
+    result = answer(searched, [(BASE, 10.0), (BIG, 19.0)] * 2, budget=make_budget(finalists=1))
+    assert result.outshone == (
+        "trial 2 (micro-batch 16, precision bf16) gave 19.8 samples/s, more than the answer: one trial of 4 steps; "
+        "the fastest of the search is measured again (--effort quick)"
+    )
+
+
+def test_so_is_one_that_there_was_no_time_for_or_that_failed():
+    searched = [(BASE, 10.0), (BIG, 20.0), (BF16, 19.9)]
+    assert answer(searched, [(BASE, 10.0), (BF16, 18.0)]).outshone.endswith("no time to measure it again")
+    failed = [(BASE, 10.0), (BIG, OUT_OF_MEMORY), (BF16, 18.0), (BASE, 10.0), (BF16, 18.0)]
+    assert answer(searched, failed).outshone.endswith("it failed when it was measured again")
+
+
+def test_so_is_one_whose_start_is_not_won_back():
+    trials = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
+    result = answer(trials, trials * 2, objective=Objective(run_samples=160.0))
+    assert result.best.config == BASE
+    assert result.outshone.endswith("what it takes at the start isn't won back in a run of this length")
+
+
+def test_where_the_answer_is_the_fastest_there_is_nothing_to_explain():
+    assert answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2).outshone is None
+    assert answer([(BASE, 10.0), (BIG, 16.0)], [(BASE, 10.0), (BIG, 15.0)] * 2).outshone is None, "of the answer itself"
+    assert answer([(BASE, 10.0), (BIG, 15.0)]).outshone is None, "nothing was measured again"
+
+
+def test_the_story_has_every_trial_and_every_refusal():
+    result = answer([(BASE, 10.0), (BIG, OUT_OF_MEMORY)], [(BASE, 10.0)])
+    assert [(t.number, t.status) for t in result.trials] == [
+        (0, TrialStatus.COMPLETED),
+        (1, TrialStatus.OUT_OF_MEMORY),
+        (2, TrialStatus.COMPLETED),
+        (None, TrialStatus.REJECTED),
+    ]
+    assert [t.cause for t in result.trials] == [None, "no memory left", None, "hopeless"]
+
+
+def test_arguments_are_those_of_the_one_mapping():
+    result = answer([(BASE, 10.0), (LORA, 15.0)])
+    mapping = training_plan(LORA, result.workload, result.hardware)
+    assert result.arguments.training_arguments == mapping.tuned
+    assert (result.arguments.model, result.arguments.adapter) == (mapping.model, mapping.adapter)
+
+
+def refused(trials: Trials, **fields) -> Exception:
+    results = [make_result(config, outcome, number=n) for n, (config, outcome) in enumerate(trials)]
+    return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results, "runs/x")
+
+
+def test_nothing_fits_names_the_closest_miss_and_what_would_help():
+    seen = make_failure(TrialStatus.OUT_OF_MEMORY, memory=Memory(resident_bytes=GIB))
+    error = refused([(BASE, OUT_OF_MEMORY), (make_config(1, checkpointing="full"), seen)], allowance=Allowance.EXACT)
+    assert isinstance(error, NothingFitsError)
+    assert str(error) == (
+        "nothing fits 2.00 GiB: the closest, per_device_train_batch_size 1, checkpointing full, still ran out "
+        "(it had reached 1.00 GiB); what could make it fit: --allow method (LoRA, pure bf16), a larger --memory, "
+        "a shorter --seq-len"
+    )
+
+
+def test_what_is_allowed_already_is_no_advice():
+    assert "--allow" not in str(refused([(BASE, OUT_OF_MEMORY)], allowance=Allowance.METHOD))
+    assert "the closest, the baseline, still ran out;" in str(refused([(BASE, OUT_OF_MEMORY)]))
+
+
+def test_one_lack_of_memory_among_crashes_is_nothing_fits():
+    assert isinstance(refused([(BASE, CRASHED), (BIG, OUT_OF_MEMORY), (BF16, CRASHED)]), NothingFitsError)
+
+
+@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.INVALID])
+def test_failures_of_another_kind_name_the_first_and_its_log(status):
+    error = refused([(BASE, make_failure(status, "it broke")), (BIG, make_failure(status, "again"))])
+    assert isinstance(error, InfrastructureError)
+    assert f"no trial completed; trial 0 {status}: it broke (its log: runs/x/trials/0000/log.txt)" in str(error)
+    assert ("a shorter --seq-len" in str(error)) is (status is TrialStatus.TIMED_OUT)
+
+
+def test_what_is_there_to_be_pasted_is_never_wrapped():
+    console = Console(width=40, file=StringIO())
+    path = "a/rather/long/path/to/the/place/of/best-config.json"
+    console.print(result_table(answer([(BASE, 10.0), (BIG, 15.0)]), path, "runs/gpt2-20261121-020000"), crop=False)
+    lines = console.file.getvalue().splitlines()
+    assert f"written: {path}" in lines
+    assert "all of it: runs/gpt2-20261121-020000 (autotune report runs/gpt2-20261121-020000)" in lines
+
+
+def test_padding_of_the_baseline_is_told():
+    def shown(share: float) -> str:
+        console = Console(width=200, file=StringIO())
+        searched = [(BASE, make_measurement(10.0, padding_share=share)), (BIG, 15.0)]
+        console.print(result_table(answer(searched), "best-config.json", "runs/gpt2"))
+        return console.file.getvalue()
+
+    assert "note: 40% of what the baseline runs is padding, which tokens/s leaves out" in shown(0.4)
+    assert "padding" not in shown(0.01)
+
+
+def short(rate: float) -> Outcome:
+    return make_measurement(rate, alloc_retries=2)
+
+
+def test_who_runs_short_of_memory_when_measured_again_is_not_the_answer():
+    result = answer([(BASE, 10.0), (BIG, 15.0), (BF16, 20.0)], [(BASE, 10.0), (BF16, short(20.0)), (BIG, 15.0)])
+    assert result.best.config == BIG
+    assert "the allocator ran short when it was measured again" in result.outshone
+
+
+def test_who_ran_short_in_the_search_and_not_when_measured_again_may_win():
+    result = answer([(BASE, 10.0), (BIG, short(15.0))], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    assert (result.verdict, result.best.config) == ("faster", BIG)
+    assert not any("ran short" in note for note in result.proof_notes)
+
+
+def test_unconfirmed_who_ran_short_gives_way_to_the_next():
+    assert answer([(BASE, 10.0), (BIG, 19.0), (BF16, short(20.0))]).best.config == BIG
+    assert answer([(BASE, OUT_OF_MEMORY), (BIG, 19.0), (BF16, short(20.0))]).best.config == BIG
+    kept = answer([(BASE, 10.0), (BF16, short(20.0))])
+    assert kept.best.config == BASE
+    assert "the baseline is kept: the allocator ran short in trial 1" in verdict_line(kept)
+
+
+def test_where_nothing_else_completed_it_is_said_of_the_answer():
+    result = answer([(BASE, OUT_OF_MEMORY), (BIG, short(15.0))])
+    assert result.best.config == BIG
+    assert any("the allocator ran short while the best was measured" in note for note in result.proof_notes)
