@@ -57,7 +57,6 @@ def find(
     train_steps: int | None = None,
     train_tokens: float | str | None = None,
     check_loss: int | None = None,
-    shallow: bool | None = None,
     run_dir: str | Path | None = None,
     seed: int = 42,
     revision: str | None = None,
@@ -112,7 +111,6 @@ def find(
         train_tokens: The same in tokens, such as "20B".
         check_loss: Optimizer steps over which the winner's losses are compared with the baseline's before it is called
             the winner; 0 for none; by default 20, none for 'quick', and only where that takes little of the time.
-        shallow: Whether candidates are first run with few of the model's layers; not by default.
         run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
         seed: Of weights, data and the search.
         revision: Of a hub id.
@@ -159,7 +157,6 @@ def find(
         train_steps=train_steps,
         train_tokens=_count(train_tokens),
         check_loss=check_loss,
-        shallow=shallow,
         seed=seed,
         revision=revision,
         trust_remote_code=trust_remote_code,

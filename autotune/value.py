@@ -14,9 +14,9 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 # The base of every value type: frozen, keyword-only, unknown fields refused.
 
@@ -29,6 +29,15 @@ class Value(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="constants")
+
+    retired: ClassVar[frozenset[str]] = frozenset()  # fields of files written before, which are passed over
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, fields: Any) -> Any:
+        if cls.retired and isinstance(fields, dict):
+            return {name: value for name, value in fields.items() if name not in cls.retired}
+        return fields
 
     def digest(self, length: int = 10, *, leave_out: frozenset[str] = frozenset()) -> str:
         """Return a short hash of the canonical JSON without the fields `leave_out`: equal values, equal digests."""

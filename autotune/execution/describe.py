@@ -32,7 +32,6 @@ def run_describe(directory: Path) -> None:
 def _describe(request: DescribeRequest, directory: Path) -> Description:
     from autotune.training.build import describe
     from autotune.training.dataset import prepare
-    from autotune.training.depth import probe_depths
 
     workload, data_directory = request.workload, directory.parent / "data"
     if workload.own_code is not None:
@@ -41,8 +40,6 @@ def _describe(request: DescribeRequest, directory: Path) -> Description:
         return describe_own(workload.own_code, directory, data_directory)
     _check_arguments(workload)
     facts = describe(workload.model, workload.task)
-    depths = probe_depths(workload.model, workload.task, facts.parameters)
-    facts = facts.model_copy(update={"not_probed" if isinstance(depths, str) else "probes": depths})
     corpus = prepare(workload, data_directory)
     if corpus is None:
         return Description(facts=facts)

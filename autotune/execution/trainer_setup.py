@@ -103,8 +103,7 @@ def longest_first_of(request: TrialRequest, directory: Path, model_config: Any) 
 
 def _model(request: TrialRequest, mapping: Any) -> Any:
     from autotune.training.adapters import prepare_model
-    from autotune.training.build import build_config, build_model
-    from autotune.training.depth import shallower
+    from autotune.training.build import build_model
     from autotune.training.parallel_arguments import building_device
     from autotune.training.random_weights import quick_weights
 
@@ -117,7 +116,6 @@ def _model(request: TrialRequest, mapping: Any) -> Any:
             task,
             device=building_device(request.config, device_of(request), to_compare=to_compare),
             quantization=mapping.quantization,
-            config=shallower(build_config(spec, task), request.depths) if request.depths else None,
             whole_first=to_compare,
             **mapping.model,
         )

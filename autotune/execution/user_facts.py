@@ -220,15 +220,13 @@ def _facts(trainer: Any, base: Any, task: Task) -> ModelFacts:
 
     parameters = sum(p.numel() for p in trainer.model.parameters())
     if isinstance(base, PreTrainedModel):
-        changes = {"parameters": parameters, "not_probed": "the depth of a model of your own code can't be changed"}
-        return facts_of(base, task).model_copy(update=changes)
+        return facts_of(base, task).model_copy(update={"parameters": parameters})
     return ModelFacts(
         task=task,
         parameters=parameters,
         attn_implementations=(),
         supports_checkpointing=False,
         has_dropout=any("Drop" in type(m).__name__ and getattr(m, "p", 0) for m in base.modules()),
-        not_probed="the depth of a model of your own code can't be changed",
     )
 
 

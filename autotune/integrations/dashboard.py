@@ -142,7 +142,7 @@ def server(host: str, port: int, application: WSGIApplication) -> WSGIServer:
         raise InputError(f"--host {host} --port {port}: can't be listened at: {error.strerror}") from None
 
 
-# Trials whose rates belong beside each other: checks train otherwise, and probes are of shallower models.
+# Trials whose rates belong beside each other: checks train otherwise.
 _SHOWN = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
 
 

@@ -152,18 +152,16 @@ def _row(plan: SearchPlan, trial: TrialResult, judged: TrialSummary | None, ende
     """Return a trial's line; one whose losses are refused completed as a trial, and its summary says what it showed."""
     measured, request = trial.measurement, trial.request
     cause = trial.outcome.cause if trial.outcome.kind == "failure" else None
-    whole = not request.depths  # a probe's figures are not those of its configuration
-    memory = trial.outcome.memory if whole else None
+    memory = trial.outcome.memory
     return ReportedTrial(
         label=label(trial),
         purpose=request.purpose,
         status=judged.status if judged is not None else trial.status,
         config=request.config,
         changes=changes(request.config, plan.baseline, plan.facts, plan.hardware),
-        depths=request.depths,
-        samples_per_second=measured.samples_per_second if measured and whole else None,
-        interval=measured.shown_interval if measured and whole else None,
-        tokens_per_second=measured.tokens_per_second if measured and whole else None,
+        samples_per_second=measured.samples_per_second if measured else None,
+        interval=measured.shown_interval if measured else None,
+        tokens_per_second=measured.tokens_per_second if measured else None,
         peak_bytes=memory.peak_bytes if memory is not None and memory.is_known else None,
         prediction=request.prediction,
         duration_s=trial.duration_s,
@@ -200,7 +198,7 @@ def _breakdowns(
     except AutotuneError as error:
         return (), str(error)
     model = CostModel.of(plan.workload, plan.hardware, rates, traces.profiles)
-    model = model.observe(*(t for t in searched if t.request.task is None and not t.request.depths))
+    model = model.observe(*(t for t in searched if t.request.task is None))
     wanted = {"baseline": result.baseline if result is not None else None}
     if result is not None and result.best.config != result.baseline.config:
         wanted["best"] = result.best

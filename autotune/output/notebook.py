@@ -54,7 +54,6 @@ def _reported(result: ResultData, summary: TrialSummary) -> ReportedTrial:
         status=summary.status,
         config=summary.config,
         changes=changes(summary.config, result.baseline.config, result.facts, result.hardware),
-        depths=summary.depths,
         samples_per_second=summary.samples_per_second,
         peak_bytes=summary.peak_bytes,
         prediction=summary.prediction,

@@ -83,10 +83,7 @@ class Progress:
         elif outcome.curve is not None:
             detail = f"{len(outcome.curve.losses)} losses, the last {outcome.curve.losses[-1]:.4g}"
         else:
-            whole = not result.request.depths
-            detail = measurement_detail(outcome, result.request.prediction if whole else None)
-        if result.request.depths:
-            detail = f"at a depth of {' + '.join(map(str, result.request.depths.values()))}: {detail}"
+            detail = measurement_detail(outcome, result.request.prediction)
         purpose = "" if result.request.purpose.explores else f" ({result.request.purpose})"
         line = trial_line(result.request.number, result.status, event.changes, detail)
         place = f", {result.place}" if result.place else ""

@@ -245,12 +245,11 @@ TRIAL_COLUMNS = (
 def trial_cells(trial: ReportedTrial, position: int) -> tuple[Cell, ...]:
     """Return a trial's cells in the order of the columns; `position` is its place in the report."""
     purpose = str(trial.purpose) if trial.purpose is not None else ""
-    depth = f" at a depth of {' + '.join(map(str, trial.depths.values()))}" if trial.depths else ""
     prediction = trial.prediction
     return (
         Cell(trial.label or "–", position),
         Cell(purpose),
-        Cell(f"{show_changes(trial.changes)}{depth}"),
+        Cell(show_changes(trial.changes)),
         Cell("refused" if trial.status is TrialStatus.REJECTED else str(trial.status)),
         _cell(trial.samples_per_second, show_rate),
         _cell(prediction.samples_per_second if prediction else None, show_rate),

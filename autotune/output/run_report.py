@@ -23,7 +23,6 @@ class ReportedTrial(Value):
     status: TrialStatus
     config: TrainConfig
     changes: tuple[Change, ...] = Field(description="against the baseline")
-    depths: dict[str, int] = Field(default_factory=dict, description="of a probe: the layers that were run")
     samples_per_second: float | None = None
     interval: Interval | None = Field(default=None, description="of the samples per second")
     tokens_per_second: float | None = None
@@ -35,7 +34,7 @@ class ReportedTrial(Value):
 
     @property
     def is_compared(self) -> bool:
-        """Whether its rate belongs beside the others: checks train otherwise, probes less; explaining comes later."""
+        """Whether its rate belongs beside the others: checks train otherwise; explaining comes later."""
         usual = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
         return self.purpose in usual and self.samples_per_second is not None
 

@@ -248,5 +248,5 @@ def _closing_notes(result: ResultData) -> list[str]:
     padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
     if padding is not None and padding >= WORTH_A_WORD:
         notes.append(f"{padding:.0%} of what the baseline runs is padding, which tokens/s leaves out")
-    notes += [line for line in (result.outshone, result.probed) if line is not None]
+    notes += [result.outshone] if result.outshone is not None else []
     return [*notes, *result.disturbances]

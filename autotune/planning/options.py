@@ -34,7 +34,6 @@ class Options(Value):
     exhaustive: bool = False
     repeat: PositiveInt = 1
     check_loss: NonNegativeInt | None = None
-    shallow: bool | None = None
     train_steps: PositiveInt | None = Field(default=None, le=10**12, description="at a microsecond each, eleven days")
     train_tokens: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     seed: int = 42

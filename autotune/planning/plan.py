@@ -14,7 +14,7 @@ from autotune.value import Value
 from autotune.values.budget import Budget
 from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware
-from autotune.values.model import ModelFacts, ProbeDepths
+from autotune.values.model import ModelFacts
 from autotune.values.objective import Objective
 from autotune.values.placement import Fleet
 
@@ -50,7 +50,6 @@ class SearchPlan(Value):
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
     skewed_routing: bool = Field(default=False, description="a winner with experts is measured with uneven routing too")
     loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: not")
-    probes: ProbeDepths | None = Field(default=None, description="candidates are first run at these; None: they aren't")
     loss_insisted: bool = Field(default=False, description="compared whatever it takes: the user has asked for it")
     record: bool = Field(default=False, description="the lasting record is read and written")
     report_to: tuple[str, ...] = Field(default=(), description="trackers that are told of each trial")

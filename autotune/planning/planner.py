@@ -12,7 +12,6 @@ from autotune.planning import devices, user_loop, user_trainer
 from autotune.planning.options import Options
 from autotune.planning.plan import Outline, SearchPlan
 from autotune.planning.workload import objective_of, task_of, workload_of
-from autotune.space import probes
 from autotune.space.file import load_space
 from autotune.training.baseline import UserArguments, baseline_config, read_arguments
 from autotune.training.resolve import resolve
@@ -127,15 +126,12 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
         is_shared=outline.is_shared,
         options=None if is_own else outline.options,
         output=outline.options.output,
-        probes=probes.planned(
-            outline.options.shallow, facts, outline.hardware.kind, exhaustive=outline.options.exhaustive
-        ),
         notes=(*outline.notes, *notes, *(user_loop.notes_of(outline.space) if is_own else ())),
     )
     plan = user_trainer.with_baseline(plan)
     if plan.exhaustive:
         plan = plan.model_copy(update={"budget": _budget_of_all(plan, outline.options)})
-    return plan.model_copy(update={"notes": plan.notes + _states_note(plan) + _probes_note(plan)})
+    return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
 
 
 def default_space(hardware: Hardware) -> str:
@@ -234,10 +230,6 @@ def _states_note(plan: SearchPlan) -> tuple[str, ...]:
     if not plan.hardware.is_cpu and host < 8 * GIB:
         lines += (f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it",)
     return lines
-
-
-def _probes_note(plan: SearchPlan) -> tuple[str, ...]:
-    return (f"shallow probes: candidates are run with {plan.probes} first (--no-shallow)",) if plan.probes else ()
 
 
 def _extent(plan: SearchPlan) -> str:

@@ -6,7 +6,6 @@ Pure; called by the tuner.
 from __future__ import annotations
 
 from autotune.planning.plan import SearchPlan
-from autotune.space.probes import shortened
 from autotune.values.checks import CheckTask, LossTask, RoutingTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Limits, Prediction, Purpose, TrialRequest
@@ -34,7 +33,6 @@ def request_of(
     task: CheckTask | None = None,
     prediction: Prediction | None = None,
     cold_compile: bool = False,
-    depths: dict[str, int] | None = None,
     to_beat: float | None = None,
 ) -> TrialRequest:
     """Return the request for a trial of `config`.
@@ -48,7 +46,6 @@ def request_of(
         task: Of a check.
         prediction: What the cost model expects.
         cold_compile: Whether what is compiled is compiled anew, as in a user's first run.
-        depths: Of a probe; None for the model's own.
         to_beat: Samples/s below which the exact rate doesn't matter; None: it always does.
     """
     full = plan.workload.accumulation_steps(config)
@@ -62,7 +59,7 @@ def request_of(
         device=plan.hardware.device,
         accumulation_steps=full if whole else min(full, SEARCH_ACCUMULATION),
         prediction=prediction,
-        limits=_limits(plan, task, timeout_s, depths).model_copy(
+        limits=_limits(plan, task, timeout_s).model_copy(
             update={
                 "beaten_step_s": plan.workload.samples_per_step(config) / to_beat if to_beat else None,
                 **(plan.budget.when_measured_again if purpose in _AGAIN else {}),
@@ -70,11 +67,10 @@ def request_of(
         ),
         task=task,
         cold_compile=cold_compile,
-        depths=depths or {},
     )
 
 
-def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float, depths: dict[str, int] | None) -> Limits:
+def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limits:
     budget = plan.budget
     limits = Limits(
         memory_bytes=plan.memory_bytes,
@@ -85,8 +81,6 @@ def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float, depths: 
         measure_time_s=budget.measure_time_s,
         relative_interval=budget.relative_interval,
     )
-    if plan.probes is not None and depths:
-        return shortened(limits, plan.probes.share(depths))
     if task is None or isinstance(task, RoutingTask):
         return limits
     # Of a soak, the first step makes the optimizer's states and the next two meet them.

@@ -65,7 +65,6 @@ _NOT_WITH_STEP: dict[str, str] = {
     "data": "your function reads its own data",
     "text_field": "your function reads its own data",
     "target_len": "your function reads its own data",
-    "shallow": "the depth of your model is your function's",
     "check_loss": "the losses of your function can't be compared: whether its data come in the same order isn't known",
 }
 

@@ -33,7 +33,6 @@ _NOT_WITH_CODE: dict[str, str] = {
     "trust_remote_code": _THEIRS,
     "global_batch": "it is that of your own TrainingArguments",
     "baseline": "your own TrainingArguments are the baseline",
-    "shallow": "the depth of a model that your code makes can't be changed",
 }
 
 _LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"})

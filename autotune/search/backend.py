@@ -49,8 +49,6 @@ def check(options: Options) -> None:
         raise InputError(f"--devices all: with {given} say how many devices each trial has")
     if options.exhaustive:
         raise InputError(f"--exhaustive: every point is measured alone, on one machine; leave out {given}")
-    if options.shallow:
-        raise InputError(f"--shallow: what probes tell would have to be waited for; leave out {given}")
     if options.device.startswith("cuda:"):
         raise InputError(f"--device {options.device}: names one device alone; with {given} say --device cuda")
 

@@ -72,9 +72,8 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
     own = plan.workload.own_step or plan.workload.own_code
     if model is None or own is not None:  # whose steps are not those of our own trainings
         return
-    # A check trains otherwise than a trial does: it evaluates and saves, or trains on without dropout; a probe trains
-    # a shallower model.
-    trained = [result for result in results if result.request.task is None and not result.request.depths]
+    # A check trains otherwise than a trial does: it evaluates and saves, or trains on without dropout.
+    trained = [result for result in results if result.request.task is None]
     found = [observation for result in trained if (observation := model.observation(result)) is not None]
     if found:
         add_observations(plan.hardware, plan.workload.model.model_type, found)

@@ -82,7 +82,7 @@ class Pace:
         if check is not None and check.task is not None:
             usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
         limit_s = min(usual_s, self.left_s())
-        if purpose in (Purpose.SEARCH, Purpose.PROBE):
+        if purpose is Purpose.SEARCH:
             limit_s = min(limit_s, self.left_s() - self.kept_s())
             leader = self._history.best()
             if leader is not None and config.torch_compile_backend is None:  # a cold compile may take minutes

@@ -63,7 +63,7 @@ class Teller:
                 changes=self._changes(request.config),
                 time_left_s=max(0.0, self._pace.left_s()),
                 trials_left=self._pace.trials_left(),
-                prediction=None if request.depths else request.prediction,  # of a probe, it is the full depth's
+                prediction=request.prediction,
                 standing=self._standing(),
             )
         )

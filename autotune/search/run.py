@@ -88,8 +88,6 @@ def _search(plan: SearchPlan, directory: RunDirectory, crew: Crew, keeper: Keepe
     keeper(PhaseBegan(phase=Phase.PREDICTING))
     model = cost_model(plan, crew.asker, directory.path, keeper)
     stopwatch.enter("planning")
-    if model is None and plan.probes is not None:
-        keeper(Note(text="shallow probes are left out: without a prediction there is nothing they could correct"))
     recall = Recall(plan, keeper.earlier())
     if recall.foreword is not None and not directory.results():
         keeper(Note(text=recall.foreword))

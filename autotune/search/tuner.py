@@ -23,7 +23,6 @@ from autotune.search.proposals import proposals
 from autotune.search.recall import Recall
 from autotune.search.study import Asked, Study
 from autotune.space.history import History
-from autotune.space.probes import Probes
 from autotune.space.space import Point
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.values.config import TrainConfig
@@ -96,7 +95,6 @@ class Tuner:
             objective=plan.objective,
         )
         self._recall = recall or Recall(plan)
-        self._probes = Probes(plan.probes, plan.workload, self._history, self._results)
         self._refused: dict[TrainConfig, str] = {}
         self._teller = Teller(plan, self._history, self._results, self._refused, self._pace, observer)
         self._number = -1  # of the latest trial that was begun
@@ -141,9 +139,8 @@ class Tuner:
         self._results.append(result)
         if result.request.purpose.explores and counts:
             self._history.add(result)
-        lesson = self._probes.lesson(result)
-        if lesson is not None and self._guide is not None:
-            self._guide.observe(lesson)
+        if result.request.purpose.explores and self._guide is not None:
+            self._guide.observe(result)
 
     def _baseline(self) -> None:
         if self._history.known(self._plan.baseline) is None:
@@ -192,11 +189,7 @@ class Tuner:
         if candidate is not None and self._is_open(candidate):
             yield self._space.point(candidate)
         while self._guide is not None and (config := self._next_guided(self._guide)) is not None:
-            depths = self._probes.next(config)
-            if depths is not None and self._pace.may_go_on():
-                self._run(config, Purpose.PROBE, None, depths)
-            else:
-                yield self._space.point(config)
+            yield self._space.point(config)
         if self._guide is not None and self._guide.knows_all and self._has_leader():
             self._say_that_nothing_is_left()
             return
@@ -252,15 +245,11 @@ class Tuner:
             return None
         return finals.proof.next(verdict.verdict_of(self._plan, self._history, finals).best)
 
-    def _run(
-        self, config: TrainConfig, purpose: Purpose, check: Check | None = None, depths: dict[str, int] | None = None
-    ) -> TrialResult:
+    def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialResult:
         """Run one trial and take in its result."""
-        return self._ended(self._runner.run(self._begun(config, purpose, check, depths)))
+        return self._ended(self._runner.run(self._begun(config, purpose, check)))
 
-    def _begun(
-        self, config: TrainConfig, purpose: Purpose, check: Check | None = None, depths: dict[str, int] | None = None
-    ) -> TrialRequest:
+    def _begun(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialRequest:
         """Return the request of a trial that is begun now."""
         self._number += 1
         finals = Finals(self._plan, self._history, self._results)
@@ -273,7 +262,6 @@ class Tuner:
             task=check.task if check is not None else None,
             prediction=self._guide.prediction(config) if self._guide is not None else None,
             cold_compile=purpose is Purpose.FINAL and not finals.trials(config),
-            depths=depths,
             to_beat=self._pace.to_beat(purpose),
         )
         self._teller.started(request)

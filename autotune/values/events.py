@@ -45,7 +45,6 @@ class Phase(StrEnum):
 _PHASES = {
     Purpose.BASELINE: Phase.BASELINE,
     Purpose.SEARCH: Phase.SEARCHING,
-    Purpose.PROBE: Phase.SEARCHING,
     Purpose.FINAL: Phase.CONFIRMING,
     Purpose.EXPLAIN: Phase.EXPLAINING,
 }

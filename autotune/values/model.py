@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from autotune.value import Value
 
@@ -74,30 +74,10 @@ EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager", "deepgemm", "son
 HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})
 
 
-class ProbeDepths(Value):
-    """Two shallow versions of a model of equal layers, by which its full depth is inferred; layers by config field."""
-
-    low: dict[str, PositiveInt]
-    high: dict[str, PositiveInt]
-    full: dict[str, PositiveInt]
-
-    @property
-    def beyond(self) -> float:
-        """How many times the step from low to high leads from high to the full depth: the same for each stack."""
-        field = next(iter(self.full))
-        return (self.full[field] - self.high[field]) / (self.high[field] - self.low[field])
-
-    def share(self, depths: dict[str, int]) -> float:
-        """Return how much of the full depth others are."""
-        return sum(depths.values()) / sum(self.full.values())
-
-    def __str__(self) -> str:
-        low, high, full = (" + ".join(map(str, d.values())) for d in (self.low, self.high, self.full))
-        return f"{low} and {high} of {full} layers"
-
-
 class ModelFacts(Value):
     """What the classes of a model offer for one task, read off the model built on the meta device."""
+
+    retired = frozenset({"probes", "not_probed"})
 
     task: Task
     parameters: int = Field(description="number of parameters, tied ones counted once")
@@ -113,8 +93,6 @@ class ModelFacts(Value):
     liger: bool = Field(default=False, description="whether the installed liger-kernel has kernels for its type")
     supports_checkpointing: bool
     layers: int | None = Field(default=None, description="that can be checkpointed one by one, None: unknown")
-    probes: ProbeDepths | None = Field(default=None, description="depths that tell of the full one; None: not probed")
-    not_probed: str | None = Field(default=None, description="why shallow versions of it tell nothing")
     batch_coupled: str | None = Field(
         default=None,
         description="why the micro-batch split changes the numbers (batch norm, router loss), or None",

@@ -54,9 +54,10 @@ class Speedup(Value):
 class TrialSummary(Value):
     """One line of the search's story."""
 
+    retired = frozenset({"depths"})
+
     number: int | None = Field(description="None: refused without a trial")
     purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
-    depths: dict[str, int] = Field(default_factory=dict, description="of a probe: the layers that were run")
     config: TrainConfig
     status: TrialStatus
     samples_per_second: float | None = None
@@ -87,6 +88,8 @@ class Compilation(Value):
 class ResultData(Value):
     """The answer of a search, as data."""
 
+    retired = frozenset({"probed"})
+
     schema_version: Literal[1] = SCHEMA_VERSION
     autotune_version: str
     verdict: Verdict
@@ -112,7 +115,6 @@ class ResultData(Value):
     best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialSummary, ...]
-    probed: str | None = Field(default=None, description="how far off shallow probes were; None: without them")
     outshone: str | None = Field(default=None, description="why a trial that was faster isn't the best; None: none was")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
     disturbances: tuple[str, ...] = Field(default=(), description="what went on beside the trials, a line each")

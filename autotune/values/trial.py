@@ -41,7 +41,6 @@ class Purpose(StrEnum):
     SOAK = "soak"
     ROUTING = "skewed routing"
     LOSS_CHECK = "loss check"
-    PROBE = "probe"  # of a shallower model, from which the full depth is inferred
     EXPLAIN = "explain"  # the winner, or the winner without one of its knobs, in turn; the search has ended
 
     @property
@@ -52,7 +51,7 @@ class Purpose(StrEnum):
     @property
     def closes(self) -> bool:
         """Whether it is of the finals and checks, before which the search has ended."""
-        return not self.explores and self not in (Purpose.PROBE, Purpose.EXPLAIN)
+        return not self.explores and self is not Purpose.EXPLAIN
 
 
 class Limits(Value):
@@ -92,9 +91,6 @@ class TrialRequest(Value):
     prediction: Prediction | None = Field(default=None, description="of the cost model, None if it knows nothing")
     task: CheckTask | None = Field(default=None, description="of a check")
     cold_compile: bool = Field(default=False, description="compile without what earlier trials left in the cache")
-    depths: dict[str, PositiveInt] = Field(
-        default_factory=dict, description="of a probe: layers in place of the model's own, by the config's field"
-    )
 
     @property
     def ranks(self) -> int | None:

@@ -126,7 +126,7 @@ class Evidence:
 
     def __init__(self, result: ResultData, trials: Sequence[TrialResult]) -> None:
         self.result = result
-        self._trials = [t for t in trials if t.request.task is None and not t.request.depths]
+        self._trials = [t for t in trials if t.request.task is None]
 
     def in_turn(self, config: TrainConfig) -> Told | None:
         """Return what trials tell that ran in the same rounds as the winner."""

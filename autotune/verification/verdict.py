@@ -15,7 +15,6 @@ from autotune.planning.plan import SearchPlan
 from autotune.space.changes import changes
 from autotune.space.history import History
 from autotune.space.knobs import shown_changes
-from autotune.space.probes import Probes
 from autotune.training.arguments import plan as training_plan
 from autotune.units import show_memory, show_rate
 from autotune.values.config import Allowance, TrainConfig
@@ -80,7 +79,6 @@ def assemble(
         notes=plan.notes + _notes(plan, history, results),
         disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
         outshone=outshone(plan, history, finals, best),
-        probed=Probes(plan.probes, plan.workload, history, results).summary(),
         search_time_s=search_time_s,
         spent=spent_on(results, search_time_s, starting or {}),
     )
@@ -228,15 +226,13 @@ def _summary(result: TrialResult, finals: Finals) -> TrialSummary:
     failure = result.outcome if result.outcome.kind == "failure" else None
     verdict = finals.proof.verdict(result.request.config) if result.request.purpose is Purpose.LOSS_CHECK else None
     refused = verdict.statement if verdict is not None and not verdict.passed else None
-    whole = not result.request.depths  # a probe's figures are not those of its configuration
-    memory = result.outcome.memory if whole else None
+    memory = result.outcome.memory
     return TrialSummary(
         number=result.request.number,
         purpose=result.request.purpose,
-        depths=result.request.depths,
         config=result.request.config,
         status=TrialStatus.INVALID if refused else result.status,
-        samples_per_second=result.measurement.samples_per_second if result.measurement and whole else None,
+        samples_per_second=result.measurement.samples_per_second if result.measurement else None,
         peak_bytes=memory.peak_bytes if memory else None,
         prediction=result.request.prediction,
         cause=failure.cause if failure else refused,

@@ -22,7 +22,7 @@ COMMANDS = (
 FIND_OPTIONS = {
     "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
     "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
-    "--check-loss", "--shallow", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
+    "--check-loss", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
     "--trust-remote-code", "--no-record", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
     "--devices", "--workers", "--engine", "--address", "--kind",
 }  # fmt: skip

@@ -225,27 +225,3 @@ def test_grouping_by_length_pads_less(bench, texts):
 
 def test_samples_of_one_length_have_no_padding(bench):
     assert measured(bench).padding_share == 0
-
-
-def probed(bench, layers: int, **fields: Any) -> Measurement:
-    """Run a trial of the tiny model at another depth."""
-    request = bench.request(**fields)
-    result = bench.runner.run(request.model_copy(update={"depths": {"num_hidden_layers": layers}}))
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    return result.outcome
-
-
-def test_a_probe_has_fewer_layers(bench):
-    seen = probed(bench, 1, config={"checkpointing": "full"}).effects
-    assert seen["checkpointing"] == "1 checkpointed calls in the first step"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "config", [{}, {"checkpointing": "full", "optim": "adafactor"}, {"adapter": {"rank": 8}}], ids=str
-)
-def test_peak_memory_is_a_line_in_the_depth(bench, config):
-    """Between 1 and 4 layers it tells that of 16 within 2 %."""
-    fields = {"config": {"per_device_train_batch_size": 64, **config}, "workload": {"sequence_length": 128}}
-    low, high, full = (probed(bench, layers, **fields).memory.peak_bytes for layers in (1, 4, 16))
-    assert high + (high - low) * 4 == pytest.approx(full, rel=0.02)

@@ -75,7 +75,7 @@ def usual() -> TuningResult:
     config = make_config(4, adapter={"kind": "lora"}, experts_implementation="eager", quantization="nf4")
     found = answer_of(config, workload=workload, hardware=GPU)
     told = dict.fromkeys(("notes", "proof_notes", "disturbances"), ("x",))
-    return found.model_copy(update={**told, "outshone": "x", "probed": "x", "baseline_cause": "x"})
+    return found.model_copy(update={**told, "outshone": "x", "baseline_cause": "x"})
 
 
 def from_hub() -> TuningResult:

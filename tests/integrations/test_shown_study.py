@@ -86,7 +86,7 @@ def test_a_trial_that_ran_out_of_memory_says_why(shown):
 
 
 def test_finals_are_shown_and_checks_are_not(shown):
-    purposes = (Purpose.BASELINE, Purpose.FINAL, Purpose.SOAK, Purpose.LOSS_CHECK, Purpose.PROBE)
+    purposes = (Purpose.BASELINE, Purpose.FINAL, Purpose.SOAK, Purpose.LOSS_CHECK)
     shown.add([make_result(purpose=purpose, number=number) for number, purpose in enumerate(purposes)])
     assert [t.user_attrs["purpose"] for t in studies(shown)[0].trials] == ["baseline", "final"]
 

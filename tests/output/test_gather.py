@@ -142,7 +142,7 @@ def test_pauses_are_left_out_and_what_ran_at_once_counts_once():
         ({"memory_bytes": (1 << 30) + 1}, " --memory 1073741825"),
         ({"max_time_s": 90.0, "seed": 7}, " --max-time 90 --seed 7"),
         ({"data": "my texts.jsonl"}, " --data 'my texts.jsonl'"),
-        ({"shallow": False, "record": False}, " --no-shallow --no-record"),
+        ({"record": False}, " --no-record"),
         ({"exhaustive": True, "repeat": 2}, " --exhaustive --repeat 2"),
         ({"train_tokens": 3e8}, " --train-tokens 300000000"),
         ({"global_batch": "any", "trust_remote_code": True}, " --global-batch any --trust-remote-code"),

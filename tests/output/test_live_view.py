@@ -53,7 +53,6 @@ def test_before_the_first_trial_it_says_what_it_is_at_and_since_when(view, clock
     [
         (Purpose.BASELINE, "baseline"),
         (Purpose.SEARCH, "searching"),
-        (Purpose.PROBE, "searching"),
         (Purpose.FINAL, "confirming"),
         (Purpose.SOAK, "checking"),
         (Purpose.LOSS_CHECK, "checking"),

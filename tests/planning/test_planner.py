@@ -14,7 +14,7 @@ from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance, Parallelism
-from autotune.values.model import ProbeDepths, Task
+from autotune.values.model import Task
 
 
 def outlined(**options) -> Outline:
@@ -269,19 +269,6 @@ def test_what_a_winner_has_to_pass_is_planned(options, soak, steps, insisted):
 def test_losses_that_can_not_be_compared_are_refused_before_the_first_trial():
     with pytest.raises(InputError, match="--check-loss 20: with --global-batch any"):
         outlined(check_loss=20, global_batch="any")
-
-
-def test_shallow_probes_are_planned_where_they_are_asked_for():
-    depths = ProbeDepths(low={"layers": 1}, high={"layers": 5}, full={"layers": 24})
-    plan = planned(make_facts(probes=depths), shallow=True)
-    assert plan.probes == depths
-    assert "shallow probes: candidates are run with 1 and 5 of 24 layers first (--no-shallow)" in plan.notes
-    assert planned(make_facts(probes=depths), shallow=False).probes is None
-
-
-def test_shallow_probes_that_tell_nothing_are_refused_before_the_first_trial():
-    with pytest.raises(InputError, match="--shallow: its layers differ in size; leave it out"):
-        planned(make_facts(not_probed="its layers differ in size"), shallow=True)
 
 
 @pytest.fixture

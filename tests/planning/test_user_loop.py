@@ -70,7 +70,7 @@ def test_knobs_that_cant_be_are_refused(knobs, said):
 
 @pytest.mark.parametrize(
     "option",
-    [{"data": "x"}, {"check_loss": 20}, {"shallow": True}, {"engine": "ray"}, {"devices": 2}, {"task": "causal-lm"}],
+    [{"data": "x"}, {"check_loss": 20}, {"engine": "ray"}, {"devices": 2}, {"task": "causal-lm"}],
     ids=str,
 )
 def test_what_goes_with_no_loop_of_ones_own_is_refused(option):

@@ -29,7 +29,6 @@ two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
         ({"workers": 2, "exhaustive": True}, "--exhaustive: every point is measured alone.*leave out --workers 2"),
         ({"engine": "ray", "exhaustive": True}, "--exhaustive.*leave out --engine ray"),
         ({"workers": 2, "devices": "all"}, "--devices all: with --workers 2 say how many"),
-        ({"workers": 2, "shallow": True}, "--shallow: .*leave out --workers 2"),
         ({"workers": 2, "device": "cuda:1"}, "--device cuda:1: names one device alone; with --workers 2 say --device"),
     ],
 )

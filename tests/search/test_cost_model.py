@@ -149,12 +149,6 @@ def test_what_a_search_learned_the_next_one_knows(predict, tmp_path):
     assert step_s[1] == pytest.approx(2 * step_s[0], rel=0.2)
 
 
-def test_a_probe_of_a_shallower_model_is_not_kept(predict):
-    model, _ = predict()
-    learn(make_plan(), model, [make_result(make_config(), depths={"num_hidden_layers": 1}), finished(model)])
-    assert read_observations(model.hardware, "llama") == (model.observation(finished(model)),)
-
-
 def test_a_search_without_a_model_learns_nothing():
     learn(make_plan(), None, [make_result()])
     assert read_observations(make_plan().hardware, "llama") == ()

@@ -100,11 +100,6 @@ def test_a_trial_is_told_with_what_is_predicted_of_it(told):
     assert told.started(prediction=PREDICTION).prediction == PREDICTION
 
 
-def test_of_a_probe_the_prediction_is_another_models(told):
-    depths = {"num_hidden_layers": 1}
-    assert told.started(prediction=PREDICTION, purpose=Purpose.PROBE, depths=depths).prediction is None
-
-
 def test_refusals_are_told_once_with_the_first_reasons(told):
     told.refused.update({make_config(size): f"too large by {size}" for size in (32, 64, 128, 256, 512)})
     told.started()

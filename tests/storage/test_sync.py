@@ -79,7 +79,6 @@ def test_where_no_search_is_that_is_said(database, tmp_path):
 def test_checks_are_not_kept(directory):
     results = [
         make_result(number=0, purpose=Purpose.BASELINE),
-        make_result(number=1, purpose=Purpose.PROBE),
         make_result(number=2, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(8,))),
         make_result(number=3, purpose=Purpose.FINAL),
     ]

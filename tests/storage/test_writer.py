@@ -78,11 +78,10 @@ def test_a_search_is_described_by_what_a_user_knows_it_by(database, directory, h
         (Purpose.BASELINE, None, True),
         (Purpose.SEARCH, None, True),
         (Purpose.FINAL, None, True),
-        (Purpose.PROBE, None, False),
         (Purpose.SOAK, SoakTask(eval_batch_sizes=(8,)), False),
     ],
 )
-def test_checks_and_probes_are_not_kept(database, directory, heard, purpose, task, is_kept):
+def test_checks_are_not_kept(database, directory, heard, purpose, task, is_kept):
     with Keeper(database, PLAN, directory, heard) as keeper:
         keeper(ended(purpose=purpose, task=task))
     assert bool(numbers(database)) == is_kept
