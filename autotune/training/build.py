@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError, one_line
 from autotune.training.facts import HEADS, USUAL_TASK, facts_of, tasks_for
-from autotune.training.random_weights import whole_weights
 from autotune.values.model import ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:
@@ -119,6 +118,8 @@ def build_model(
     """
     import torch
     import transformers
+
+    from autotune.training.random_weights import whole_weights
 
     torch_dtype = getattr(torch, dtype, None)
     if not isinstance(torch_dtype, torch.dtype):

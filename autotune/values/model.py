@@ -7,7 +7,7 @@ Values only. `autotune.training.build` resolves a name to a :class:`ModelSpec` a
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -77,7 +77,7 @@ HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})
 class ModelFacts(Value):
     """What the classes of a model offer for one task, read off the model built on the meta device."""
 
-    retired = frozenset({"probes", "not_probed"})
+    retired: ClassVar[frozenset[str]] = frozenset({"probes", "not_probed"})
 
     task: Task
     parameters: int = Field(description="number of parameters, tied ones counted once")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -54,7 +54,7 @@ class Speedup(Value):
 class TrialSummary(Value):
     """One line of the search's story."""
 
-    retired = frozenset({"depths"})
+    retired: ClassVar[frozenset[str]] = frozenset({"depths"})
 
     number: int | None = Field(description="None: refused without a trial")
     purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
@@ -88,7 +88,7 @@ class Compilation(Value):
 class ResultData(Value):
     """The answer of a search, as data."""
 
-    retired = frozenset({"probed"})
+    retired: ClassVar[frozenset[str]] = frozenset({"probed"})
 
     schema_version: Literal[1] = SCHEMA_VERSION
     autotune_version: str

@@ -162,7 +162,7 @@ def test_what_tools_have_fields_for_is_carried():
 @pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl", "axolotl", "llama-factory", "torchtune"])
 def test_arguments_that_all_are_the_defaults_are_not_told(target, tmp_path):
     path = tmp_path / "args.json"
-    path.write_text(TrainingArguments(str(tmp_path), use_cpu=True).to_json_string())
+    path.write_text(TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=False).to_json_string())
     made = drafted(target, own=read_arguments(path).fixed)
     assert made.lost == ()
 

@@ -32,12 +32,13 @@ from autotune.search.study import STUDY_FILE
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.file import load_space
 from autotune.space.history import History
+from autotune.storage.results import read_result
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
-from autotune.tuning_result import TuningResult, load
 from autotune.values.budget import Budget, Effort
 from autotune.values.checks import LossCurve, Routed, Soaked
 from autotune.values.config import TrainConfig
 from autotune.values.events import Event, Note, TrialEnded, TrialStarted
+from autotune.values.result import ResultData
 from autotune.values.trial import Failure, Measurement, Outcome, Purpose, TrialRequest, TrialStatus
 
 BASE = make_config()
@@ -78,7 +79,7 @@ class Search:
         self._duration_s = duration_s
         self.runner = ScriptedRunner(directory, outcome)
 
-    def run(self, *, stop_after: int | None = None) -> TuningResult:
+    def run(self, *, stop_after: int | None = None) -> ResultData:
         """Run the search with a new runner; a Ctrl-C comes in its trial number `stop_after`."""
         runs = itertools.count()
 
@@ -472,7 +473,7 @@ def test_ctrl_c_writes_and_hands_over_the_best_so_far(search):
     rates = {r.config: rate(r) for r in run.finished}
     result = stop.value.result
     assert result.best.config == max(rates, key=rates.__getitem__)
-    assert load(stop.value.path) == result
+    assert read_result(stop.value.path) == result
     assert str(run.directory) in str(stop.value)
 
 
@@ -504,7 +505,7 @@ def test_the_answer_is_on_disk_after_every_trial(search):
 
     def look(event: Event) -> None:
         if isinstance(event, TrialStarted) and event.number > 0:
-            seen.append(len([t for t in load(run.directory / ANSWER_FILE).trials if t.number is not None]))
+            seen.append(len([t for t in read_result(run.directory / ANSWER_FILE).trials if t.number is not None]))
 
     run.events = type("Listener", (), {"append": staticmethod(look)})()
     run.run()
@@ -520,7 +521,7 @@ def test_trials_that_can_not_be_run_any_more_leave_the_answer_so_far(search):
     run = search(dying)
     with pytest.raises(InfrastructureError, match="the launcher is gone"):
         run.run()
-    assert load(run.directory / ANSWER_FILE).best.measurement is not None
+    assert read_result(run.directory / ANSWER_FILE).best.measurement is not None
 
 
 def steady(request: TrialRequest) -> Outcome:

@@ -21,10 +21,10 @@ from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.sync import catch_up
 from autotune.storage.writer import Keeper, keeper_of
-from autotune.tuning_result import TuningResult
 from autotune.value import write_value
 from autotune.values.checks import SoakTask
 from autotune.values.events import Event, TrialEnded
+from autotune.values.result import ResultData
 from autotune.values.trial import Purpose, TrialResult
 
 PLAN = make_plan(record=True)
@@ -97,7 +97,7 @@ def test_the_answer_of_a_search_is_kept(database, directory, heard):
     runner = ScriptedRunner(directory.path, lambda r: 20.0 if r.config.precision == "bf16" else 10.0)
     with Keeper(database, plan, directory, heard) as keeper:
         answer = keeper.end(Tuner(plan, directory, runner, keeper).run())
-    assert isinstance(answer, TuningResult)
+    assert isinstance(answer, ResultData)
     (search,) = database.searches()
     assert (search.verdict, search.best_config_id) == ("faster", make_config(precision="bf16").config_id)
     assert search.speedup == pytest.approx(2.0)

@@ -250,9 +250,3 @@ def test_without_a_baseline_there_is_no_total():
     found = search.explain()
     assert (found.total, found.together, found.baseline_samples_per_second) == (None, None, None)
     assert of(found, "precision").ratio == pytest.approx(1.5)
-
-
-def test_probes_and_checks_tell_nothing():
-    search = Search()
-    search.run(PLAIN, 20.0, Purpose.PROBE, depths={"num_hidden_layers": 1})
-    assert of(search.explain(), "precision").basis == "unknown"
