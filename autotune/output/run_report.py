@@ -5,11 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from autotune.value import Value
-from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.estimate import MemoryBreakdown
 from autotune.values.explanation import Explanation
-from autotune.values.hardware import Hardware
-from autotune.values.model import ModelFacts
+from autotune.values.problem import Problem
 from autotune.values.result import Change, ResultData
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval, Prediction, Purpose, TrialStatus
@@ -47,20 +46,14 @@ class Breakdown(Value):
     measured_bytes: int | None
 
 
-class RunReport(Value):
-    """A search as it stands."""
+class RunReport(Problem):
+    """A problem with the search for its answer, as it stands."""
 
     run_directory: str
     written: str = Field(description="when this was gathered, UTC, ISO 8601")
     autotune_version: str
     is_running: bool = Field(description="a search, or an explanation of one, runs in the directory now")
     command: str | None = Field(description="what the search was started with; None: it wasn't recorded")
-    workload: Workload
-    facts: ModelFacts
-    hardware: Hardware
-    memory_budget_bytes: int
-    allowance: Allowance
-    baseline: TrainConfig
     result: ResultData | None = Field(description="None: no trial has completed")
     nothing: str | None = Field(default=None, description="why there is no result")
     explanation: Explanation | None = Field(default=None, description="None: no result, or the baseline is the best")

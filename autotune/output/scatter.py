@@ -32,7 +32,7 @@ from autotune.output.svg import (
     x_axis,
     y_axis,
 )
-from autotune.output.table import show_changes
+from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialStatus
@@ -71,7 +71,7 @@ def _spot(report: RunReport, config: TrainConfig, trials: Sequence[ReportedTrial
     rate = told.samples_per_second if told else statistics.fmean(t.samples_per_second or 0.0 for t in trials)
     peak = max(t.peak_bytes or 0 for t in trials)
     numbers = ", ".join(t.label for t in trials)
-    tip = f"{show_changes(trials[0].changes)}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
+    tip = f"{shown_changes(trials[0].changes)}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
     return Spot(config, rate, peak, tip)
 
 
@@ -90,7 +90,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
     if not found:
         return None
     height = 330.0
-    budget = report.memory_budget_bytes
+    budget = report.memory_bytes
     lacking = [t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY]
     far = budget > _FAR * max(s.peak for s in found) and not lacking
     frame = Frame(52.0, 36.0, width - (54.0 if far else 12.0), height - 46.0)
@@ -109,7 +109,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
     for trial in lacking:
         needed = trial.prediction.peak_bytes if trial.prediction is not None else trial.peak_bytes
         at = min(max(x(max(needed or budget, budget)), frame.left), frame.right)
-        tip = f"{show_changes(trial.changes)}\nran out of memory, trial {trial.label}"
+        tip = f"{shown_changes(trial.changes)}\nran out of memory, trial {trial.label}"
         parts.append(mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
     front = pareto(found)
     parts.append(path(stairs([(x(s.peak), y(s.rate)) for s in front]), "front-line"))
@@ -260,4 +260,4 @@ def _marked(report: RunReport, spot: Spot, x: float, y: float, on_front: bool) -
 
 def _trial_tip(trial: ReportedTrial) -> str:
     rate = f", {show_rate(trial.samples_per_second)} samples/s" if trial.samples_per_second is not None else ""
-    return f"trial {trial.label}: {show_changes(trial.changes)}\n{trial.status}{rate}"
+    return f"trial {trial.label}: {shown_changes(trial.changes)}\n{trial.status}{rate}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from autotune.value import Value, save_value
 from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
@@ -13,6 +13,7 @@ from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.objective import Objective
+from autotune.values.problem import Problem
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 
@@ -96,7 +97,10 @@ class ResultData(Value):
     workload: Workload
     facts: ModelFacts
     hardware: Hardware
-    memory_budget_bytes: int
+    memory_bytes: int = Field(
+        validation_alias=AliasChoices("memory_bytes", "memory_budget_bytes"),
+        description="the memory budget, of each device",
+    )
     allowance: Allowance
     baseline: Contender
     baseline_cause: str | None = Field(default=None, description="why the baseline has no measurement")
@@ -120,6 +124,18 @@ class ResultData(Value):
     disturbances: tuple[str, ...] = Field(default=(), description="what went on beside the trials, a line each")
     search_time_s: float
     spent: Spent | None = Field(default=None, description="where the time went; None: not recorded then")
+
+    @property
+    def problem(self) -> Problem:
+        """What the answer is an answer to."""
+        return Problem(
+            workload=self.workload,
+            facts=self.facts,
+            hardware=self.hardware,
+            memory_bytes=self.memory_bytes,
+            allowance=self.allowance,
+            baseline=self.baseline.config,
+        )
 
     def __repr__(self) -> str:
         """Return the verdict in a line; `model_dump_json()` has everything."""

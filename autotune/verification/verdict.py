@@ -51,12 +51,7 @@ def assemble(
     return ResultData(
         autotune_version=__version__,
         verdict=verdict,
-        workload=plan.workload,
-        facts=plan.facts,
-        hardware=plan.hardware,
-        memory_budget_bytes=plan.memory_bytes,
-        allowance=plan.allowance,
-        baseline=_contender(plan, history, finals, plan.baseline),
+        **{**plan.problem_fields(), "baseline": _contender(plan, history, finals, plan.baseline)},
         baseline_cause=_baseline_cause(plan, history, finals),
         best=_contender(plan, history, finals, best),
         arguments=Arguments(
@@ -127,7 +122,7 @@ def _doubt(plan: SearchPlan, history: History, finals: Finals, config: TrainConf
     ours = min(_measurements(history, finals, config), key=lambda m: plan.objective.rate(m[1]))
     if plan.objective.rate(ours[1]) >= plan.objective.rate(theirs[1]):
         return None
-    what = shown_changes(changes(config, plan.baseline, plan.facts, plan.hardware))
+    what = shown_changes(changes(config, plan))
     return (
         f"the baseline gave {show_rate(theirs[1].samples_per_second)} samples/s in trial {theirs[0]}, {what} "
         f"{show_rate(ours[1].samples_per_second)} in trial {ours[0]}"
@@ -176,7 +171,7 @@ def _simplest_of_the_fastest(plan: SearchPlan, finals: Finals, contenders: list[
 
 def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
     """Return how far from the user's training a configuration is: the deepest class, then the number of changes."""
-    changed = changes(config, plan.baseline, plan.facts, plan.hardware)
+    changed = changes(config, plan)
     return max((c.allowance.rank for c in changed), default=-1), len(changed)
 
 
@@ -203,7 +198,7 @@ def _contender(plan: SearchPlan, history: History, finals: Finals, config: Train
     trials = [known.request.number] if known else []
     return Contender(
         config=config,
-        changes=changes(config, plan.baseline, plan.facts, plan.hardware),
+        changes=changes(config, plan),
         measurement=again or (known.measurement if known else None),
         trials=tuple(trials + [r.request.number for r in finals.trials(config)]),
         confirmed=again is not None,
@@ -260,10 +255,7 @@ def _proof_notes(plan: SearchPlan, history: History, finals: Finals, best: Train
     """Say who was refused when checked, and what of the best was not checked."""
     refused = []
     for config, reason in finals.proof.refusals().items():
-        what = (
-            ", ".join(f"{c.knob} {c.after}" for c in changes(config, plan.baseline, plan.facts, plan.hardware))
-            or "the baseline"
-        )
+        what = shown_changes(changes(config, plan))
         refused.append(f"refused as the winner: {what}: {reason}")
     measured = finals.merged(best)
     if (measured is not None and measured.ran_short) or _runs_short(history, finals, best):
@@ -285,8 +277,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
         )
     # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
-    changed = changes(closest.request.config, plan.baseline, plan.facts, plan.hardware)
-    what = ", ".join(f"{c.knob} {c.after}" for c in changed) or "the baseline"
+    what = shown_changes(changes(closest.request.config, plan))
     seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""
     remedies = ["a larger --memory", "a shorter --seq-len"]
     if plan.allowance is not Allowance.METHOD:

@@ -79,7 +79,7 @@ def test_a_search_in_which_nothing_fits(run):
         folder.mkdir(parents=True)
         write_value(make_result(make_config(2 - number), OUT_OF_MEMORY, number=number), folder / "result.json")
     report = gather(run)
-    assert report.nothing.startswith("nothing fits 8.00 GiB: the closest, per_device_train_batch_size 1, still")
+    assert report.nothing.startswith("nothing fits 8.00 GiB: the closest, micro-batch 1, still")
     assert {t.status for t in report.trials} == {TrialStatus.OUT_OF_MEMORY}
     assert report.explanation is None
 
