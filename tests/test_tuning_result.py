@@ -8,13 +8,14 @@ import torch
 from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result
 
 from autotune.errors import InputError
-from autotune.space.history import History
 from autotune.training.arguments import plan
 from autotune.tuning_result import TuningResult, load, with_methods
 from autotune.values.config import Allowance
 from autotune.values.hardware import detect
 from autotune.values.result import Change, Contender
 from autotune.values.trial import Interval, Purpose
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 BEST = make_config(16, precision="bf16", optim="adafactor", adapter={"rank": 4})
@@ -29,11 +30,8 @@ def result() -> TuningResult:
         make_result(BEST, unsure, number=1),
         make_result(make_config(16), OUT_OF_MEMORY, number=2),
     ]
-    history = History()
-    for trial in trials:
-        history.add(trial)
     search = make_plan(hardware=detect("cpu"))
-    found = assemble(search, history, trials, {make_config(4): "hopeless"}, 12.5)
+    found = assemble(Finals(SearchState(search, trials, {make_config(4): "hopeless"})), 12.5)
     assert found is not None
     assert found.best.config == BEST
     return with_methods(found)

@@ -5,13 +5,11 @@ Called by the conductor in `autotune.search.tuner`, and by `autotune.search.expl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
-from autotune.planning.plan import SearchPlan
 from autotune.search.limits import Pace
 from autotune.space.changes import changes
-from autotune.space.history import History
 from autotune.values.config import TrainConfig
 from autotune.values.events import Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
 from autotune.values.result import Change, ResultData
@@ -27,27 +25,17 @@ class Teller:
     """Tells of one search.
 
     Args:
-        plan: The search.
-        history: Its trials up to the finals; read live.
-        results: All trials; read live.
-        refused: Configurations that were refused without a trial, with the reasons; read live.
+        finals: Of the search.
         pace: Its limits.
         observer: Who listens.
     """
 
-    def __init__(
-        self,
-        plan: SearchPlan,
-        history: History,
-        results: Sequence[TrialResult],
-        refused: Mapping[TrainConfig, str],
-        pace: Pace,
-        observer: Observer,
-    ) -> None:
-        self._plan = plan
-        self._history = history
-        self._results = results
-        self._refused = refused
+    def __init__(self, finals: Finals, pace: Pace, observer: Observer) -> None:
+        self._finals = finals
+        self._plan = finals.plan
+        self._history = finals.history
+        self._results = finals.state.results
+        self._refused = finals.state.refused
         self._pace = pace
         self._observer = observer
         self._refusals_told = 0
@@ -104,12 +92,11 @@ class Teller:
         fastest = self._history.best()
         if fastest is None:
             return None
-        finals = Finals(self._plan, self._history, self._results)
         config, proven = fastest.request.config, None
         if any(r.request.purpose.closes for r in self._results):
-            config, _, proven, _ = verdict_of(self._plan, self._history, finals)
+            config, _, proven, _ = verdict_of(self._finals)
         known = self._history.known(config)
-        measured = finals.merged(config) or (known.measurement if known is not None else None)
+        measured = self._finals.merged(config) or (known.measurement if known is not None else None)
         if measured is None:
             return None
         speedup = proven.ratio if proven is not None else self._seen_speedup(config)

@@ -32,6 +32,7 @@ from autotune.values.checks import (
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
 from autotune.verification.loss_check import compare
+from autotune.verification.state import SearchState
 
 # Evaluation keeps neither gradients nor activations: sizes up to this multiple of the micro-batch are tried. But it may
 # have what training hasn't, the logits of a whole batch, so it goes down to a single sample.
@@ -54,15 +55,13 @@ class Proof:
     """Which checks the winner of a search still needs, and what they gave.
 
     Args:
-        plan: The search.
-        history: Its trials up to the finals.
-        results: All trials, the checks included; read live.
+        state: The search, whose trials to come are taken into account too.
     """
 
-    def __init__(self, plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> None:
-        self._plan = plan
-        self._history = history
-        self._results = results
+    def __init__(self, state: SearchState) -> None:
+        self._plan = state.plan
+        self._history = state.history
+        self._results = state.results
 
     def next(self, winner: TrainConfig) -> Check | None:
         """Return the next trial for `winner`; None if it has passed, failed, or can't be checked further."""

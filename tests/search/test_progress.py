@@ -5,10 +5,11 @@ from factories import CRASHED, OUT_OF_MEMORY, Clock, make_budget, make_config, m
 
 from autotune.search.limits import Pace
 from autotune.search.progress import Teller
-from autotune.space.history import History
 from autotune.units import GIB
 from autotune.values.events import Detail, Event, Standing, TrialEnded, TrialStarted
-from autotune.values.trial import Prediction, Purpose, TrialResult
+from autotune.values.trial import Prediction, Purpose
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 
 BASE, FAST, OTHER = make_config(), make_config(16), make_config(4)
 PREDICTION = Prediction(samples_per_second=20.0, peak_bytes=2 * GIB)
@@ -19,17 +20,16 @@ class Told:
 
     def __init__(self) -> None:
         self.plan = make_plan(baseline=BASE, budget=make_budget(finalists=1, final_rounds=2))
-        self.history, self.results, self.refused = History(), list[TrialResult](), {}
+        self.state = SearchState(self.plan)
+        self.refused = self.state.refused
         self.events: list[Event] = []
-        pace = Pace(self.plan, self.history, self.results, Clock())
-        self.teller = Teller(self.plan, self.history, self.results, self.refused, pace, self.events.append)
+        finals = Finals(self.state)
+        self.teller = Teller(finals, Pace(finals, Clock()), self.events.append)
 
     def ended(self, config, outcome=10.0, purpose=Purpose.SEARCH) -> Standing:
         """Take in a trial and return how the search stands then."""
-        result = make_result(config, outcome, purpose=purpose, number=len(self.results))
-        self.results.append(result)
-        if purpose.explores:
-            self.history.add(result)
+        result = make_result(config, outcome, purpose=purpose, number=len(self.state.results))
+        self.state.take_in(result)
         self.teller.ended(result)
         event = self.events[-1]
         assert isinstance(event, TrialEnded)
