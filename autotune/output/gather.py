@@ -21,7 +21,7 @@ from autotune.planning.options import Options
 from autotune.planning.plan import SearchPlan
 from autotune.search.explain import answer_in, refusals
 from autotune.space.changes import changes
-from autotune.storage.learned import rates_of
+from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value
 from autotune.values.explanation import Explanation
