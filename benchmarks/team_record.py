@@ -34,7 +34,7 @@ from autotune.search.tuner import Tuner
 from autotune.storage.database import VARIABLE
 from autotune.storage.record import Record, record
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.sync import Identity, kept_trials
+from autotune.storage.sync import Identity, recorded_trials
 from autotune.storage.writer import keeper_of
 from autotune.value import write_text, write_value
 from autotune.values.events import Event, Note, TrialEnded
@@ -103,7 +103,7 @@ def _print(event: Event) -> None:
 def trials_of(run_dir: Path) -> set[int]:
     """Return the numbers of the finished trials that belong into the record."""
     directory = RunDirectory(run_dir)
-    return {trial.number for trial in kept_trials(directory, directory.results())}
+    return {trial.number for trial in recorded_trials(directory, directory.results())}
 
 
 def count_finished(run_dirs: list[Path]) -> int:

@@ -18,9 +18,9 @@ from autotune.errors import AutotuneError, NothingFitsError, RecordError
 from autotune.planning.plan import SearchPlan
 from autotune.storage.database import PATIENCE_S
 from autotune.storage.record import Record, record
-from autotune.storage.recorded import KeptSearch, KeptTrial, Key
+from autotune.storage.recorded import Key, RecordedSearch, RecordedTrial
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.sync import Answer, Identity, answered, described, identity_of, kept_trials, note_answer
+from autotune.storage.sync import Answer, Identity, answered, described, identity_of, note_answer, recorded_trials
 from autotune.values.events import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
@@ -81,8 +81,8 @@ _PAUSES_S = (0.25, 4.0)
 class _Batch(NamedTuple):
     """What one attempt writes."""
 
-    search: KeptSearch
-    trials: tuple[KeptTrial, ...]
+    search: RecordedSearch
+    trials: tuple[RecordedTrial, ...]
 
 
 class Keeper:
@@ -99,8 +99,8 @@ class Keeper:
         self._record = database
         self._directory = directory
         self._observer = observer
-        self._pending: list[KeptTrial] = []
-        self._written: KeptSearch | None = None
+        self._pending: list[RecordedTrial] = []
+        self._written: RecordedSearch | None = None
         self._attempt: tuple[_Batch, Attempt[int]] | None = None
         self._trouble: RecordError | None = None
         identity = identity_of(directory) if database is not None else Identity(id="", started="")
@@ -119,7 +119,7 @@ class Keeper:
 
     def keep(self, results: Iterable[TrialResult]) -> None:
         """Write trials; those that are written already are passed over, checks are not kept."""
-        found = kept_trials(self._directory, results) if self._record is not None else []
+        found = recorded_trials(self._directory, results) if self._record is not None else []
         self._pending += found
         if found:
             self._write(0.0 if self._trouble is not None else _WAIT_S)
@@ -149,7 +149,7 @@ class Keeper:
             catch_up = f"`autotune history sync {self._directory.path}`"
             self._tell(f"{self._missing} ({self._trouble}); nothing is lost: {catch_up} writes it")
 
-    def earlier(self) -> list[KeptSearch]:
+    def earlier(self) -> list[RecordedSearch]:
         """Return the latest other searches with the same key; none if they can't be read."""
         database, key = self._record, self.key
         if database is None:
