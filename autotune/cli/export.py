@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
 
 _TARGETS = (
-    "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, torchtune, "
-    "dockerfile, or all that can train it."
+    "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, dockerfile, "
+    "or all that can train it."
 )
 
 

@@ -16,7 +16,6 @@ from autotune.exports import images, launch_files, scripts
 from autotune.exports.axolotl import axolotl
 from autotune.exports.draft import Draft
 from autotune.exports.llama_factory import llama_factory
-from autotune.exports.torchtune import torchtune
 from autotune.exports.winner import Winner
 from autotune.value import save_text
 
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from autotune.values.result import ResultData
 
 ALL = "all"
+
+# Targets of earlier versions, and what to do instead.
+_GONE = {"torchtune": "torchtune is no longer developed; use --to axolotl or --to llama-factory"}
 LAUNCH_FILE = "launch.txt"
 
 
@@ -52,7 +54,6 @@ TARGETS: dict[str, Callable[[Winner], Draft]] = {
     "trl": scripts.trl,
     "axolotl": axolotl,
     "llama-factory": llama_factory,
-    "torchtune": torchtune,
     "dockerfile": images.dockerfile,
 }
 
@@ -63,6 +64,8 @@ def draft(result: ResultData, target: str) -> Draft:
     Raises:
         InputError: There is no such target, or it can't train this.
     """
+    if target in _GONE:
+        raise InputError(_GONE[target])
     if target not in TARGETS:
         known = (*TARGETS, ALL)
         raise InputError(f"{target}: expected {', '.join(known[:-1])} or {ALL}{suggestion(target, known)}")

@@ -11,35 +11,33 @@ from typing import Any
 from autotune.training.arguments import effective_tf32
 from autotune.values.adapters import Adapter
 from autotune.values.config import KNOBS, Allowance, TrainConfig, knob_values
-from autotune.values.hardware import Hardware
 from autotune.values.knob import Difference
-from autotune.values.model import ModelFacts
+from autotune.values.problem import Problem
 from autotune.values.result import Change
 
 
-def changes(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts, hardware: Hardware) -> tuple[Change, ...]:
-    """Return what `config` changes against `baseline`, in the order of the fields."""
+def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
+    """Return what `config` changes against the baseline, in the order of the fields."""
     return tuple(
         Change(knob=knob, before=_shown(before), after=_shown(after), allowance=allowance)
-        for knob, before, after, allowance in _differences(config, baseline, facts, hardware)
+        for knob, before, after, allowance in _differences(config, problem)
     )
 
 
-def allowance_of(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts, hardware: Hardware) -> Allowance:
-    """Return the class of the deepest change of `config` against `baseline`."""
-    classes = (allowance for *_, allowance in _differences(config, baseline, facts, hardware))
+def allowance_of(config: TrainConfig, problem: Problem) -> Allowance:
+    """Return the class of the deepest change of `config` against the baseline."""
+    classes = (allowance for *_, allowance in _differences(config, problem))
     return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
 
 
-def _differences(
-    config: TrainConfig, baseline: TrainConfig, facts: ModelFacts, hardware: Hardware
-) -> Iterator[tuple[str, Any, Any, Allowance]]:
+def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, Any, Any, Allowance]]:
     """Yield the knobs that differ: name, the baseline's value, the configuration's, and the class of the change."""
+    baseline, hardware = problem.baseline, problem.hardware
     rounds = effective_tf32(config, hardware) != effective_tf32(baseline, hardware)  # a compiler switches it on
     values = zip(KNOBS.items(), knob_values(baseline), knob_values(config), strict=True)
     for (name, (knob, _)), before, after in values:
         if before != after:
-            change = Difference(before, after, facts, config.precision, rounds)
+            change = Difference(before, after, problem.facts, config.precision, rounds)
             yield name, before, after, Allowance(knob.depth_of(change))
 
 

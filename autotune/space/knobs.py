@@ -32,8 +32,8 @@ SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.sho
 
 
 def shown_changes(changed: Iterable[Change]) -> str:
-    """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'; '' for nothing."""
-    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed)
+    """Return what a configuration changes: 'precision bf16, micro-batch 16', or 'the baseline' if nothing."""
+    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "the baseline"
 
 
 # Who names a field of an adapter and no kind means this one, if it has the field.
