@@ -32,7 +32,7 @@ DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
 
 _OWN_MODULES = (
     "training.adapters", "training.arguments", "training.build", "training.dataset", "training.loss",
-    "training.random_weights", "execution.checking", "execution.divergence", "execution.effects", "execution.measure",
+    "training.random_weights", "execution.checking", "execution.effects", "execution.measure",
     "execution.noise", "execution.trainer_setup", "execution.user_steps", "execution.worker",
 )  # fmt: skip
 

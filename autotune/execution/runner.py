@@ -1,7 +1,7 @@
 """Runs one trial at a time in a child process and says how it ended.
 
 A :class:`Runner` takes a request and returns a result; :class:`LocalRunner` keeps one launcher process (see `launch`)
-that forks the children. The parent blocks while a child is being timed; what its end means is decided in `verdict`.
+that forks the children. The parent blocks while a child is being timed; what its end means is decided in `outcome`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,8 +21,7 @@ from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
 from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.launcher import Launcher, end_what_was_left
 from autotune.execution.logtail import read_tail
-from autotune.execution.merging import merged_outcome
-from autotune.execution.outcome import LOG_FILE, Ending, host_oom_kills
+from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
 from autotune.execution.places import Place, whole
 from autotune.value import Value, write_value
 from autotune.values.hardware import Hardware, cuda_used_bytes
@@ -96,9 +94,7 @@ class LocalRunner:
         end_what_was_left(self._run_directory)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -178,7 +174,7 @@ class LocalRunner:
         try:
             answer = _ANSWERS.validate_json(path.read_bytes())
         except (OSError, ValidationError):
-            tail = read_tail(path.with_name(LOG_FILE), lines=1)
+            tail = read_tail(path.with_name(log_file()), lines=1)
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)

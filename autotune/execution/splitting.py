@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from autotune.execution.guard import is_out_of_memory
 from autotune.execution.randomness import randomness_off
+from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.user_data import first_batch, view
 from autotune.training.loss import leaves_out_first_label, normalize_loss
 from autotune.values.model import ModelFacts

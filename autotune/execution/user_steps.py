@@ -20,8 +20,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from autotune.errors import InputError
-from autotune.execution.guard import MemoryGuard, is_out_of_memory
+from autotune.execution.guard import MemoryGuard
 from autotune.execution.measure import StepTimer, measurement_of
+from autotune.execution.shortage import is_out_of_memory
 from autotune.value import read_unchanged
 from autotune.values.config import TrainConfig
 from autotune.values.stopwatch import Stopwatch

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import AutotuneError
 from autotune.execution.environment import cold_compile_cache
-from autotune.execution.guard import MemoryGuard, is_out_of_memory, memory_guard
-from autotune.execution.outcome_files import outcome_file
+from autotune.execution.guard import MemoryGuard, memory_guard
+from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import agree, meet, own_rank
-from autotune.execution.shortage import first_line, shortage
+from autotune.execution.shortage import first_line, is_out_of_memory, shortage
 from autotune.execution.trainer_setup import (
     SCALER_STEPS,
     device_of,
@@ -171,7 +171,6 @@ def _trained(
 ) -> Outcome:
     """Train, check what is to be checked, and return what was measured."""
     from autotune.execution import checking
-    from autotune.execution.divergence import watch_losses
     from autotune.execution.measure import measurement_of
 
     timer, probe, guard = watching
@@ -198,3 +197,20 @@ def _trained(
         request, timer, guard.peak(), loss=loss, effects=effects, data_wait_share=timer.data_wait_share()
     )
     return measurement.model_copy(update=found)
+
+
+def watch_losses(trainer: Any) -> Callable[[], float]:
+    """Add up what `trainer.training_step` returns from now on; return what reads the sum, NaN or Inf if one loss was.
+
+    The Trainer's own filter leaves such losses out of what it logs. The sum stays on the device, in fp32, so that
+    nothing waits for it before training is over.
+    """
+    original, total = trainer.training_step, [0.0]
+
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        loss = original(*args, **kwargs)
+        total[0] += loss.float()
+        return loss
+
+    trainer.training_step = training_step
+    return lambda: float(total[0])

@@ -28,11 +28,6 @@ _SMALLEST_SHOWN = 0.005
 WORTH_A_SHARE = 0.005
 
 
-def show_changes(changed: Sequence[Change]) -> str:
-    """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'."""
-    return shown_changes(changed) or "(baseline)"
-
-
 def show_config(config: TrainConfig) -> str:
     """Return a configuration in one line."""
     parts = [f"micro-batch {config.per_device_train_batch_size}", str(config.precision), config.optim]
@@ -151,7 +146,7 @@ def verdict_line(result: ResultData) -> str:
 
 def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Change], detail: str) -> str:
     """Return one line about a finished trial."""
-    return f"trial {number}: {show_changes(changed)}: {outcome_status}{', ' + detail if detail else ''}"
+    return f"trial {number}: {shown_changes(changed)}: {outcome_status}{', ' + detail if detail else ''}"
 
 
 def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
@@ -183,7 +178,7 @@ def _title(result: ResultData) -> str:
     took_s = result.spent.elapsed_s if result.spent is not None else result.search_time_s
     return (
         f"{workload.model.name} ({workload.task}), {batch}{length}, on {result.hardware.name} "
-        f"within {show_memory(result.memory_budget_bytes)}; {show_time(took_s)}"
+        f"within {show_memory(result.memory_bytes)}; {show_time(took_s)}"
     )
 
 
@@ -195,7 +190,7 @@ def _row(table: Table, label: str, contender: Contender, *, missing: str = "", s
     rate = show_rate(measured.samples_per_second) + show_interval(measured.shown_interval)
     tokens = show_rate(measured.tokens_per_second) if measured.tokens_per_second else ""
     memory = show_memory(measured.memory.peak_bytes)
-    what = show_changes(contender.changes) if contender.changes else show_config(contender.config)
+    what = shown_changes(contender.changes) if contender.changes else show_config(contender.config)
     table.add_row(label if contender.confirmed else f"{label} *", rate, tokens, memory, visible(what), style=style)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from autotune.training.arguments import effective_tf32
 from autotune.values.adapters import Adapter
 from autotune.values.config import Allowance, Parallelism, Precision, TrainConfig
-from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
+from autotune.values.problem import Problem
 from autotune.values.result import Change
 
 # The same update rule, differently scheduled on the device.
@@ -28,33 +28,33 @@ _SPLITTING = ("world_size", "tensor_parallel", "pipeline_parallel")  # deal samp
 _METHOD_KNOBS = frozenset({"adapter", "quantization", "experts_per_token", "expert_capacity"})
 
 
-def changes(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts, hardware: Hardware) -> tuple[Change, ...]:
-    """Return what `config` changes against `baseline`, in the order of the fields."""
-    rounds = _rounds_otherwise(config, baseline, hardware)
+def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
+    """Return what `config` changes against the baseline, in the order of the fields."""
+    rounds = _rounds_otherwise(config, problem)
     return tuple(
         Change(
             knob=knob,
             before=_shown(before),
             after=_shown(after),
-            allowance=_class_of(knob, before, after, facts, config, rounds=rounds),
+            allowance=_class_of(knob, before, after, problem.facts, config, rounds=rounds),
         )
-        for knob, before, after in _differences(config, baseline)
+        for knob, before, after in _differences(config, problem.baseline)
     )
 
 
-def allowance_of(config: TrainConfig, baseline: TrainConfig, facts: ModelFacts, hardware: Hardware) -> Allowance:
-    """Return the class of the deepest change of `config` against `baseline`."""
-    rounds = _rounds_otherwise(config, baseline, hardware)
+def allowance_of(config: TrainConfig, problem: Problem) -> Allowance:
+    """Return the class of the deepest change of `config` against the baseline."""
+    rounds = _rounds_otherwise(config, problem)
     classes = (
-        _class_of(knob, before, after, facts, config, rounds=rounds)
-        for knob, before, after in _differences(config, baseline)
+        _class_of(knob, before, after, problem.facts, config, rounds=rounds)
+        for knob, before, after in _differences(config, problem.baseline)
     )
     return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
 
 
-def _rounds_otherwise(config: TrainConfig, baseline: TrainConfig, hardware: Hardware) -> bool:
+def _rounds_otherwise(config: TrainConfig, problem: Problem) -> bool:
     """Return whether products in fp32 are TF32 in one of the two alone: a compiler switches it on."""
-    return effective_tf32(config, hardware) != effective_tf32(baseline, hardware)
+    return effective_tf32(config, problem.hardware) != effective_tf32(problem.baseline, problem.hardware)
 
 
 def _differences(config: TrainConfig, baseline: TrainConfig) -> Iterator[tuple[str, Any, Any]]:

@@ -53,8 +53,8 @@ SHORT_NAMES = {
 
 
 def shown_changes(changed: Iterable[Change]) -> str:
-    """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'; '' for nothing."""
-    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed)
+    """Return what a configuration changes: 'precision bf16, micro-batch 16', or 'the baseline' if nothing."""
+    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "the baseline"
 
 
 # In place of the field's description, which is for who makes a configuration.

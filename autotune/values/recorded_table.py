@@ -21,9 +21,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 from autotune.errors import InputError, complaint
 from autotune.value import Value, write_text
 from autotune.values.budget import Budget
-from autotune.values.config import Allowance, TrainConfig, Workload
-from autotune.values.hardware import Hardware
-from autotune.values.model import ModelFacts
+from autotune.values.config import TrainConfig
+from autotune.values.problem import Problem
 from autotune.values.trial import Failure, Measurement, Memory, Outcome, TrialResult, TrialStatus
 
 TABLE_SCHEMA_VERSION: Literal[1] = 1
@@ -31,20 +30,14 @@ TABLE_SCHEMA_VERSION: Literal[1] = 1
 V = TypeVar("V", bound=Value)
 
 
-class TableHeader(Value):
+class TableHeader(Problem):
     """What the points of a table have in common."""
 
     schema_version: Literal[1] = TABLE_SCHEMA_VERSION
     autotune_version: str
     date: str = Field(description="when the table was written, UTC")
-    workload: Workload
-    facts: ModelFacts
-    hardware: Hardware
-    memory_bytes: PositiveInt = Field(description="the memory budget of every trial")
     budget: Budget = Field(description="limits of each trial; the effort says which parameters were open")
-    allowance: Allowance
     space: dict[str, Any] = Field(description="the space file, as `autotune.space.file.SpaceFile` writes it")
-    baseline: TrainConfig
     repeats: PositiveInt = Field(description="trials of each point when the table is complete")
 
 

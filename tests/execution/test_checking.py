@@ -11,8 +11,8 @@ import torch
 from factories import make_config, make_request, make_workload
 
 from autotune.execution.checking import CheckError, CheckpointSaver, around_training, findings
-from autotune.execution.guard import is_out_of_memory
 from autotune.execution.randomness import is_random, randomness_off
+from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trainer_setup import data_of
 from autotune.training.build import build_config
 from autotune.training.dataset import prepare

@@ -11,13 +11,14 @@ from factories import make_config, make_hardware, make_plan, make_result, make_s
 from autotune.errors import InputError
 from autotune.exports import launch_files
 from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, unsaid, user_launch
-from autotune.space.history import History
 from autotune.training.arguments import laid_over, plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
 from autotune.values.trial import Purpose
 from autotune.values.user_code import OwnCode
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 
@@ -191,11 +192,8 @@ def user_answer(config, code=None, **workload):
         make_result(base, 10.0, purpose=Purpose.BASELINE),
         make_result(config, 20.0, number=1),
     ]
-    history = History()
-    for trial in trials:
-        history.add(trial)
     search = make_plan(workload=made.model_copy(update={"own_code": code}), baseline=base, hardware=make_hardware())
-    found = assemble(search, history, trials, {}, 12.5)
+    found = assemble(Finals(SearchState(search, trials)), 12.5)
     assert found is not None
     assert found.best.config == config
     return with_methods(found)
