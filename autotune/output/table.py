@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.estimates.many_devices import shown
-from autotune.exports import launch_files, user_launch
+from autotune.exports import launch_files
 from autotune.output.fitted import Fitted
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
@@ -71,7 +71,7 @@ def result_table(
     to_paste = []
     if answer_path is not None:
         to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
-        to_paste += user_launch.lines(result, answer_path)
+        to_paste += launch_files.user_launch(result, answer_path)
     if run_directory is not None:
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
+from autotune.training.adapters import adapter_arguments, quantization_arguments
 from autotune.training.parallel_arguments import model_arguments, parallel_arguments
-from autotune.training.peft_arguments import adapter_arguments, quantization_arguments
 from autotune.value import Value
 from autotune.values import checkpointing
 from autotune.values.config import KNOBS, Precision, TrainConfig, Workload
