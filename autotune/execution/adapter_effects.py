@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autotune.errors import NoEffectError
-from autotune.training.peft_arguments import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
+from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
 from autotune.training.quantized import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import TrainConfig

@@ -8,11 +8,13 @@ runner (`needed`) and entered by its child (`build`). What can't be compiled is 
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
 from pathlib import Path
 
+from autotune.execution.ranks import own_rank
 from autotune.training.parallel_arguments import ZERO_STAGES
 from autotune.value import Value, read_value
 from autotune.values.trial import TrialRequest
@@ -55,6 +57,13 @@ def build(directory: Path) -> None:
 def find_ninja() -> None:
     """Put first on the path the ninja that was installed beside DeepSpeed, which need not be there."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def tell_deepspeed(device: str) -> None:
+    """Have DeepSpeed know that the ranks have met: on a CPU TrainingArguments leaves that out, and ZeRO-3 asks it."""
+    find_ninja()  # where it looks at what it has compiled
+    if device == "cpu" and own_rank().is_launched:
+        importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
 
 
 def _forget_dead_builder(name: str) -> None:

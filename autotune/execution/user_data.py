@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.execution.checking import distinct_samples
 from autotune.training.batches import row_order
 from autotune.value import write_bytes
-from autotune.values.checks import LossTask
 from autotune.values.config import LengthProfile
 from autotune.values.trial import TrialRequest
 from autotune.values.user_code import LENGTHS_FILE
@@ -115,7 +115,7 @@ def kept_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
     return lengths if len(lengths) == samples else None
 
 
-class OwnData:
+class UserData:
     """The samples of one trial, in the order in which it reads them.
 
     Args:
@@ -150,10 +150,7 @@ class OwnData:
 
     def _ordered(self, samples: int, *, longest_first: int) -> NDArray[np.int64]:
         request, count = self._request, len(self._dataset)
-        own, config = samples, request.config
-        if isinstance(request.task, LossTask):  # the same few again and again, in the same order whatever is tried
-            own = min(samples, request.task.pass_steps * request.workload.samples_per_step(config))
-            config = config.model_copy(update={"train_sampling_strategy": "random"})
+        distinct, config = distinct_samples(request, samples)
         if self._lengths is None:
             order = np.random.default_rng(request.workload.seed).permutation(count)
         else:
@@ -165,7 +162,7 @@ class OwnData:
                 per_step=request.workload.samples_per_step(config),
                 seed=request.workload.seed,
             )
-        return np.resize(order[:own], samples).astype(np.int64)
+        return np.resize(order[:distinct], samples).astype(np.int64)
 
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:

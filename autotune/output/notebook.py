@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 
 from autotune.output.result_html import result_html
-from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.run_report import RunReport
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
-from autotune.space.changes import changes
-from autotune.values.result import ResultData, TrialSummary
+from autotune.values.result import ResultData
 from autotune.values.time_spent import spent_on
 
 _WIDTH = 120  # columns of a printed table
@@ -37,20 +36,6 @@ def report_of(result: ResultData) -> RunReport:
         command=None,
         **result.problem.problem_fields(),
         result=result,
-        trials=tuple(_reported(result, summary) for summary in result.trials),
+        trials=result.trials,
         spent=result.spent or spent_on((), result.search_time_s, {}),
-    )
-
-
-def _reported(result: ResultData, summary: TrialSummary) -> ReportedTrial:
-    return ReportedTrial(
-        label="" if summary.number is None else str(summary.number),
-        purpose=summary.purpose,
-        status=summary.status,
-        config=summary.config,
-        changes=changes(summary.config, result.problem),
-        samples_per_second=summary.samples_per_second,
-        peak_bytes=summary.peak_bytes,
-        prediction=summary.prediction,
-        cause=summary.cause,
     )

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autotune.output.bars import change_words, how_known, memory_parts, part_words, ratio_words, together_words
-from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.run_report import RunReport
 from autotune.output.scatter import median_error, misses
 from autotune.output.table import show_config, show_interval, told_lines, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Purpose, TrialStatus
+from autotune.values.trial_row import TrialRow
 
 Row = tuple[str, ...]
 
@@ -242,14 +243,14 @@ TRIAL_COLUMNS = (
 )  # fmt: skip
 
 
-def trial_cells(trial: ReportedTrial, position: int) -> tuple[Cell, ...]:
+def trial_cells(report: RunReport, trial: TrialRow, position: int) -> tuple[Cell, ...]:
     """Return a trial's cells in the order of the columns; `position` is its place in the report."""
     purpose = str(trial.purpose) if trial.purpose is not None else ""
     prediction = trial.prediction
     return (
         Cell(trial.label or "–", position),
         Cell(purpose),
-        Cell(shown_changes(trial.changes)),
+        Cell(report.changes(trial)),
         Cell("refused" if trial.status is TrialStatus.REJECTED else str(trial.status)),
         _cell(trial.samples_per_second, show_rate),
         _cell(prediction.samples_per_second if prediction else None, show_rate),

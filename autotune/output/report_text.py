@@ -11,8 +11,9 @@ from typing import Any
 
 from autotune.exports import launch_files
 from autotune.output import report_facts as facts
-from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.run_report import RunReport
 from autotune.units import show_time, visible
+from autotune.values.trial_row import TrialRow
 
 # What Markdown reads as emphasis, code, a link, a cell or an escape.
 _MARKDOWN = re.compile(r"[\\|*`\[\]]")
@@ -39,7 +40,7 @@ def markdown_report(report: RunReport) -> str:
     if shares:
         spent = [(what, show_time(share * report.spent.total_s), f"{share:.0%}") for what, share in shares.items()]
         parts += ["## Where the time went", _table(("", "time", "share"), spent)]
-    cells = [tuple(c.shown for c in facts.trial_cells(t, at)) for at, t in enumerate(report.trials)]
+    cells = [tuple(c.shown for c in facts.trial_cells(report, t, at)) for at, t in enumerate(report.trials)]
     parts += ["## All trials", _table(facts.TRIAL_COLUMNS, cells)]
     if facts.told(report):
         parts += ["## Checks and notes", _lines(facts.told(report))]
@@ -93,7 +94,7 @@ def csv_report(report: RunReport) -> str:
     return written.getvalue()
 
 
-def _figures(trial: ReportedTrial) -> dict[str, Any]:
+def _figures(trial: TrialRow) -> dict[str, Any]:
     prediction, interval = trial.prediction, trial.interval
     return {
         "trial": trial.label,

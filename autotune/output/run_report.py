@@ -4,38 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from autotune.space.changes import changes
+from autotune.space.knobs import shown_changes
 from autotune.value import Value
-from autotune.values.config import TrainConfig
 from autotune.values.estimate import MemoryBreakdown
 from autotune.values.explanation import Explanation
 from autotune.values.problem import Problem
-from autotune.values.result import Change, ResultData
+from autotune.values.result import ResultData
 from autotune.values.time_spent import Spent
-from autotune.values.trial import Interval, Prediction, Purpose, TrialStatus
-
-
-class ReportedTrial(Value):
-    """One trial, or a configuration that was refused without one."""
-
-    label: str = Field(description="its number; 'explain N' of `autotune explain`; empty: refused without a trial")
-    purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
-    status: TrialStatus
-    config: TrainConfig
-    changes: tuple[Change, ...] = Field(description="against the baseline")
-    samples_per_second: float | None = None
-    interval: Interval | None = Field(default=None, description="of the samples per second")
-    tokens_per_second: float | None = None
-    peak_bytes: int | None = None
-    prediction: Prediction | None = None
-    duration_s: float | None = None
-    ended_s: float | None = Field(default=None, description="seconds from the first trial's start to this one's end")
-    cause: str | None = None
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether its rate belongs beside the others: checks train otherwise; explaining comes later."""
-        usual = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
-        return self.purpose in usual and self.samples_per_second is not None
+from autotune.values.trial_row import TrialRow
 
 
 class Breakdown(Value):
@@ -57,8 +34,12 @@ class RunReport(Problem):
     result: ResultData | None = Field(description="None: no trial has completed")
     nothing: str | None = Field(default=None, description="why there is no result")
     explanation: Explanation | None = Field(default=None, description="None: no result, or the baseline is the best")
-    trials: tuple[ReportedTrial, ...]
+    trials: tuple[TrialRow, ...]
     unfinished: int = Field(default=0, description="trials that were begun and have no readable result")
     breakdowns: tuple[Breakdown, ...] = ()
     no_breakdown: str | None = Field(default=None, description="why there are none")
     spent: Spent
+
+    def changes(self, row: TrialRow) -> str:
+        """Return in words what a trial's configuration changes against the baseline."""
+        return shown_changes(changes(row.config, self))

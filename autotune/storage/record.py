@@ -18,7 +18,15 @@ import sqlalchemy as sa
 from autotune.errors import InputError, RecordError
 from autotune.storage.database import VARIABLE, Database
 from autotune.storage.home import home, writable
-from autotune.storage.recorded import LARGE_COLUMNS, KeptSearch, KeptTrial, Key, search_of, search_row, trial_row
+from autotune.storage.recorded import (
+    LARGE_COLUMNS,
+    Key,
+    RecordedSearch,
+    RecordedTrial,
+    search_of,
+    search_row,
+    trial_row,
+)
 
 SCHEMA_VERSION = 1
 RECORD_FILE = "record.db"
@@ -101,7 +109,7 @@ class Record:
         """The database, for people; a password is not shown."""
         return self._database.where
 
-    def write(self, search: KeptSearch, trials: Iterable[KeptTrial]) -> int:
+    def write(self, search: RecordedSearch, trials: Iterable[RecordedTrial]) -> int:
         """Write trials that aren't written yet, and their search; one transaction. Return how many those were.
 
         Raises:
@@ -116,7 +124,9 @@ class Record:
             self._database.insert_new(connection, _trials, rows)
         return len(rows)
 
-    def searches(self, *, key: Key | None = None, latest: int | None = None, brief: bool = False) -> list[KeptSearch]:
+    def searches(
+        self, *, key: Key | None = None, latest: int | None = None, brief: bool = False
+    ) -> list[RecordedSearch]:
         """Return searches with their trials, the latest first; of no record yet, none.
 
         Args:
@@ -142,7 +152,7 @@ class Record:
                     rows[row["search_id"]].append(row)
         return list(filter(None, (search_of(row, rows[row["id"]]) for row in found)))
 
-    def forget(self, searches: Sequence[KeptSearch]) -> None:
+    def forget(self, searches: Sequence[RecordedSearch]) -> None:
         """Delete searches with their trials.
 
         Raises:

@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from autotune.planning.plan import SearchPlan
 from autotune.storage.record import Record
-from autotune.storage.recorded import KeptSearch, KeptTrial, key_of, versions_of
+from autotune.storage.recorded import RecordedSearch, RecordedTrial, key_of, versions_of
 from autotune.storage.run_directory import PLAN_FILE, RunDirectory, read_plan
 from autotune.value import Value, read_value, write_value
 from autotune.values.result import ResultData
@@ -76,14 +76,14 @@ def note_answer(directory: RunDirectory, answer: Answer) -> None:
     write_value(identity, directory.path / IDENTITY_FILE)
 
 
-def described(plan: SearchPlan, identity: Identity, run_directory: str) -> KeptSearch:
+def described(plan: SearchPlan, identity: Identity, run_directory: str) -> RecordedSearch:
     """Return a search as it is recorded, without trials."""
     workload = plan.workload
     batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
     target = f"target {workload.target_length}" if workload.target_length is not None else ""
     data = "real data" if workload.dataset is not None else ""
     words = (str(workload.task), workload.shown_length, target, batch, data)
-    search = KeptSearch(
+    search = RecordedSearch(
         id=identity.id,
         key=key_of(workload, plan.facts, plan.hardware),
         model=workload.model.name,
@@ -101,16 +101,16 @@ def described(plan: SearchPlan, identity: Identity, run_directory: str) -> KeptS
     return answered(search, identity.answer) if identity.answer is not None else search
 
 
-def answered(search: KeptSearch, answer: Answer) -> KeptSearch:
+def answered(search: RecordedSearch, answer: Answer) -> RecordedSearch:
     """Return a search with its answer."""
     return search.model_copy(update=answer.model_dump())
 
 
-def recorded_trials(directory: RunDirectory, results: Iterable[TrialResult]) -> list[KeptTrial]:
+def recorded_trials(directory: RunDirectory, results: Iterable[TrialResult]) -> list[RecordedTrial]:
     """Return finished trials as they are recorded; checks are not."""
     trials = directory.path / "trials"
     return [
-        KeptTrial.of(result, _moment(trials / f"{result.request.number:04d}" / "result.json"))
+        RecordedTrial.of(result, _moment(trials / f"{result.request.number:04d}" / "result.json"))
         for result in results
         if result.request.task is None and result.request.purpose in _RECORDED
     ]

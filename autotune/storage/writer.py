@@ -19,7 +19,7 @@ from autotune.errors import AutotuneError, NothingFitsError, RecordError
 from autotune.planning.plan import SearchPlan
 from autotune.storage.database import PATIENCE_S
 from autotune.storage.record import Record, record
-from autotune.storage.recorded import KeptSearch, KeptTrial, Key
+from autotune.storage.recorded import Key, RecordedSearch, RecordedTrial
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.sync import Answer, Identity, answered, described, identity_of, note_answer, recorded_trials
 from autotune.values.events import Event, Note, Observer, TrialEnded
@@ -66,8 +66,8 @@ def has_ended(future: Future[Any], within_s: float) -> bool:
 class _Batch(NamedTuple):
     """What one attempt writes."""
 
-    search: KeptSearch
-    trials: tuple[KeptTrial, ...]
+    search: RecordedSearch
+    trials: tuple[RecordedTrial, ...]
 
 
 class RecordWriter:
@@ -84,8 +84,8 @@ class RecordWriter:
         self._record = database
         self._directory = directory
         self._observer = observer
-        self._pending: list[KeptTrial] = []
-        self._written: KeptSearch | None = None
+        self._pending: list[RecordedTrial] = []
+        self._written: RecordedSearch | None = None
         self._attempt: tuple[_Batch, Future[int]] | None = None
         self._trouble: RecordError | None = None
         identity = identity_of(directory) if database is not None else Identity(id="", started="")
@@ -134,7 +134,7 @@ class RecordWriter:
             catch_up = f"`autotune history sync {self._directory.path}`"
             self._note(f"{self._missing} ({self._trouble}); nothing is lost: {catch_up} writes it")
 
-    def earlier(self) -> list[KeptSearch]:
+    def earlier(self) -> list[RecordedSearch]:
         """Return the latest other searches with the same key; none if they can't be read."""
         database, key = self._record, self.key
         if database is None:

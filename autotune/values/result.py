@@ -15,7 +15,8 @@ from autotune.values.model import ModelFacts
 from autotune.values.objective import Objective
 from autotune.values.problem import Problem
 from autotune.values.time_spent import Spent
-from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
+from autotune.values.trial import Interval, Measurement
+from autotune.values.trial_row import TrialRow
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -50,21 +51,6 @@ class Speedup(Value):
     ratio: float
     interval: Interval
     reference: str = Field(description="what the best is compared with")
-
-
-class TrialSummary(Value):
-    """One line of the search's story."""
-
-    retired: ClassVar[frozenset[str]] = frozenset({"depths"})
-
-    number: int | None = Field(description="None: refused without a trial")
-    purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
-    config: TrainConfig
-    status: TrialStatus
-    samples_per_second: float | None = None
-    peak_bytes: int | None = None
-    prediction: Prediction | None = Field(default=None, description="of rate and peak, before the trial ran")
-    cause: str | None = None
 
 
 class Arguments(Value):
@@ -118,7 +104,7 @@ class ResultData(Value):
     )
     best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
     runners_up: tuple[Contender, ...]
-    trials: tuple[TrialSummary, ...]
+    trials: tuple[TrialRow, ...]
     outshone: str | None = Field(default=None, description="why a trial that was faster isn't the best; None: none was")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
     disturbances: tuple[str, ...] = Field(default=(), description="what went on beside the trials, a line each")

@@ -72,9 +72,8 @@ def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -
 
 
 def label(trial: TrialResult) -> str:
-    """Return what a trial is called: those of `autotune explain` have numbers of their own."""
-    number = trial.request.number
-    return f"explain {number}" if trial.request.purpose is Purpose.EXPLAIN else str(number)
+    """Return what a trial is called."""
+    return trial.request.purpose.label(trial.request.number)
 
 
 def explanation_of(

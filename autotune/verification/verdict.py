@@ -18,9 +18,10 @@ from autotune.training.arguments import plan as training_plan
 from autotune.units import show_memory, show_rate
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.objective import break_even_steps, cold_start_s
-from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, TrialSummary, Verdict
+from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, Verdict
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.values.trial_row import TrialRow, rows_of
 from autotune.verification.checks import largest_default
 from autotune.verification.disturbance import disturbance_notes
 from autotune.verification.faster_trial import outshone
@@ -69,7 +70,10 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         kept_because=kept_because,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
         runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
-        trials=(*(_summary(r, finals) for r in results), *(_refusal(c, reason) for c, reason in refused.items())),
+        trials=(
+            *(_row(row, finals) for row in rows_of(results)),
+            *(_refusal(c, reason) for c, reason in refused.items()),
+        ),
         notes=plan.notes + _notes(finals.state),
         disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
         outshone=outshone(finals, best),
@@ -222,26 +226,16 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
     return found
 
 
-def _summary(result: TrialResult, finals: Finals) -> TrialSummary:
-    """Return a trial's line; one whose losses are refused completed as a trial, and is invalid for what it showed."""
-    failure = result.outcome if result.outcome.kind == "failure" else None
-    verdict = finals.proof.verdict(result.request.config) if result.request.purpose is Purpose.LOSS_CHECK else None
-    refused = verdict.statement if verdict is not None and not verdict.passed else None
-    memory = result.outcome.memory
-    return TrialSummary(
-        number=result.request.number,
-        purpose=result.request.purpose,
-        config=result.request.config,
-        status=TrialStatus.INVALID if refused else result.status,
-        samples_per_second=result.measurement.samples_per_second if result.measurement else None,
-        peak_bytes=memory.peak_bytes if memory else None,
-        prediction=result.request.prediction,
-        cause=failure.cause if failure else refused,
-    )
+def _row(row: TrialRow, finals: Finals) -> TrialRow:
+    """Return a trial's line; a loss check that refused its configuration is invalid, although the trial completed."""
+    verdict = finals.proof.verdict(row.config) if row.purpose is Purpose.LOSS_CHECK else None
+    if verdict is None or verdict.passed:
+        return row
+    return row.model_copy(update={"status": TrialStatus.INVALID, "cause": row.cause or verdict.statement})
 
 
-def _refusal(config: TrainConfig, reason: str) -> TrialSummary:
-    return TrialSummary(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
+def _refusal(config: TrainConfig, reason: str) -> TrialRow:
+    return TrialRow(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
 
 
 def _notes(state: SearchState) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from at_once import run_at_once
 from factories import OUT_OF_MEMORY, make_config
-from kept_searches import make_kept_search, make_kept_trial
+from recorded_searches import recorded_search, recorded_trial
 
 from autotune.errors import RecordError
 from autotune.storage.database import Database
@@ -48,8 +48,10 @@ def execute(url: str, statement: str, *, hold: bool = False) -> sa.Connection:
 
 
 def test_what_was_kept_is_read_again_to_the_last_digit(url):
-    search = make_kept_search(
-        make_kept_trial(make_config(16), 1 / 3), make_kept_trial(make_config(4), OUT_OF_MEMORY), model="modèle 💾"
+    search = recorded_search(
+        recorded_trial(make_config(16), 1 / 3),
+        recorded_trial(make_config(4), OUT_OF_MEMORY),
+        model="modèle 💾",
     )
     large = search.trials[1].model_copy(update={"outcome": LARGE})
     search = search.model_copy(update={"trials": (search.trials[0], large, search.trials[2]), "speedup": 1 / 3})
@@ -65,7 +67,7 @@ def test_what_was_kept_is_read_again_to_the_last_digit(url):
 
 def test_a_row_that_is_there_is_left_as_it_is(url):
     """As when two write the same trial at the same moment, or one that was told its write had failed."""
-    search = make_kept_search()
+    search = recorded_search()
     Record(url).write(search, search.trials)
     database = Database(url)
     with database.writing() as connection:
@@ -79,11 +81,11 @@ def test_a_row_that_is_there_is_left_as_it_is(url):
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[3])
-from kept_searches import make_kept_search, make_kept_trial
+from recorded_searches import recorded_search, recorded_trial
 from autotune.storage.record import Record
 
-mine = make_kept_search(*(make_kept_trial() for _ in range(10)), id=sys.argv[2])
-ours = make_kept_search(*(make_kept_trial() for _ in range(10)), id="ours")
+mine = recorded_search(*(recorded_trial() for _ in range(10)), id=sys.argv[2])
+ours = recorded_search(*(recorded_trial() for _ in range(10)), id="ours")
 print("ready", flush=True)
 sys.stdin.readline()
 database = Record(sys.argv[1])
@@ -100,7 +102,7 @@ def test_many_processes_make_the_tables_and_write_at_once_the_same_search_too(ur
 
 
 def test_a_table_that_is_locked_is_given_up_after_seconds_and_may_be_free_later(url):
-    search = make_kept_search()
+    search = recorded_search()
     Record(url).write(search, [])
     holder = execute(url, "UPDATE autotune_searches SET speedup = 2", hold=True)
     try:
@@ -115,9 +117,9 @@ def test_a_table_that_is_locked_is_given_up_after_seconds_and_may_be_free_later(
 
 
 def test_a_record_of_a_newer_autotune_is_refused(url):
-    Record(url).write(make_kept_search(), [])
+    Record(url).write(recorded_search(), [])
     execute(url, f"UPDATE autotune_about SET value = '{SCHEMA_VERSION + 1}'")
-    for attempt in (Record(url).searches, lambda: Record(url).write(make_kept_search(), [])):
+    for attempt in (Record(url).searches, lambda: Record(url).write(recorded_search(), [])):
         with pytest.raises(RecordError, match="written by a newer autotune"):
             attempt()
 

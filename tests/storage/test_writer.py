@@ -8,7 +8,7 @@ import time
 
 import pytest
 from factories import ScriptedRunner, make_budget, make_config, make_plan, make_request, make_result, make_space_file
-from kept_searches import make_kept_search
+from recorded_searches import recorded_search
 from search_events import Heard
 
 from autotune.errors import NothingFitsError
@@ -161,7 +161,7 @@ def locked(database, _hasty):
     holder.close()
 
 
-OTHER = make_kept_search(id="of another search", trials=())
+OTHER = recorded_search(id="of another search", trials=())
 
 
 def hasty(database: Record) -> Record:
