@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.errors import NoEffectError
+from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
 from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
-from autotune.training.peft_arguments import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
 from autotune.training.quantized import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import Parallelism, Precision, TrainConfig

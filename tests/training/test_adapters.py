@@ -10,9 +10,8 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from autotune.execution import model_effects
-from autotune.training.adapters import peft_config, prepare_model
+from autotune.training.adapters import CLASSIFICATION_HEADS, adapter_arguments, peft_config, prepare_model
 from autotune.training.build import build_model
-from autotune.training.peft_arguments import CLASSIFICATION_HEADS, adapter_arguments
 from autotune.values.adapters import ADAPTERS, is_new_weight
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelSpec, Task
