@@ -52,7 +52,6 @@ class Runner(Protocol):
         Raises:
             InfrastructureError: No trial can be run at all.
         """
-        ...
 
 
 def trial_directory(run_directory: Path, number: int) -> Path:
