@@ -1,7 +1,7 @@
 """What a node of a cluster does for a search: says what it is, runs a trial, cleans up after the search.
 
-Each function is called as a task by `engine`, in a worker process of the node, with text in and text out; nothing here
-knows the engine. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials
+Each function is called as a Ray task, in a worker process of the node, with text in and text out; nothing here knows
+Ray. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials
 of a slot run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
 """
 
@@ -95,10 +95,10 @@ def clean(search: str) -> None:
 
 def local_runner(job: Job) -> Runner:
     """Return what runs real trials on this node: all of it, or as many of its cores as a slot has."""
-    # The engine sets it to the processors that a task asks for, which a user's own training wouldn't have.
+    # Ray sets it to the processors that a task asks for, which a user's own training wouldn't have.
     os.environ.pop("OMP_NUM_THREADS", None)
     hardware = detect(job.device)
-    place = None  # all of what the engine lets this task see
+    place = None  # all of what Ray lets this task see
     if job.slots > 1 and hardware.is_cpu:
         hardware, place = share_of(hardware, job.slots), core_sets(job.slots)[job.slot]
     return LocalRunner(job.directory, hardware, place=place)
@@ -128,6 +128,6 @@ atexit.register(_end_runners)
 
 
 def _see_everything() -> None:
-    """Undo what an engine hides of the GPUs from a task that asks for none."""
+    """Undo what Ray hides of the GPUs from a task that asks for none."""
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
