@@ -229,8 +229,9 @@ class TrainConfig(Value):
 
     @property
     def config_id(self) -> str:
-        """Short hash of the canonical JSON."""
-        return self.digest()
+        """Short hash of the canonical JSON, without later knobs that are at their defaults."""
+        later = (name for name, (knob, field) in KNOBS.items() if knob.is_later and getattr(self, name) == field.default)
+        return self.digest(leave_out=frozenset(later))
 
 
 # Every knob by its name, with its field: as `TrainConfig` has them, those of several devices behind "parallelism.".
