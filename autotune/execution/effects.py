@@ -1,13 +1,14 @@
 """Checks that what a configuration asked for really took effect in the Trainer.
 
 Libraries have silent no-ops: fp16 on a CPU stays fp32, a kernel falls back, a flag is ignored by some models. A trial
-in which a knob did nothing would be a wrong measurement, so it is refused with the reason. Called by the worker.
+in which a knob did nothing would be a wrong measurement, so it is refused with the reason.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -36,7 +37,6 @@ _OUTPUT_DTYPE = {
     Precision.PURE_BF16: torch.bfloat16,
 }
 
-
 # Layers whose output is what they computed in. Others of these names have a forward of their own: packed ones put out
 # what they were given, and Falcon's add an fp32 bias to a product in 16 bits.
 _PLAIN = (nn.Linear.forward, nn.Conv2d.forward, nn.Conv1d.forward, Conv1D.forward)
@@ -53,7 +53,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hardware = hardware
         self._theirs = theirs
         self._dtypes: set[torch.dtype] = set()
-        self._checkpointed = 0
+        self._calls: Counter[str] = Counter()
         self._sdpa_backends: set[str] = set()
         self._undo: list[Callable[[], None]] = []
         self._seen: dict[str, Any] = {}
@@ -61,6 +61,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Watch one layer and the checkpointed calls, for the first step alone."""
         self._seen = kwargs
+        self._put(torch.cuda, "empty_cache", self._counted("emptied", torch.cuda.empty_cache))
         if self._config.torch_compile_backend is None:  # hooks would change what is compiled
             self._watch_dtype(kwargs["model"])
             self._watch_checkpointing(kwargs["model"])
@@ -82,8 +83,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         for module in model.modules():
             original = getattr(module, "_gradient_checkpointing_func", None)
             if original is not None:
-                module._gradient_checkpointing_func = self._counted(original)  # type: ignore[assignment]
-                self._undo.append(lambda m=module, f=original: setattr(m, "_gradient_checkpointing_func", f))  # type: ignore[misc]
+                self._put(module, "_gradient_checkpointing_func", self._counted("checkpointed", original))
 
     def _watch_sdpa(self) -> None:
         original = functional.scaled_dot_product_attention
@@ -92,16 +92,16 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             self._sdpa_backends.add(_sdpa_backend(*args, **kwargs))
             return original(*args, **kwargs)
 
-        functional.scaled_dot_product_attention = watch
-        self._undo.append(lambda: setattr(functional, "scaled_dot_product_attention", original))
+        self._put(functional, "scaled_dot_product_attention", watch)
 
-    def _sdpa(self) -> str:
-        """Say which of torch's kernels ran, in words to add."""
-        return f" ({', '.join(sorted(self._sdpa_backends))})" if self._sdpa_backends else ""
+    def _put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Have a function run in place of another for the first step."""
+        self._undo.append(functools.partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, function)
 
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def count(*args: Any, **kwargs: Any) -> Any:
-            self._checkpointed += 1
+            self._calls[what] += 1
             return function(*args, **kwargs)
 
         return count
@@ -118,12 +118,13 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "tf32": lambda: _tf32(self._config, self._hardware),
             "optim": lambda: _optimizer(self._config, trainer.optimizer, model),
             "checkpointing": lambda: self._checkpointing(model),
-            "attn_implementation": lambda: _attention(self._config, model) + self._sdpa(),
+            "attn_implementation": lambda: _attention(self._config, model, self._sdpa_backends),
             "experts_implementation": lambda: _experts(self._config, model),
             "use_liger_kernel": lambda: _liger(self._config, model),
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
             "packing": lambda: _packing(self._config, loader),
+            "torch_empty_cache_steps": lambda: self._cache(trainer),
             "adapter": lambda: adapter_effects.adapter(self._config, model),
             "quantization": lambda: adapter_effects.quantization(self._config, model),
             "parallelism": lambda: parallel_effects.parallelism(self._config, trainer, model),
@@ -152,16 +153,27 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             if self._config.checkpointing != "full":
                 raise NoEffectError(f"checkpointing {self._config.checkpointing} was asked for, but FSDP checkpoints")
             return f"{units} units of FSDP"
+        calls = self._calls["checkpointed"]
         if self._config.checkpointing == "none":
-            if self._checkpointed or flagged:
+            if calls or flagged:
                 raise NoEffectError("no checkpointing was asked for, but the model checkpoints its activations")
             return "none"
         if not flagged:
             raise NoEffectError("checkpointing was asked for, but no layer of the model has it switched on")
-        if self._config.torch_compile_backend is None and not self._checkpointed:
+        if self._config.torch_compile_backend is None and not calls:
             raise NoEffectError("checkpointing was asked for and switched on, but no layer was checkpointed")
         _check_kind(KINDS[self._config.checkpointing], model)
-        return f"{self._checkpointed} checkpointed calls in the first step" if self._checkpointed else "switched on"
+        return f"{calls} checkpointed calls in the first step" if calls else "switched on"
+
+    def _cache(self, trainer: Any) -> str:
+        """Say how often the cache is emptied: the Trainer does so in steps whose number, from 0, this divides."""
+        wanted, actual = self._config.torch_empty_cache_steps, trainer.args.torch_empty_cache_steps
+        times = self._calls["emptied"]
+        if actual != wanted:
+            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but {actual} is set")
+        if wanted and not times:
+            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but the first step emptied no cache")
+        return f"every {wanted} steps, {times} times in the first" if wanted else "never emptied"
 
 
 def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:
@@ -217,14 +229,16 @@ def _embedding_states(optimizer: Any, model: nn.Module) -> str:
     return ", embeddings' states in float32" if states else ""
 
 
-def _attention(config: TrainConfig, model: Any) -> str:
+def _attention(config: TrainConfig, model: Any, backends: Collection[str]) -> str:
+    """Say which kernel ran, and which of torch's own behind it."""
+    ran = f" ({', '.join(sorted(backends))})" if backends else ""
     if config.attn_implementation is None:
-        return "no attention"
+        return f"no attention{ran}"
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     actual = getattr(base.config, "_attn_implementation", None)
     if actual != config.attn_implementation:
         raise NoEffectError(f"attention {config.attn_implementation} was asked for, but {actual} ran")
-    return str(actual)
+    return f"{actual}{ran}"
 
 
 def _sdpa_backend(
@@ -307,10 +321,7 @@ def _workers(config: TrainConfig, loader: Any) -> str:
 
 def _packing(config: TrainConfig, loader: Any) -> str:
     packed = isinstance(getattr(loader, "collate_fn", None), PackCollator)
+    rows = "one row each" if packed else "a row a sample"
     if packed != config.packing:
-        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {_rows(packed)}")
-    return _rows(packed)
-
-
-def _rows(packed: bool) -> str:
-    return "one row each" if packed else "a row a sample"
+        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {rows}")
+    return rows
