@@ -13,7 +13,7 @@ from torch import nn
 
 from autotune.errors import NoEffectError
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
-from autotune.training.quantized import quantization_of, quantized_layers
+from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import TrainConfig
 

@@ -189,7 +189,7 @@ def _task(base: Any) -> Task:
     from transformers import PreTrainedModel
     from transformers.models.auto import modeling_auto
 
-    from autotune.training.facts import HEADS
+    from autotune.training.build import HEADS
 
     if isinstance(base, PreTrainedModel):
         for task, (_, table) in HEADS.items():
@@ -202,7 +202,7 @@ def _task(base: Any) -> Task:
 def _spec(base: Any, code: OwnCode) -> ModelSpec:
     from transformers import PreTrainedModel
 
-    from autotune.training.facts import kind_of, tasks_for
+    from autotune.training.build import kind_of, tasks_for
 
     name = type(base).__name__
     if not isinstance(base, PreTrainedModel):
