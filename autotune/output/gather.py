@@ -19,7 +19,8 @@ from autotune.output.run_report import Breakdown, RunReport
 from autotune.planning.options import Options
 from autotune.planning.plan import SearchPlan
 from autotune.search.explain import answer_in, refusals
-from autotune.storage.learned import rates_of
+from autotune.space.changes import with_changes
+from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value
 from autotune.values.explanation import Explanation
@@ -59,7 +60,7 @@ def gather(run_dir: str | Path) -> RunReport:
         result=result,
         nothing=None if result is not None else _why_nothing(directory, plan, searched),
         explanation=_explanation(plan, result, [*searched, *explained]),
-        trials=(*_rows(result, searched), *rows_of(explained), *refused),
+        trials=with_changes((*_rows(result, searched), *rows_of(explained), *refused), plan),
         unfinished=len(list((directory.path / "trials").glob("[0-9]*"))) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,

@@ -14,8 +14,9 @@ from autotune.exports import launch_files
 from autotune.output.fitted import Fitted
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
-from autotune.values.config import TrainConfig
-from autotune.values.result import Change, Contender, ResultData
+from autotune.values.config import KNOBS, TrainConfig, knob_values
+from autotune.values.problem import Change
+from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
 
 # A share of padding from which on it is told.
@@ -33,32 +34,14 @@ def show_config(config: TrainConfig) -> str:
     parts = [f"micro-batch {config.per_device_train_batch_size}", str(config.precision), config.optim]
     if not config.parallelism.is_single:
         parts.insert(0, f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
-    if config.tf32:
-        parts.append("tf32")
-    if config.checkpointing != "none":
-        parts.append(f"checkpointing {config.checkpointing}")
-    if config.attn_implementation:
-        parts.append(f"{config.attn_implementation} attention")
-    if config.experts_implementation:
-        parts.append(f"{config.experts_implementation} experts")
-    if config.experts_per_token:
-        parts.append(f"{config.experts_per_token} experts a token")
-    if config.expert_capacity:
-        parts.append(f"expert capacity {config.expert_capacity}")
-    if config.use_liger_kernel:
-        parts.append("Liger")
-    if config.torch_compile_backend:
-        parts.append(" ".join(filter(None, ("compile", config.torch_compile_backend, config.torch_compile_mode))))
-    if config.adapter:
-        parts.append(config.adapter.shown)
-    if config.quantization:
-        parts.append(f"{config.quantization} base weights")
-    if config.dataloader_num_workers:
-        parts.append(f"{config.dataloader_num_workers} workers")
-    if config.train_sampling_strategy == "group_by_length":
-        parts.append("grouped by length")
-    if config.packing:
-        parts.append("packed")
+    words = (
+        known.said(known.knob.word, value) for known, value in zip(KNOBS.values(), knob_values(config), strict=True)
+    )
+    for word in filter(None, words):
+        if word.startswith(" "):
+            parts[-1] += word
+        else:
+            parts.append(word)
     return ", ".join(parts)
 
 

@@ -15,7 +15,7 @@ from autotune.cost.profiler import profile
 from autotune.errors import InputError, MachineError, NothingFitsError
 from autotune.estimates.estimate import BEST, options_of, report, shortfall
 from autotune.estimates.report import ConfigReport, DevicesReport, RankingReport, Report, fit
-from autotune.storage.learned import add_observations, rates_of
+from autotune.storage.home import add_observations, rates_of
 from autotune.training.build import default_task
 from autotune.training.resolve import resolve
 from autotune.units import GIB
