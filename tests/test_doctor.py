@@ -17,7 +17,7 @@ LIBRARIES = dict.fromkeys(("bitsandbytes", "peft", "datasets", "flash_attn", "li
 
 
 @pytest.fixture
-def home(monkeypatch, tmp_path):
+def quick_home(monkeypatch, tmp_path):
     """An empty home, and a machine that is examined and measured in no time."""
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "_libraries", lambda: {**LIBRARIES, "cuda_build": None})
@@ -29,18 +29,18 @@ def examine(*arguments):
     return CliRunner().invoke(app, ["doctor", "--device", "cpu", *arguments], env={"COLUMNS": "200"})
 
 
-def test_without_measured_rates_it_says_how_to_get_them(home):
+def test_without_measured_rates_it_says_how_to_get_them(quick_home):
     report = json.loads(examine("--json").stdout)
     (finding,) = [f for f in report["findings"] if f["name"] == "measured rates"]
     assert not finding["available"]
     assert "--calibrate" in finding["detail"]
     assert report["rates"] is None
     assert report["table_rates"]["source"] == "table"
-    assert not list(home.iterdir())
+    assert not list(quick_home.iterdir())
 
 
 @pytest.mark.parametrize("has_cc", [True, False])
-def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, home, has_cc):
+def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, quick_home, has_cc):
     monkeypatch.setattr(doctor, "detect", lambda device: make_gpu(has_cc=has_cc))
     found = {f.name: f for f in doctor.examine("cuda:0").findings}
     for name in ("torch.compile", "Liger kernels"):
@@ -49,10 +49,10 @@ def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, h
 
 
 @pytest.mark.slow
-def test_calibrating_keeps_the_rates_and_shows_them_beside_the_tables(home):
+def test_calibrating_keeps_the_rates_and_shows_them_beside_the_tables(quick_home):
     shown = examine("--calibrate")
     assert shown.exit_code == 0
-    (file,) = home.rglob("*.json")
+    (file,) = quick_home.rglob("*.json")
     assert str(file) in shown.stdout.replace("\n", "")
     assert "by the table" in shown.stdout
     report = json.loads(examine("--json").stdout)  # afterwards, without the option
@@ -63,9 +63,9 @@ def test_calibrating_keeps_the_rates_and_shows_them_beside_the_tables(home):
     assert finding["available"]
 
 
-def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(home, monkeypatch):
-    (home / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", str(home / "file"))
+def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(quick_home, monkeypatch):
+    (quick_home / "file").touch()
+    monkeypatch.setenv("AUTOTUNE_HOME", str(quick_home / "file"))
     monkeypatch.setattr(doctor, "calibrate", lambda hardware: pytest.fail("measured in vain"))
     failed = examine("--calibrate", "--json")
     assert failed.exit_code == 2
@@ -73,9 +73,9 @@ def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(home, 
 
 
 @pytest.mark.slow
-def test_a_broken_file_does_not_stop_the_doctor(home):
+def test_a_broken_file_does_not_stop_the_doctor(quick_home):
     examine("--calibrate")
-    (file,) = home.rglob("*.json")
+    (file,) = quick_home.rglob("*.json")
     file.write_text("{")
     report = json.loads(examine("--json").stdout)
     assert report["rates"] is None
