@@ -16,7 +16,7 @@ import autotune
 
 TARGETS = (
     *("training-args", "python", "accelerate", "accelerate-loop", "deepspeed", "fsdp"),
-    *("trl", "axolotl", "llama-factory", "torchtune", "dockerfile"),
+    *("trl", "axolotl", "llama-factory", "dockerfile"),
 )
 
 

@@ -12,12 +12,12 @@ from autotune.cli.console import Json, guarded, print_json, print_text
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
-    from autotune.exports.draft import Draft
+    from autotune.exports.winner import Draft
     from autotune.tuning_result import TuningResult
 
 _TARGETS = (
-    "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, torchtune, "
-    "dockerfile, or all that can train it."
+    "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, dockerfile, "
+    "or all that can train it."
 )
 
 
@@ -81,10 +81,10 @@ def _save(draft: Draft, output: Path | None) -> tuple[Draft, list[Path]]:
 
 
 def _written(files: dict[str, str], directory: Path) -> list[Path]:
-    from autotune.exports import targets
+    from autotune.exports.launch_files import written
 
     try:
-        return list(targets.written(files, directory))
+        return list(written(files, directory))
     except OSError as error:
         raise InputError(f"--output {directory}: can't be written: {error.strerror}") from None
 

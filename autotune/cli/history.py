@@ -16,7 +16,7 @@ from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.storage.record import Record
-    from autotune.storage.recorded import KeptSearch
+    from autotune.storage.recorded import RecordedSearch
     from autotune.storage.sync import CaughtUp
 
 history = typer.Typer(help="What earlier searches measured: list, show, export, sync, forget.", rich_markup_mode=None)
@@ -145,7 +145,7 @@ def _database() -> Record:
     return found
 
 
-def _with_key(database: Record, key: str, *, brief: bool = False) -> list[KeptSearch]:
+def _with_key(database: Record, key: str, *, brief: bool = False) -> list[RecordedSearch]:
     """Return the searches whose key begins like this."""
     keys = {search.key.short: search.key for search in database.searches(brief=True)}
     found = sorted(short for short in keys if short.startswith(key.lower()))
@@ -156,14 +156,14 @@ def _with_key(database: Record, key: str, *, brief: bool = False) -> list[KeptSe
     return database.searches(key=keys[found[0]], brief=brief)
 
 
-def _of_model(searches: list[KeptSearch], part: str) -> list[KeptSearch]:
+def _of_model(searches: list[RecordedSearch], part: str) -> list[RecordedSearch]:
     found = [search for search in searches if part.lower() in search.model.lower()]
     if part and not found:
         raise InputError(f"--model {part}: nothing is recorded of a model with this in its name")
     return found
 
 
-def _named(searches: list[KeptSearch], name: str) -> list[KeptSearch]:
+def _named(searches: list[RecordedSearch], name: str) -> list[RecordedSearch]:
     from autotune.errors import suggestion
 
     found = [search for search in searches if search.model.lower() == name.lower()]
@@ -188,12 +188,12 @@ def _caught_up(found: CaughtUp) -> str:
     return f"{found.run_directory}: {found.written} of its {found.trials} trials written, the others were there"
 
 
-def _counted(searches: list[KeptSearch]) -> str:
+def _counted(searches: list[RecordedSearch]) -> str:
     trials = sum(len(search.trials) for search in searches)
     return f"{len(searches)} search{'es' if len(searches) != 1 else ''}, {trials} trials"
 
 
-def _document(searches: list[KeptSearch]) -> dict[str, Any]:
+def _document(searches: list[RecordedSearch]) -> dict[str, Any]:
     from autotune.storage.record import SCHEMA_VERSION
 
     written = [{"short_key": search.key.short, **search.model_dump(mode="json")} for search in searches]

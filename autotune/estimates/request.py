@@ -21,7 +21,7 @@ from autotune.space.file import SpaceFile, load_space
 from autotune.space.knobs import Scalar, knobs, refused, shown
 from autotune.space.points import make_config, make_point
 from autotune.space.rules import refusals
-from autotune.storage.learned import rates_of
+from autotune.storage.home import rates_of
 from autotune.training.inputs import fixed_frames
 from autotune.training.resolve import resolve
 from autotune.units import show_memory

@@ -19,7 +19,7 @@ from autotune.integrations.tracker_entries import about, answer_of, entry_of
 from autotune.integrations.trackers import TRACKERS, Search, Tracker
 from autotune.planning.plan import SearchPlan
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.writer import Attempt
+from autotune.storage.writer import has_ended, in_thread
 from autotune.value import Value, read_value, write_value
 from autotune.values.events import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
@@ -131,8 +131,8 @@ class Tracking:
     def _attempt(self, name: str, call: Callable[[Tracker], str | None], limit_s: float) -> str | None:
         """Have a tracker do something; one that can't, or takes too long, is left alone from then on."""
         tracker = self._trackers[name]
-        attempt = Attempt(lambda: call(tracker))
-        if not attempt.has_ended(limit_s):
+        attempt = in_thread(lambda: call(tracker))
+        if not has_ended(attempt, limit_s):
             self._give_up(name, f"no answer for {limit_s:.0f} s")
             return None
         try:

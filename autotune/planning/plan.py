@@ -14,11 +14,11 @@ from autotune.space.file import SpaceFile
 from autotune.space.space import SearchSpace
 from autotune.value import Value
 from autotune.values.budget import Budget
-from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.config import TrainConfig, Workload
 from autotune.values.hardware import Hardware
-from autotune.values.model import ModelFacts
 from autotune.values.objective import Objective
 from autotune.values.placement import Fleet
+from autotune.values.problem import Problem
 
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; it had none in its first version
 
@@ -37,18 +37,12 @@ class Outline(Value):
     is_shared: bool = False
 
 
-class SearchPlan(Value):
-    """All that a search is about, as it stands in `search.json`."""
+class SearchPlan(Problem):
+    """A problem with all that is settled of the search for its answer, as it stands in `search.json`."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
-    workload: Workload
-    facts: ModelFacts
-    hardware: Hardware
-    memory_bytes: int
     budget: Budget
-    allowance: Allowance
     space: SpaceFile
-    baseline: TrainConfig
     exhaustive: bool = Field(default=False, description="every legal point is measured; nothing is searched")
     repeats: PositiveInt = Field(default=1, description="trials of each point of an exhaustive plan")
     objective: Objective = Objective()
@@ -81,12 +75,4 @@ class SearchPlan(Value):
 
     def search_space(self) -> SearchSpace:
         """Return the space bound to this plan."""
-        return SearchSpace(
-            self.space,
-            self.baseline,
-            workload=self.workload,
-            facts=self.facts,
-            hardware=self.hardware,
-            allowance=self.allowance,
-            effort=self.budget.effort,
-        )
+        return SearchSpace(self.space, self, effort=self.budget.effort)

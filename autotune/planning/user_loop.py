@@ -35,7 +35,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.points import problem
 from autotune.space.space import MICRO_BATCH
-from autotune.training.peft_arguments import ATTENTION_MODULES, IA3_MODULES
+from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.value import sha256_of, write_bytes
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelFacts, ModelSpec, Task

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from autotune.planning.plan import SearchPlan
-from autotune.space.history import History
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Purpose, TrialResult
+from autotune.values.trial import Purpose
 from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
 
@@ -24,18 +22,14 @@ class Pace:
     """The limits of one search.
 
     Args:
-        plan: The search.
-        history: Its trials up to the finals; read live.
-        results: All trials; read live.
+        finals: Of the search.
         clock: Seconds from some moment on.
     """
 
-    def __init__(
-        self, plan: SearchPlan, history: History, results: Sequence[TrialResult], clock: Callable[[], float]
-    ) -> None:
-        self._plan = plan
-        self._history = history
-        self._results = results
+    def __init__(self, finals: Finals, clock: Callable[[], float]) -> None:
+        self._finals = finals
+        self._plan = finals.plan
+        self._history = finals.history
         self._clock = clock
         self._started = clock()
         self._before_s = 0.0
@@ -55,7 +49,7 @@ class Pace:
 
     def searched(self) -> int:
         """Return how many trials the search has run, baseline, finals and checks not counted."""
-        return sum(r.request.purpose is Purpose.SEARCH for r in self._results)
+        return sum(r.request.purpose is Purpose.SEARCH for r in self._finals.state.results)
 
     def trials_left(self) -> int:
         """Return how many it may still run."""
@@ -70,8 +64,7 @@ class Pace:
 
         Nothing is kept where it would leave no time for a single trial: an unconfirmed answer is better than none.
         """
-        finals = Finals(self._plan, self._history, self._results)
-        kept_s = min(finals.expected_s() + finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
+        kept_s = min(self._finals.expected_s() + self._finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
         if not self.searched() and self.left_s() <= kept_s + self._typical_s():
             return 0.0
         return kept_s

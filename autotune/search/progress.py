@@ -5,16 +5,16 @@ Called by the conductor in `autotune.search.tuner`, and by `autotune.search.expl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
-from autotune.planning.plan import SearchPlan
 from autotune.search.limits import Pace
 from autotune.space.changes import changes
-from autotune.space.history import History
+from autotune.space.knobs import shown_changes
 from autotune.values.config import TrainConfig
 from autotune.values.events import Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
-from autotune.values.result import Change, ResultData
+from autotune.values.problem import Change
+from autotune.values.result import ResultData
 from autotune.values.trial import Measurement, TrialRequest, TrialResult, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import verdict_of
@@ -27,27 +27,17 @@ class Teller:
     """Tells of one search.
 
     Args:
-        plan: The search.
-        history: Its trials up to the finals; read live.
-        results: All trials; read live.
-        refused: Configurations that were refused without a trial, with the reasons; read live.
+        finals: Of the search.
         pace: Its limits.
         observer: Who listens.
     """
 
-    def __init__(
-        self,
-        plan: SearchPlan,
-        history: History,
-        results: Sequence[TrialResult],
-        refused: Mapping[TrainConfig, str],
-        pace: Pace,
-        observer: Observer,
-    ) -> None:
-        self._plan = plan
-        self._history = history
-        self._results = results
-        self._refused = refused
+    def __init__(self, finals: Finals, pace: Pace, observer: Observer) -> None:
+        self._finals = finals
+        self._plan = finals.plan
+        self._history = finals.history
+        self._results = finals.state.results
+        self._refused = finals.state.refused
         self._pace = pace
         self._observer = observer
         self._refusals_told = 0
@@ -81,7 +71,7 @@ class Teller:
         )
 
     def _changes(self, config: TrainConfig) -> tuple[Change, ...]:
-        return changes(config, self._plan.baseline, self._plan.facts, self._plan.hardware)
+        return changes(config, self._plan)
 
     def _tell_refusals(self) -> None:
         """Say, to who wants to know, how many configurations were refused since the last trial, and why."""
@@ -90,8 +80,7 @@ class Teller:
             return
         named = islice(self._refused.items(), self._refusals_told, self._refusals_told + _NAMED)
         for config, reason in named:
-            what = ", ".join(f"{c.knob} {c.after}" for c in self._changes(config)) or "the baseline"
-            self._observer(Detail(text=f"refused: {what}: {reason}"))
+            self._observer(Detail(text=f"refused: {shown_changes(self._changes(config))}: {reason}"))
         if fresh > _NAMED:
             self._observer(Detail(text=f"refused: {fresh - _NAMED} more (the report has them all)"))
         self._refusals_told = len(self._refused)
@@ -104,12 +93,11 @@ class Teller:
         fastest = self._history.best()
         if fastest is None:
             return None
-        finals = Finals(self._plan, self._history, self._results)
         config, proven = fastest.request.config, None
         if any(r.request.purpose.closes for r in self._results):
-            config, _, proven, _ = verdict_of(self._plan, self._history, finals)
+            config, _, proven, _ = verdict_of(self._finals)
         known = self._history.known(config)
-        measured = finals.merged(config) or (known.measurement if known is not None else None)
+        measured = self._finals.merged(config) or (known.measurement if known is not None else None)
         if measured is None:
             return None
         speedup = proven.ratio if proven is not None else self._seen_speedup(config)
@@ -128,7 +116,7 @@ def standing_of_answer(result: ResultData, trials: Sequence[TrialResult], refuse
     measured = result.best.measurement
     speedup = result.speedup.ratio if result.speedup is not None else None
     leader = _leader(result.best.changes, measured, speedup) if measured is not None else None
-    return _standing(result.memory_budget_bytes, trials, refused, leader)
+    return _standing(result.memory_bytes, trials, refused, leader)
 
 
 def _standing(memory_bytes: int, trials: Sequence[TrialResult], refused: int, leader: Leader | None) -> Standing:

@@ -22,7 +22,6 @@ from autotune.search.progress import Teller
 from autotune.search.proposals import proposals
 from autotune.search.recall import Recall
 from autotune.search.study import Asked, Study
-from autotune.space.history import History
 from autotune.space.space import Point
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.values.config import TrainConfig
@@ -33,6 +32,7 @@ from autotune.values.trial import Purpose, TrialRequest, TrialResult
 from autotune.verification import verdict
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 
 # Sampler's points in a row that are known or refused: the space is as good as exhausted.
 PATIENCE_ASKS = 60
@@ -77,9 +77,10 @@ class Tuner:
         recall: Recall | None = None,
         starting: Mapping[str, float] | None = None,
     ) -> None:
-        self._results: list[TrialResult] = []
-        self._history = History(plan.objective)
-        self._pace = self.pace(plan, self._history, self._results, clock)
+        self._state = SearchState(plan)
+        self._results, self._history, self._refused = self._state.results, self._state.history, self._state.refused
+        self._finals = Finals(self._state)
+        self._pace = self.pace(self._finals, clock)
         self._starting = starting
         self._plan = plan
         self._directory = directory
@@ -95,8 +96,7 @@ class Tuner:
             objective=plan.objective,
         )
         self._recall = recall or Recall(plan)
-        self._refused: dict[TrainConfig, str] = {}
-        self._teller = Teller(plan, self._history, self._results, self._refused, self._pace, observer)
+        self._teller = Teller(self._finals, self._pace, observer)
         self._number = -1  # of the latest trial that was begun
 
     def run(self) -> ResultData:
@@ -121,7 +121,7 @@ class Tuner:
         """Run all trials that this search is made of."""
         self._baseline()
         self._search()
-        self._finals()
+        self._measure_again()
 
     def _recover(self) -> None:
         """Take in what an earlier run of this search has measured."""
@@ -136,9 +136,7 @@ class Tuner:
             self._observer(Note(text=f"going on after {len(self._results)} finished trials"))
 
     def _take_in(self, result: TrialResult, *, counts: bool = True) -> None:
-        self._results.append(result)
-        if result.request.purpose.explores and counts:
-            self._history.add(result)
+        self._state.take_in(result, counts=counts)
         if result.request.purpose.explores and self._guide is not None:
             self._guide.observe(result)
 
@@ -226,13 +224,12 @@ class Tuner:
             self._refused[config] = reason
         return reason is None
 
-    def _finals(self) -> None:
+    def _measure_again(self) -> None:
         """Measure the leaders and the baseline again, in turn; then prove the winner, or the next if it fails.
 
         What the finals and the checks say next is read from all that was run so far.
         """
-        finals = Finals(self._plan, self._history, self._results)
-        while (check := self._next_final(finals)) is not None and self._pace.left_s() >= check.expected_s:
+        while (check := self._next_final(self._finals)) is not None and self._pace.left_s() >= check.expected_s:
             self._run(check.config, check.purpose, check)
 
     def _next_final(self, finals: Finals) -> Check | None:
@@ -243,7 +240,7 @@ class Tuner:
             return Check(config, Purpose.FINAL, None, finals.expected_s(config))
         if self._history.best() is None:
             return None
-        return finals.proof.next(verdict.verdict_of(self._plan, self._history, finals).best)
+        return finals.proof.next(verdict.verdict_of(finals).best)
 
     def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialResult:
         """Run one trial and take in its result."""
@@ -252,7 +249,6 @@ class Tuner:
     def _begun(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialRequest:
         """Return the request of a trial that is begun now."""
         self._number += 1
-        finals = Finals(self._plan, self._history, self._results)
         request = request_of(
             self._plan,
             config,
@@ -261,7 +257,7 @@ class Tuner:
             timeout_s=self._pace.timeout_s(config, purpose, check),
             task=check.task if check is not None else None,
             prediction=self._guide.prediction(config) if self._guide is not None else None,
-            cold_compile=purpose is Purpose.FINAL and not finals.trials(config),
+            cold_compile=purpose is Purpose.FINAL and not self._finals.trials(config),
             to_beat=self._pace.to_beat(purpose),
         )
         self._teller.started(request)
@@ -280,7 +276,7 @@ class Tuner:
     def _write(self) -> ResultData | None:
         """Write the answer as it stands, if there is one."""
         spent_s = self._pace.spent_s()
-        result = verdict.assemble(self._plan, self._history, self._results, self._refused, spent_s, self._starting)
+        result = verdict.assemble(self._finals, spent_s, self._starting)
         if result is not None:
             result = result.model_copy(update={"notes": (*result.notes, *self._recall.statements)})
             self._directory.write_answer(result)

@@ -32,6 +32,7 @@ from autotune.values.checks import (
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
 from autotune.verification.loss_check import compare
+from autotune.verification.state import SearchState
 
 # Evaluation keeps neither gradients nor activations: sizes up to this multiple of the micro-batch are tried. But it may
 # have what training hasn't, the logits of a whole batch, so it goes down to a single sample.
@@ -54,15 +55,13 @@ class Proof:
     """Which checks the winner of a search still needs, and what they gave.
 
     Args:
-        plan: The search.
-        history: Its trials up to the finals.
-        results: All trials, the checks included; read live.
+        state: The search, whose trials to come are taken into account too.
     """
 
-    def __init__(self, plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> None:
-        self._plan = plan
-        self._history = history
-        self._results = results
+    def __init__(self, state: SearchState) -> None:
+        self._plan = state.plan
+        self._history = state.history
+        self._results = state.results
 
     def next(self, winner: TrainConfig) -> Check | None:
         """Return the next trial for `winner`; None if it has passed, failed, or can't be checked further."""
@@ -125,7 +124,7 @@ class Proof:
         if len(curves) < len(runs):
             return None
         base, again, own = curves
-        changed = changes(config, self._plan.baseline, self._plan.facts, self._plan.hardware)
+        changed = changes(config, self._plan)
         return compare(base, again, own, changed, self._plan.facts, self._loss_task().pass_steps)
 
     def reference(self) -> TrainConfig | None:
@@ -285,8 +284,7 @@ def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
     same = [
         r
         for r in history.ranking()
-        if {c.knob for c in changes(r.request.config, plan.baseline, plan.facts, plan.hardware)}
-        == {"per_device_train_batch_size"}
+        if {c.knob for c in changes(r.request.config, plan)} == {"per_device_train_batch_size"}
     ]
     return max(same, key=lambda r: r.request.config.per_device_train_batch_size, default=None)
 

@@ -6,9 +6,7 @@ have been lucky: who wins is measured again, in turn with the baseline.
 
 from __future__ import annotations
 
-from autotune.planning.plan import SearchPlan
 from autotune.space.changes import changes
-from autotune.space.history import History
 from autotune.space.knobs import shown_changes
 from autotune.units import show_rate
 from autotune.values.config import TrainConfig
@@ -16,33 +14,30 @@ from autotune.values.trial import Measurement, TrialResult
 from autotune.verification.finals import Finals
 
 
-def outshone(plan: SearchPlan, history: History, finals: Finals, best: TrainConfig) -> str | None:
+def outshone(finals: Finals, best: TrainConfig) -> str | None:
     """Return a line on the fastest trial of the search that was faster than the answer; None if none was.
 
     Args:
-        plan: The search.
-        history: Its trials up to the finals.
-        finals: What measuring again gave.
+        finals: What measuring the leaders again gave.
         best: The answer.
     """
-    answer = finals.merged(best)
+    plan, answer = finals.plan, finals.merged(best)
     if answer is None:
         return None
-    others = (r for r in history.ranking() if r.request.config != best and r.measurement is not None)
+    others = (r for r in finals.history.ranking() if r.request.config != best and r.measurement is not None)
     fastest = max(others, key=lambda r: r.measurement.samples_per_second if r.measurement else 0.0, default=None)
     if fastest is None or fastest.measurement is None or not _is_shown_faster(fastest.measurement, answer):
         return None
-    changed = changes(fastest.request.config, plan.baseline, plan.facts, plan.hardware)
-    what = shown_changes(changed) or "the baseline"
+    what = shown_changes(changes(fastest.request.config, plan))
     rate, steps = show_rate(fastest.measurement.samples_per_second), len(fastest.measurement.step_times_s)
     return (
         f"trial {fastest.request.number} ({what}) gave {rate} samples/s, more than the answer: one trial of {steps} "
-        f"steps; {_reason(plan, finals, fastest, answer)}"
+        f"steps; {_reason(finals, fastest, answer)}"
     )
 
 
-def _reason(plan: SearchPlan, finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
-    config = fastest.request.config
+def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
+    plan, config = finals.plan, fastest.request.config
     refused = finals.proof.refusal(config)
     if refused is not None:
         return f"it was refused when it was checked ({refused})"

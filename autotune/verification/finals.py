@@ -9,13 +9,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autotune.planning.plan import SearchPlan
-from autotune.space.history import History
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.statistics import next_run_interval, ratio_of_means, trial_spread
 from autotune.values.trial import Interval, Measurement, Purpose, TrialResult, TrialStatus
 from autotune.verification.checks import Proof
+from autotune.verification.state import SearchState
 
 # A finalist is worth measuring again if the search saw it within this of the leader.
 FINALIST_SHARE = 0.9
@@ -33,16 +32,14 @@ class Finals:
     """Which configurations are finalists, and what measuring them again gave.
 
     Args:
-        plan: The search.
-        history: Its trials up to the finals.
-        results: All trials, the finals' included; read live.
+        state: The search, whose trials to come are taken into account too.
     """
 
-    def __init__(self, plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> None:
-        self._plan = plan
-        self._history = history
-        self._results = results
-        self.proof = Proof(plan, history, results)
+    def __init__(self, state: SearchState) -> None:
+        self.state = state
+        self.plan = state.plan
+        self.history = state.history
+        self.proof = Proof(state)
 
     def contenders(self) -> list[TrainConfig]:
         """Return the baseline, if it completed, and then the finalists, the fastest first.
@@ -51,31 +48,31 @@ class Finals:
         search had it, the next comes as well: it was chosen for a lucky trial, or the machine has slowed for all.
         """
         failed = [config for config in self._measured_again() if self.has_failed(config)]
-        ranking = [r for r in self._history.ranking() if r.request.config not in failed]
+        ranking = [r for r in self.history.ranking() if r.request.config not in failed]
         able = [
             r.request.config
             for r in ranking
-            if r.request.config != self._plan.baseline
-            and self._history.rate(r) >= FINALIST_SHARE * self._history.rate(ranking[0])
+            if r.request.config != self.plan.baseline
+            and self.history.rate(r) >= FINALIST_SHARE * self.history.rate(ranking[0])
         ]
-        first = able[: self._plan.budget.finalists]
+        first = able[: self.plan.budget.finalists]
         finalists = able[: len(first) + sum(map(self._has_fallen, first))]
-        completed = any(r.request.config == self._plan.baseline for r in ranking)
-        return ([self._plan.baseline] if completed else []) + finalists
+        completed = any(r.request.config == self.plan.baseline for r in ranking)
+        return ([self.plan.baseline] if completed else []) + finalists
 
     def _has_fallen(self, config: TrainConfig) -> bool:
         """Whether `config` was slower in all its rounds than a finalist has to be, by what the search saw of it."""
-        known, times = self._history.known(config), self._step_times(config)
-        if known is None or known.measurement is None or len(times) < self._plan.budget.final_rounds:
+        known, times = self.history.known(config), self._step_times(config)
+        if known is None or known.measurement is None or len(times) < self.plan.budget.final_rounds:
             return False
-        rate = self._plan.workload.samples_per_step(config) / statistics.fmean(t for steps in times for t in steps)
+        rate = self.plan.workload.samples_per_step(config) / statistics.fmean(t for steps in times for t in steps)
         return rate < FINALIST_SHARE * known.measurement.samples_per_second
 
     def schedule(self) -> Iterator[TrainConfig]:
         """Yield what is still to be measured, in turn, round by round; one contender alone needs no round."""
-        for round_number in range(self._plan.budget.final_rounds):
+        for round_number in range(self.plan.budget.final_rounds):
             contenders = self.contenders()
-            if contenders == [self._plan.baseline]:
+            if contenders == [self.plan.baseline]:
                 return
             for config in contenders:
                 if len(self.trials(config)) <= round_number:
@@ -85,7 +82,7 @@ class Finals:
         """Yield what one round more measures where the planned ones have left the answer open, unless checks began."""
         if self._checks_began():
             return
-        planned, contenders = self._plan.budget.final_rounds, self.contenders()
+        planned, contenders = self.plan.budget.final_rounds, self.contenders()
         begun = max((len(self.trials(c)) for c in contenders), default=0)
         waiting = [c for c in contenders if len(self.trials(c)) < begun]
         if not waiting and planned <= begun < MOST_ROUNDS * planned and self._leaves_open(contenders):
@@ -94,8 +91,8 @@ class Finals:
 
     def _leaves_open(self, contenders: Sequence[TrainConfig]) -> bool:
         """Whether the fastest finalist may be faster than the baseline, or surely is but hardly known by how much."""
-        finalists = [c for c in contenders if c != self._plan.baseline]
-        leads = [lead for c in finalists if (lead := self.speedup(c, self._plan.baseline)) is not None]
+        finalists = [c for c in contenders if c != self.plan.baseline]
+        leads = [lead for c in finalists if (lead := self.speedup(c, self.plan.baseline)) is not None]
         if not leads:
             return False
         ratio, interval = max(leads, key=lambda lead: lead.ratio)
@@ -114,7 +111,7 @@ class Finals:
         were run in turn, and earlier ones were not.
         """
         latest: list[TrialResult] = []
-        for result in reversed(self._results):
+        for result in reversed(self.state.results):
             if result.request.purpose is Purpose.FINAL:
                 latest.append(result)
             elif latest and result.request.purpose.explores:
@@ -124,7 +121,7 @@ class Finals:
     def _checks_began(self) -> bool:
         """Whether a check has followed the finals."""
         first = next(iter(self._series()), None)
-        checks = (r for r in self._results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
+        checks = (r for r in self.state.results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
         return any(first is None or r.request.number > first.request.number for r in checks)
 
     def is_measured(self, config: TrainConfig) -> bool:
@@ -140,14 +137,14 @@ class Finals:
     def ran_short(self, config: TrainConfig) -> bool:
         """Whether the allocator ran short in a final trial of `config`; the baseline is what the user came with."""
         finals = [r.measurement for r in self._all_finals(config) if r.measurement is not None]
-        return config != self._plan.baseline and any(measured.ran_short for measured in finals)
+        return config != self.plan.baseline and any(measured.ran_short for measured in finals)
 
     def _all_finals(self, config: TrainConfig) -> list[TrialResult]:
-        return [r for r in self._results if r.request.purpose is Purpose.FINAL and r.request.config == config]
+        return [r for r in self.state.results if r.request.purpose is Purpose.FINAL and r.request.config == config]
 
     def _measured_again(self) -> list[TrainConfig]:
         """Return the configurations that have had a closer look; of many trials they are few."""
-        return list(dict.fromkeys(r.request.config for r in self._results if r.request.purpose.closes))
+        return list(dict.fromkeys(r.request.config for r in self.state.results if r.request.purpose.closes))
 
     def expected_s(self, config: TrainConfig | None = None) -> float:
         """Return the seconds that the finals, or the one of `config`, should take by what the search measured.
@@ -156,20 +153,20 @@ class Finals:
         """
         if config is not None:
             return self._trial_s(config)
-        return self.round_s() * self._plan.budget.final_rounds
+        return self.round_s() * self.plan.budget.final_rounds
 
     def round_s(self) -> float:
         """Return the seconds that one round of the finals should take."""
         contenders = self.contenders()
-        if contenders == [self._plan.baseline]:
+        if contenders == [self.plan.baseline]:
             contenders *= 2
         return sum(self._trial_s(c) for c in contenders)
 
     def _trial_s(self, config: TrainConfig) -> float:
-        known = self._history.known(config)
+        known = self.history.known(config)
         if known is None or known.measurement is None:
             return 0.0
-        budget, measured = self._plan.budget, known.measurement
+        budget, measured = self.plan.budget, known.measurement
         step_s = statistics.fmean(measured.step_times_s)
         steps = min(budget.when_measured_again["measure_steps"], budget.measure_time_s / step_s + 1)
         # A step is added to the first, which ran only part of the accumulation in the search.
@@ -187,11 +184,11 @@ class Finals:
         if not measured:
             return None
         times = tuple(t for m in measured for t in m.step_times_s)
-        samples = self._plan.workload.samples_per_step(config)
+        samples = self.plan.workload.samples_per_step(config)
         rate = samples / statistics.fmean(times)
         others = [steps for c in self.contenders() if c != config and (steps := self._step_times(c))]
         spread = trial_spread([self._step_times(config)], others, by_round=False)
-        tokens = self._plan.workload.tokens_per_sample
+        tokens = self.plan.workload.tokens_per_sample
         return measured[-1].model_copy(
             update={
                 "step_times_s": times,
@@ -219,9 +216,9 @@ class Finals:
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
         """Return the seconds per sample of each measured step, its share of the start included, a list per trial."""
-        samples = self._plan.workload.samples_per_step(config)
+        samples = self.plan.workload.samples_per_step(config)
         whole = self.merged(config)
-        start_s = self._plan.objective.start_s_per_sample(whole) if whole else 0.0
+        start_s = self.plan.objective.start_s_per_sample(whole) if whole else 0.0
         return [
             [t / samples + start_s for t in r.measurement.step_times_s] for r in self.trials(config) if r.measurement
         ]

@@ -13,52 +13,47 @@ from typing import NamedTuple
 from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
 from autotune.planning.plan import SearchPlan
 from autotune.space.changes import changes
-from autotune.space.history import History
 from autotune.space.knobs import shown_changes
 from autotune.training.arguments import plan as training_plan
 from autotune.units import show_memory, show_rate
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.objective import break_even_steps, cold_start_s
-from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, TrialSummary, Verdict
+from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, Verdict
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.values.trial_row import TrialRow, rows_of
 from autotune.verification.checks import largest_default
 from autotune.verification.disturbance import disturbance_notes
 from autotune.verification.faster_trial import outshone
 from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 from autotune.version import __version__
 
 RUNNERS_UP = 4
 
 
-def assemble(
-    plan: SearchPlan,
-    history: History,
-    results: Sequence[TrialResult],
-    refused: dict[TrainConfig, str],
-    search_time_s: float,
-    starting: Mapping[str, float] | None = None,
-) -> ResultData | None:
-    """Return the answer as the trials stand now; None if nothing has completed."""
-    if history.best() is None:
+def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float] | None = None) -> ResultData | None:
+    """Return the answer as the trials stand now; None if nothing has completed.
+
+    Args:
+        finals: Of the search.
+        search_time_s: What it has taken until now.
+        starting: Seconds that were spent before the first trial, by what for.
+    """
+    plan, results, refused = finals.plan, finals.state.results, finals.state.refused
+    if finals.history.best() is None:
         return None
-    finals = Finals(plan, history, results)
     proof = finals.proof
-    best, verdict, speedup, kept_because = verdict_of(plan, history, finals)
+    best, verdict, speedup, kept_because = verdict_of(finals)
     soaked = proof.soaked(best)
-    contenders = _contenders(plan, history, finals)
+    contenders = _contenders(finals)
     mapping = training_plan(best, plan.workload, plan.hardware)
     return ResultData(
         autotune_version=__version__,
         verdict=verdict,
-        workload=plan.workload,
-        facts=plan.facts,
-        hardware=plan.hardware,
-        memory_budget_bytes=plan.memory_bytes,
-        allowance=plan.allowance,
-        baseline=_contender(plan, history, finals, plan.baseline),
-        baseline_cause=_baseline_cause(plan, history, finals),
-        best=_contender(plan, history, finals, best),
+        **{**plan.problem_fields(), "baseline": _contender(finals, plan.baseline)},
+        baseline_cause=_baseline_cause(finals),
+        best=_contender(finals, best),
         arguments=Arguments(
             training_arguments={**mapping.tuned, **(soaked.arguments if soaked else {})},
             model=mapping.model,
@@ -68,17 +63,20 @@ def assemble(
         soaked=soaked,
         skewed_routing=proof.skewed_routing(best),
         loss_check=proof.verdict(best),
-        proof_notes=_proof_notes(plan, history, finals, best),
+        proof_notes=_proof_notes(finals, best),
         objective=plan.objective,
         compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
         kept_because=kept_because,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
         runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
-        trials=(*(_summary(r, finals) for r in results), *(_refusal(c, reason) for c, reason in refused.items())),
-        notes=plan.notes + _notes(plan, history, results),
+        trials=(
+            *(_row(row, finals) for row in rows_of(results)),
+            *(_refusal(c, reason) for c, reason in refused.items()),
+        ),
+        notes=plan.notes + _notes(finals.state),
         disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
-        outshone=outshone(plan, history, finals, best),
+        outshone=outshone(finals, best),
         search_time_s=search_time_s,
         spent=spent_on(results, search_time_s, starting or {}),
     )
@@ -93,24 +91,25 @@ class Decision(NamedTuple):
     kept_because: str | None = None  # why the baseline is kept though a single trial was faster than its first
 
 
-def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> Decision:
+def verdict_of(finals: Finals) -> Decision:
     """Return the decision as the trials stand now."""
+    plan = finals.plan
     contenders = finals.contenders()
     measured = [c for c in contenders if finals.is_measured(c)]
-    ranking = [r.request.config for r in history.ranking()]
+    ranking = [r.request.config for r in finals.history.ranking()]
     fallback = plan.baseline if plan.baseline in ranking else ranking[0]  # where everything failed a closer look
     leader = next((c for c in ranking if c in contenders), fallback)
     if plan.baseline not in contenders:
-        roomy = (c for c in ranking if c in contenders and not _runs_short(history, finals, c))
-        best = _simplest_of_the_fastest(plan, finals, measured) if measured else next(roomy, leader)
+        roomy = (c for c in ranking if c in contenders and not _runs_short(finals, c))
+        best = _simplest_of_the_fastest(finals, measured) if measured else next(roomy, leader)
         return Decision(best, "baseline did not complete")
     if plan.baseline not in measured or len(measured) < 2:
         if leader == plan.baseline:
-            return Decision(leader, "no clear winner" if len(history) > 1 else "unconfirmed")
-        doubts = {c: _doubt(plan, history, finals, c) for c in ranking if c in contenders and c != plan.baseline}
+            return Decision(leader, "no clear winner" if len(finals.history) > 1 else "unconfirmed")
+        doubts = {c: _doubt(finals, c) for c in ranking if c in contenders and c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
-    best = _simplest_of_the_fastest(plan, finals, measured)
+    best = _simplest_of_the_fastest(finals, measured)
     reference = finals.speedup(best, plan.baseline)
     if best == plan.baseline or reference is None:
         return Decision(best, "no clear winner")
@@ -118,32 +117,33 @@ def verdict_of(plan: SearchPlan, history: History, finals: Finals) -> Decision:
     return Decision(best, "faster", speedup)
 
 
-def _doubt(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> str | None:
+def _doubt(finals: Finals, config: TrainConfig) -> str | None:
     """Return which measurements put `config`, which wasn't compared in turn, below the baseline; None if none do."""
-    if _runs_short(history, finals, config):
-        number = _measurements(history, finals, config)[0][0]
+    plan = finals.plan
+    if _runs_short(finals, config):
+        number = _measurements(finals, config)[0][0]
         return f"the allocator ran short in trial {number}, which was not measured again"
-    theirs = max(_measurements(history, finals, plan.baseline), key=lambda m: plan.objective.rate(m[1]))
-    ours = min(_measurements(history, finals, config), key=lambda m: plan.objective.rate(m[1]))
+    theirs = max(_measurements(finals, plan.baseline), key=lambda m: plan.objective.rate(m[1]))
+    ours = min(_measurements(finals, config), key=lambda m: plan.objective.rate(m[1]))
     if plan.objective.rate(ours[1]) >= plan.objective.rate(theirs[1]):
         return None
-    what = shown_changes(changes(config, plan.baseline, plan.facts, plan.hardware))
+    what = shown_changes(changes(config, plan))
     return (
         f"the baseline gave {show_rate(theirs[1].samples_per_second)} samples/s in trial {theirs[0]}, {what} "
         f"{show_rate(ours[1].samples_per_second)} in trial {ours[0]}"
     )
 
 
-def _runs_short(history: History, finals: Finals, config: TrainConfig) -> bool:
+def _runs_short(finals: Finals, config: TrainConfig) -> bool:
     """Whether the allocator ran short in the trial of the search, and no final trial has shown that it need not."""
-    known = history.known(config)
+    known = finals.history.known(config)
     ran_short = known is not None and known.measurement is not None and known.measurement.ran_short
     return ran_short and not finals.is_measured(config)
 
 
-def _measurements(history: History, finals: Finals, config: TrainConfig) -> list[tuple[int, Measurement]]:
+def _measurements(finals: Finals, config: TrainConfig) -> list[tuple[int, Measurement]]:
     """Return what the trial of the search and those of the finals measured of `config`, with the trials' numbers."""
-    known = history.known(config)
+    known = finals.history.known(config)
     tried = ([known] if known else []) + finals.trials(config)
     return [(r.request.number, r.measurement) for r in tried if r.measurement is not None]
 
@@ -156,8 +156,9 @@ def _compilation(finals: Finals, best: TrainConfig, baseline: TrainConfig) -> Co
     return Compilation(cold_start_s=cold_start_s(ours), break_even_steps=steps)
 
 
-def _simplest_of_the_fastest(plan: SearchPlan, finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
+def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
     """Return the simplest of those that can't be told from the fastest, but can from the baseline."""
+    plan = finals.plan
 
     def rate(config: TrainConfig) -> float:
         measured = finals.merged(config)
@@ -176,20 +177,23 @@ def _simplest_of_the_fastest(plan: SearchPlan, finals: Finals, contenders: list[
 
 def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
     """Return how far from the user's training a configuration is: the deepest class, then the number of changes."""
-    changed = changes(config, plan.baseline, plan.facts, plan.hardware)
+    changed = changes(config, plan)
     return max((c.allowance.rank for c in changed), default=-1), len(changed)
 
 
-def _contenders(plan: SearchPlan, history: History, finals: Finals) -> list[Contender]:
+def _contenders(finals: Finals) -> list[Contender]:
     """Return the configurations that completed and did not fail when measured again, the fastest first."""
-    configs = [r.request.config for r in history.ranking()]
-    standing = [_contender(plan, history, finals, c) for c in configs if not finals.has_failed(c)]
-    return sorted(standing, key=lambda c: plan.objective.rate(c.measurement) if c.measurement else 0.0, reverse=True)
+    configs = [r.request.config for r in finals.history.ranking()]
+    standing = [_contender(finals, c) for c in configs if not finals.has_failed(c)]
+    return sorted(
+        standing, key=lambda c: finals.plan.objective.rate(c.measurement) if c.measurement else 0.0, reverse=True
+    )
 
 
-def _baseline_cause(plan: SearchPlan, history: History, finals: Finals) -> str | None:
+def _baseline_cause(finals: Finals) -> str | None:
     """Return why the baseline can't be compared with, None if it can or hasn't run."""
-    known = history.known(plan.baseline)
+    plan = finals.plan
+    known = finals.history.known(plan.baseline)
     tried = ([known] if known else []) + finals.trials(plan.baseline)
     failures = [r.outcome for r in tried if r.outcome.kind == "failure"]
     if plan.baseline in finals.contenders():
@@ -197,13 +201,14 @@ def _baseline_cause(plan: SearchPlan, history: History, finals: Finals) -> str |
     return f"{failures[0].status}: {failures[0].cause}" if failures else finals.proof.refusal(plan.baseline)
 
 
-def _contender(plan: SearchPlan, history: History, finals: Finals, config: TrainConfig) -> Contender:
-    known = history.known(config)
+def _contender(finals: Finals, config: TrainConfig) -> Contender:
+    plan = finals.plan
+    known = finals.history.known(config)
     again = finals.merged(config)
     trials = [known.request.number] if known else []
     return Contender(
         config=config,
-        changes=changes(config, plan.baseline, plan.facts, plan.hardware),
+        changes=changes(config, plan),
         measurement=again or (known.measurement if known else None),
         trials=tuple(trials + [r.request.number for r in finals.trials(config)]),
         confirmed=again is not None,
@@ -221,29 +226,20 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
     return found
 
 
-def _summary(result: TrialResult, finals: Finals) -> TrialSummary:
-    """Return a trial's line; one whose losses are refused completed as a trial, and is invalid for what it showed."""
-    failure = result.outcome if result.outcome.kind == "failure" else None
-    verdict = finals.proof.verdict(result.request.config) if result.request.purpose is Purpose.LOSS_CHECK else None
-    refused = verdict.statement if verdict is not None and not verdict.passed else None
-    memory = result.outcome.memory
-    return TrialSummary(
-        number=result.request.number,
-        purpose=result.request.purpose,
-        config=result.request.config,
-        status=TrialStatus.INVALID if refused else result.status,
-        samples_per_second=result.measurement.samples_per_second if result.measurement else None,
-        peak_bytes=memory.peak_bytes if memory else None,
-        prediction=result.request.prediction,
-        cause=failure.cause if failure else refused,
-    )
+def _row(row: TrialRow, finals: Finals) -> TrialRow:
+    """Return a trial's line; a loss check that refused its configuration is invalid, although the trial completed."""
+    verdict = finals.proof.verdict(row.config) if row.purpose is Purpose.LOSS_CHECK else None
+    if verdict is None or verdict.passed:
+        return row
+    return row.model_copy(update={"status": TrialStatus.INVALID, "cause": row.cause or verdict.statement})
 
 
-def _refusal(config: TrainConfig, reason: str) -> TrialSummary:
-    return TrialSummary(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
+def _refusal(config: TrainConfig, reason: str) -> TrialRow:
+    return TrialRow(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
 
 
-def _notes(plan: SearchPlan, history: History, results: Sequence[TrialResult]) -> tuple[str, ...]:
+def _notes(state: SearchState) -> tuple[str, ...]:
+    plan, history, results = state.plan, state.history, state.results
     notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
     baseline = history.known(plan.baseline)
     if baseline is not None and baseline.status is TrialStatus.OUT_OF_MEMORY:
@@ -256,17 +252,15 @@ def _notes(plan: SearchPlan, history: History, results: Sequence[TrialResult]) -
     return notes
 
 
-def _proof_notes(plan: SearchPlan, history: History, finals: Finals, best: TrainConfig) -> tuple[str, ...]:
+def _proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
     """Say who was refused when checked, and what of the best was not checked."""
+    plan = finals.plan
     refused = []
     for config, reason in finals.proof.refusals().items():
-        what = (
-            ", ".join(f"{c.knob} {c.after}" for c in changes(config, plan.baseline, plan.facts, plan.hardware))
-            or "the baseline"
-        )
+        what = shown_changes(changes(config, plan))
         refused.append(f"refused as the winner: {what}: {reason}")
     measured = finals.merged(best)
-    if (measured is not None and measured.ran_short) or _runs_short(history, finals, best):
+    if (measured is not None and measured.ran_short) or _runs_short(finals, best):
         refused.append("the allocator ran short while the best was measured: it is too near the memory budget")
     return (*refused, *finals.proof.gaps(best))
 
@@ -285,8 +279,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
         )
     # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
-    changed = changes(closest.request.config, plan.baseline, plan.facts, plan.hardware)
-    what = ", ".join(f"{c.knob} {c.after}" for c in changed) or "the baseline"
+    what = shown_changes(changes(closest.request.config, plan))
     seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""
     remedies = ["a larger --memory", "a shorter --seq-len"]
     if plan.allowance is not Allowance.METHOD:

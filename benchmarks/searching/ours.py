@@ -27,7 +27,7 @@ _TRACES: dict[tuple[object, ...], Traces] = {}
 class _Searching(Tuner):
     """A search without its finals, which find nothing."""
 
-    def _finals(self) -> None:
+    def _measure_again(self) -> None:
         pass
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from factories import make_config, make_measurement, make_plan, make_request, make_result
 
-from autotune.space.history import History
 from autotune.values.conditions import Conditions
 from autotune.values.trial import Phases, Purpose, TrialResult
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -29,10 +30,7 @@ def answer(*finals):
     again = [
         make_result(c, rate, number=10 + n, purpose=Purpose.FINAL) for n, (c, rate) in enumerate([*finals, *finals])
     ]
-    history = History()
-    for result in searched:
-        history.add(result)
-    return assemble(PLAN, history, [*searched, *again], {}, 100.0)
+    return assemble(Finals(SearchState(PLAN, [*searched, *again])), 100.0)
 
 
 def test_an_answer_under_noise_is_the_same_alike_honest_or_wrong():

@@ -46,7 +46,7 @@ def test_all_files_are_written_beside_the_commands(export, result, tmp_path):
         "training_args.json", "accelerate.yaml", "deepspeed.json", "launch.txt", "train.py", "train_trl.py",
         "axolotl.yaml", "llama_factory.yaml", "Dockerfile", "compose.yaml", "requirements.txt",
     }  # fmt: skip
-    assert set(told["left_out"]) == {"accelerate-loop", "fsdp", "torchtune"}
+    assert set(told["left_out"]) == {"accelerate-loop", "fsdp"}
     assert json.loads((tmp_path / "out/training_args.json").read_text()) == result.arguments.training_arguments
 
 

@@ -19,12 +19,13 @@ from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.integrations.apply import prepared, run
 from autotune.search.tuner import SearchInterrupted
-from autotune.space.history import History
 from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import load
 from autotune.values.config import Parallelism
 from autotune.values.trial import Purpose
 from autotune.values.user_code import OwnCode
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 ROOT = Path(__file__).parents[2]
@@ -52,11 +53,8 @@ def answer(here):
             make_result(baseline, 10.0, purpose=Purpose.BASELINE, workload=workload),
             make_result(best, make_measurement(20.0), number=1, workload=workload),
         ]
-        history = History()
-        for trial in trials:
-            history.add(trial)
         plan = make_plan(workload=workload, hardware=make_hardware(), baseline=baseline)
-        found = assemble(plan, history, trials, {}, 1.0)
+        found = assemble(Finals(SearchState(plan, trials)), 1.0)
         assert found is not None
         found.save(here / "best.json")
         return here / "best.json"

@@ -17,7 +17,7 @@ from autotune.estimates.estimate import BEST, report, shortfall
 from autotune.estimates.report import ConfigReport, DevicesReport, RankingReport, Report, fit
 from autotune.estimates.request import EstimateOptions
 from autotune.planning.options import options_of
-from autotune.storage.learned import add_observations, rates_of
+from autotune.storage.home import add_observations, rates_of
 from autotune.training.build import default_task
 from autotune.training.resolve import resolve
 from autotune.units import GIB

@@ -48,18 +48,6 @@ AXOLOTL = {
     "per_device_eval_batch_size": "eval_batch_size",
     "lr_scheduler_type": "lr_scheduler",
 }
-TORCHTUNE = {
-    "num_train_epochs": ("epochs",),
-    "logging_steps": ("log_every_n_steps",),
-    "seed": ("seed",),
-    "learning_rate": ("optimizer", "lr"),
-    "weight_decay": ("optimizer", "weight_decay"),
-    "adam_beta1": ("optimizer", "betas", 0),
-    "adam_beta2": ("optimizer", "betas", 1),
-    "adam_epsilon": ("optimizer", "eps"),
-    "max_grad_norm": ("clip_grad_norm",),
-    "warmup_steps": ("lr_scheduler", "num_warmup_steps"),
-}
 LOOP = {
     "learning_rate": '"lr": 0.25005',
     "adam_beta1": '"betas": (0.8, ',
@@ -114,14 +102,6 @@ def carried(target: str, content: str, name: str, value: Any) -> bool:
     if target == "accelerate-loop":
         return LOOP.get(name, "no such line") in content
     document = yaml.safe_load(content)
-    if target == "torchtune":
-        if name == "lr_scheduler_type":
-            return str(value) in document["lr_scheduler"]["_component_"]
-        for step in TORCHTUNE.get(name, ("no such setting",)):
-            document = document[step] if isinstance(document, list) else document.get(step)
-            if document is None:
-                return False
-        return bool(document == value)
     if target == "axolotl":
         if name == "report_to":
             return document.get("use_tensorboard") is True
@@ -131,7 +111,7 @@ def carried(target: str, content: str, name: str, value: Any) -> bool:
     return name in document and document[name] == value
 
 
-@pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl", "axolotl", "llama-factory", "torchtune"])
+@pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl", "axolotl", "llama-factory"])
 def test_each_of_the_users_arguments_is_carried_or_told(target, own):
     made = drafted(target, own=own)
     content = next(iter(made.files.values()))
@@ -153,13 +133,9 @@ def test_what_tools_have_fields_for_is_carried():
         assert {name: document[name] for name in ("save_steps", "logging_steps", "neftune_noise_alpha")} == {
             "save_steps": 77, "logging_steps": 9, "neftune_noise_alpha": 5.0
         }  # fmt: skip
-    told = drafted("torchtune", own=own)
-    document = yaml.safe_load(told.files["torchtune.yaml"])
-    assert (document["epochs"], document["log_every_n_steps"]) == (5, 9)
-    assert told.lost == ("your own argument save_steps=77", "your own argument neftune_noise_alpha=5.0")
 
 
-@pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl", "axolotl", "llama-factory", "torchtune"])
+@pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl", "axolotl", "llama-factory"])
 def test_arguments_that_all_are_the_defaults_are_not_told(target, tmp_path):
     path = tmp_path / "args.json"
     path.write_text(TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=False).to_json_string())
@@ -170,8 +146,6 @@ def test_arguments_that_all_are_the_defaults_are_not_told(target, tmp_path):
 @pytest.mark.parametrize(
     ("target", "own", "line"),
     [
-        ("torchtune", {"warmup_steps": 0.1}, "warm-up over 10% of the steps: it counts steps, of which it has none"),
-        ("torchtune", {"num_train_epochs": 1.5}, "your own argument num_train_epochs=1.5"),
         ("axolotl", {"logging_steps": 0.1}, "your own argument logging_steps=0.1"),
         ("axolotl", {"save_strategy": "epoch", "save_steps": 9}, "your own argument save_steps=9"),
         ("axolotl", {"hub_model_id": "me/mine"}, "your own argument hub_model_id='me/mine'"),

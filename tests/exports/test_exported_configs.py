@@ -17,7 +17,6 @@ from exporting import CPU, answer_with, drafted
 from packaging.requirements import Requirement
 
 from autotune.exports.targets import draft
-from autotune.exports.torchtune import _BUILDERS, _FAMILIES
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,28 +85,6 @@ def test_llama_factory_reads_its_file(name, tmp_path, monkeypatch):
     assert data.cutoff_len == 128
     assert model.disable_gradient_checkpointing == ("checkpointing" not in ANSWERS[name])
     assert method.finetuning_type == ("lora" if "adapter" in ANSWERS[name] else "full")
-
-
-@pytest.mark.parametrize("name", [name for name in ANSWERS if name != "rslora"])
-def test_torchtune_validates_its_file(name):
-    config = pytest.importorskip("torchtune.config")
-    from omegaconf import OmegaConf
-
-    written = document("torchtune", **ANSWERS[name])
-    config.validate(OmegaConf.create(written))
-    assert (written["batch_size"], written["gradient_accumulation_steps"]) == (4, 4 // ranks(name))
-
-
-@pytest.mark.parametrize("name", list(_BUILDERS))
-def test_torchtune_has_the_models_that_are_named(name):
-    config = pytest.importorskip("torchtune.config")
-    from omegaconf import OmegaConf
-    from torchtune.training import ModelType
-
-    lora: dict[str, Any] = {"adapter": {"kind": "lora"}}
-    for adapter in ({}, lora, {**lora, "quantization": "nf4"}):
-        config.validate(OmegaConf.create(document("torchtune", name=name, **adapter)))
-    assert _FAMILIES[_BUILDERS[name][0]].model_type in ModelType.__members__
 
 
 @pytest.mark.parametrize("name", list(ANSWERS))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,8 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InputError
-from autotune.exports.draft import Draft
 from autotune.exports.targets import drafts
+from autotune.exports.winner import Draft
 from autotune.training.arguments import plan
 from autotune.tuning_result import TuningResult, load
 from autotune.values.config import LengthProfile
@@ -79,7 +78,7 @@ def usual() -> TuningResult:
 
 
 def from_hub() -> TuningResult:
-    """The same of a model that torchtune has, by its name at the hub."""
+    """The same of a model of the hub, by its name there."""
     spec = make_spec(name="meta-llama/Llama-3.2-1B", revision="main", source="hub")
     found = usual()
     workload = found.workload.model_copy(update={"model": spec})
@@ -153,17 +152,6 @@ def calmed(value: Any, text: str) -> Any:
     return value.replace(text, BENIGN) if isinstance(value, str) else value
 
 
-def resolved(value: Any) -> Any:
-    """Return torchtune's settings as OmegaConf has them, which takes `${` for a variable unless it is escaped."""
-    if isinstance(value, dict):
-        return {key: resolved(inner) for key, inner in value.items()}
-    if not isinstance(value, str):
-        return value
-    variables = re.findall(r"(?<!\\)\$\{(.*?)\}", value)
-    assert set(variables) <= {"checkpoint_dir", "output_dir"}
-    return value.replace("\\${", "${")
-
-
 def shape(source: str, text: str) -> str:
     """Return a script as it is parsed, its docstrings left out and planted texts replaced."""
     tree = ast.parse(source)
@@ -183,7 +171,7 @@ def read(name: str, content: str, text: str) -> Any:
     if name.endswith(".json"):
         return calmed(json.loads(content), text)
     if name.endswith(".yaml"):
-        return calmed(resolved(yaml.safe_load(content)) if name == "torchtune.yaml" else yaml.safe_load(content), text)
+        return calmed(yaml.safe_load(content), text)
     lines = [line for line in content.splitlines() if not line.startswith("#")]
     return lines, len(content.splitlines())
 

@@ -10,13 +10,13 @@ from exporting import CPU, answer_with, drafted
 from transformers import Trainer, TrainingArguments
 
 from autotune.errors import InputError
-from autotune.exports import loop_optimizers, targets
+from autotune.exports import accelerate_loop, targets
 from autotune.exports.winner import DEFAULTS
 from autotune.values.model import Task
 from autotune.values.optimizers import OPTIMIZERS
 
 SCRIPTS = ("python", "accelerate-loop", "trl")
-FILES = ("axolotl", "llama-factory", "torchtune")
+FILES = ("axolotl", "llama-factory")
 
 # Another value of each knob that a configuration has, apart from those of other devices.
 KNOBS = {
@@ -74,8 +74,6 @@ def test_hyperparameters_of_the_users_own_are_carried_over(target):
         ("llama-factory", {"packing": True}, "packing of a micro-batch"),
         ("llama-factory", {"experts_implementation": "batched_mm"}, "experts_implementation batched_mm"),
         ("llama-factory", {"checkpointing": "offload"}, "checkpointing offload"),
-        ("torchtune", {"optim": "galore_adamw"}, "optimizer galore_adamw: adamw_torch_fused in its place"),
-        ("torchtune", {"precision": "fp16"}, "float32 weights beside fp16: all is bf16"),
         ("accelerate-loop", {"optim": "schedule_free_adamw"}, "optimizer schedule_free_adamw"),
     ],
 )
@@ -91,10 +89,7 @@ def test_what_a_target_can_not_say_stands_in_its_file_and_in_the_answer(target, 
     [
         ("axolotl", {"task": Task.IMAGE_CLASSIFICATION, "kind": "vision"}, "it trains causal-lm, not image-class"),
         ("llama-factory", {"task": Task.SEQ2SEQ_LM, "kind": "encoder-decoder"}, "it trains causal-lm, not seq2seq-lm"),
-        ("torchtune", {"task": Task.MASKED_LM, "kind": "encoder"}, "it trains causal-lm, not masked-lm"),
-        ("torchtune", {"name": "gpt2"}, "it has no builder for gpt2"),
-        ("torchtune", {"adapter": {"kind": "rslora"}}, "it has no adapter rslora"),
-        ("torchtune", {"name": "meta-llama/Llama-3.1-405B", "adapter": {"kind": "dora"}}, "has no dora"),
+        ("torchtune", {}, "torchtune is no longer developed; use --to axolotl or --to llama-factory"),
         ("trl", {"task": Task.SEQ2SEQ_LM, "kind": "encoder-decoder"}, "SFTTrainer trains causal-lm"),
         ("axolotl", {"adapter": {"kind": "ia3"}}, "it has no adapter ia3"),
         ("accelerate-loop", {"parallelism": {"world_size": 2, "sharding": "fsdp_full"}}, "fsdp_full was measured with"),
@@ -127,7 +122,7 @@ def test_defaults_that_are_written_out_are_those_of_the_trainer(tmp_path):
     assert {name: getattr(TrainingArguments(str(tmp_path), use_cpu=True), name) for name in DEFAULTS} == DEFAULTS
 
 
-@pytest.mark.parametrize("name", loop_optimizers.NAMES)
+@pytest.mark.parametrize("name", accelerate_loop.NAMES)
 def test_a_loop_makes_the_optimizer_that_the_trainer_makes(name, tmp_path):
     package = OPTIMIZERS[name].package
     if package is not None:
@@ -135,7 +130,7 @@ def test_a_loop_makes_the_optimizer_that_the_trainer_makes(name, tmp_path):
     own = {"learning_rate": 1e-3, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-7}
     arguments = TrainingArguments(str(tmp_path), optim=name, use_cpu=True, **own)
     kind, told = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    made = loop_optimizers.made(name, lambda hyperparameter: getattr(arguments, hyperparameter))
+    made = accelerate_loop.made(name, lambda hyperparameter: getattr(arguments, hyperparameter))
     assert made.name == kind.__name__
     assert made.arguments == told
 
@@ -184,13 +179,12 @@ def test_trls_own_defaults_are_overruled():
     [
         ("axolotl", "axolotl train axolotl.yaml --launcher torchrun -- --nproc_per_node 2"),
         ("llama-factory", "FORCE_TORCHRUN=1 NPROC_PER_NODE=2 llamafactory-cli train llama_factory.yaml"),
-        ("torchtune", "tune run --nproc_per_node 2 full_finetune_distributed --config torchtune.yaml"),
     ],
 )
 def test_several_devices_are_started_by_each_tools_own_launcher(target, line):
     made = drafted(target, parallelism={"world_size": 2, "ddp_bucket_cap_mb": 50})
     assert made.launch == (line,)
-    assert target == "torchtune" or yaml.safe_load(next(iter(made.files.values())))["ddp_bucket_cap_mb"] == 50
+    assert yaml.safe_load(next(iter(made.files.values())))["ddp_bucket_cap_mb"] == 50
 
 
 def test_deepspeeds_file_lies_beside_the_one_that_names_it():

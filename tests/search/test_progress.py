@@ -5,10 +5,11 @@ from factories import CRASHED, OUT_OF_MEMORY, Clock, make_budget, make_config, m
 
 from autotune.search.limits import Pace
 from autotune.search.progress import Teller
-from autotune.space.history import History
 from autotune.units import GIB
 from autotune.values.events import Detail, Event, Standing, TrialEnded, TrialStarted
-from autotune.values.trial import Prediction, Purpose, TrialResult
+from autotune.values.trial import Prediction, Purpose
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 
 BASE, FAST, OTHER = make_config(), make_config(16), make_config(4)
 PREDICTION = Prediction(samples_per_second=20.0, peak_bytes=2 * GIB)
@@ -19,17 +20,16 @@ class Told:
 
     def __init__(self) -> None:
         self.plan = make_plan(baseline=BASE, budget=make_budget(finalists=1, final_rounds=2))
-        self.history, self.results, self.refused = History(), list[TrialResult](), {}
+        self.state = SearchState(self.plan)
+        self.refused = self.state.refused
         self.events: list[Event] = []
-        pace = Pace(self.plan, self.history, self.results, Clock())
-        self.teller = Teller(self.plan, self.history, self.results, self.refused, pace, self.events.append)
+        finals = Finals(self.state)
+        self.teller = Teller(finals, Pace(finals, Clock()), self.events.append)
 
     def ended(self, config, outcome=10.0, purpose=Purpose.SEARCH) -> Standing:
         """Take in a trial and return how the search stands then."""
-        result = make_result(config, outcome, purpose=purpose, number=len(self.results))
-        self.results.append(result)
-        if purpose.explores:
-            self.history.add(result)
+        result = make_result(config, outcome, purpose=purpose, number=len(self.state.results))
+        self.state.take_in(result)
         self.teller.ended(result)
         event = self.events[-1]
         assert isinstance(event, TrialEnded)
@@ -104,13 +104,13 @@ def test_refusals_are_told_once_with_the_first_reasons(told):
     told.refused.update({make_config(size): f"too large by {size}" for size in (32, 64, 128, 256, 512)})
     told.started()
     assert told.details == [
-        "refused: per_device_train_batch_size 32: too large by 32",
-        "refused: per_device_train_batch_size 64: too large by 64",
-        "refused: per_device_train_batch_size 128: too large by 128",
+        "refused: micro-batch 32: too large by 32",
+        "refused: micro-batch 64: too large by 64",
+        "refused: micro-batch 128: too large by 128",
         "refused: 2 more (the report has them all)",
     ]
     told.started()
     assert len(told.details) == 4
     told.refused[make_config(2)] = "throughput did not grow"
     told.started()
-    assert told.details[4:] == ["refused: per_device_train_batch_size 2: throughput did not grow"]
+    assert told.details[4:] == ["refused: micro-batch 2: throughput did not grow"]

@@ -9,9 +9,8 @@ import pytest
 from factories import make_config, make_gpu, make_hardware, make_plan, make_workload
 from transformers import TrainingArguments
 
-from autotune.training.adapters import peft_config
+from autotune.training.adapters import ATTENTION_MODULES, peft_config
 from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, TrainingPlan, effective_tf32, laid_over, plan
-from autotune.training.peft_arguments import ATTENTION_MODULES
 from autotune.values.budget import Effort
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions

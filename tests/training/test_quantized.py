@@ -8,10 +8,9 @@ import transformers
 from transformers import BitsAndBytesConfig
 
 from autotune.cost.tape import Recorder
-from autotune.training.adapters import prepare_model
+from autotune.training.adapters import adapter_arguments, prepare_model, quantization_arguments
 from autotune.training.build import build_config, build_model
 from autotune.training.facts import HEADS
-from autotune.training.peft_arguments import adapter_arguments, quantization_arguments
 from autotune.training.quantized import quantization_of, quantize, quantized_layers
 from autotune.values.adapters import ADAPTERS, is_new_weight
 from autotune.values.config import Precision

@@ -5,12 +5,13 @@ import math
 import pytest
 from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result, make_workload
 
-from autotune.space.history import History
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 from autotune.values.explanation import Contribution, Explanation
 from autotune.values.trial import Outcome, Purpose, TrialResult, TrialStatus
 from autotune.verification.attribution import explanation_of, put_back, removals
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 BASE = make_config()
@@ -36,12 +37,8 @@ class Search:
                 self.run(config, rate, purpose)
 
     def answer(self, refused: dict[TrainConfig, str] | None = None) -> TuningResult:
-        history = History()
-        for trial in self.trials:
-            if trial.request.purpose.explores:
-                history.add(trial)
         trials = [t for t in self.trials if t.request.purpose is not Purpose.EXPLAIN]
-        found = assemble(self._plan, history, trials, refused or {}, 100.0)
+        found = assemble(Finals(SearchState(self._plan, trials, refused)), 100.0)
         assert found is not None
         return found
 

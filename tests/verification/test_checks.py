@@ -16,11 +16,11 @@ from factories import (
     make_workload,
 )
 
-from autotune.space.history import History
 from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Outcome, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Outcome, Purpose, TrialStatus
 from autotune.verification.checks import LOSS_SHARE, Proof
+from autotune.verification.state import SearchState
 
 BASE, FAST = make_config(8), make_config(16)
 TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "cut short")
@@ -37,11 +37,10 @@ class Search:
 
     def __init__(self, searched: list[tuple[TrainConfig, Outcome | float]] | None = None, **plan) -> None:
         plan = {"soak": True, "loss_steps": 20, "loss_insisted": True, "baseline": BASE, **plan}
-        history, self.results = History(), list[TrialResult]()
-        for number, (config, outcome) in enumerate(searched or [(BASE, 10.0), (FAST, 20.0)]):
-            self.results.append(make_result(config, outcome, number=number))
-            history.add(self.results[-1])
-        self.proof = Proof(make_plan(**plan), history, self.results)
+        results = enumerate(searched or [(BASE, 10.0), (FAST, 20.0)])
+        state = SearchState(make_plan(**plan), (make_result(c, outcome, number=n) for n, (c, outcome) in results))
+        self.results = state.results
+        self.proof = Proof(state)
 
     def answer(self, *outcomes: Outcome | float, winner: TrainConfig = FAST) -> list[tuple[TrainConfig, Purpose]]:
         """Run the checks that come next, one for each outcome; return what they were."""

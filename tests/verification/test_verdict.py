@@ -19,13 +19,14 @@ from rich.console import Console
 
 from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.output.table import result_table, verdict_line
-from autotune.space.history import History
 from autotune.training.arguments import plan as training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.objective import Objective
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
 from autotune.verification.verdict import RUNNERS_UP, assemble, nothing_found
 
 Trials = list[tuple[TrainConfig, Outcome | float]]
@@ -47,14 +48,13 @@ def noisy(rate: float) -> Outcome:
 def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | None:
     """The answer of a search in which BASE is the baseline; `finals` come in the order in which they were run."""
     plan = make_plan(**{"budget": make_budget(finalists=2), "baseline": BASE, **fields})
-    history, results = History(), []
+    results = []
     for number, (config, outcome) in enumerate(searched):
         purpose = Purpose.BASELINE if config == BASE else Purpose.SEARCH
         results.append(make_result(config, outcome, number=number, purpose=purpose))
-        history.add(results[-1])
     for number, (config, outcome) in enumerate(finals, len(results)):
         results.append(make_result(config, outcome, number=number, purpose=Purpose.FINAL))
-    return assemble(plan, history, results, {make_config(2): "hopeless"}, 60.0)
+    return assemble(Finals(SearchState(plan, results, {make_config(2): "hopeless"})), 60.0)
 
 
 def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
@@ -298,7 +298,7 @@ def test_nothing_fits_names_the_closest_miss_and_what_would_help():
     error = refused([(BASE, OUT_OF_MEMORY), (make_config(1, checkpointing="full"), seen)], allowance=Allowance.EXACT)
     assert isinstance(error, NothingFitsError)
     assert str(error) == (
-        "nothing fits 2.00 GiB: the closest, per_device_train_batch_size 1, checkpointing full, still ran out "
+        "nothing fits 2.00 GiB: the closest, micro-batch 1, checkpointing full, still ran out "
         "(it had reached 1.00 GiB); what could make it fit: --allow method (LoRA, pure bf16), a larger --memory, "
         "a shorter --seq-len"
     )

@@ -1,0 +1,40 @@
+"""What a search has come to: its trials so far, and what was refused without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autotune.planning.plan import SearchPlan
+from autotune.space.history import History
+from autotune.values.config import TrainConfig
+from autotune.values.trial import TrialResult
+
+
+class SearchState:
+    """One search as it stands; whoever decides or reports reads it, the conductor alone changes it.
+
+    Args:
+        plan: What is searched.
+        results: Trials that have ended.
+        refused: Configurations that were refused without a trial, with the reasons.
+
+    Attributes:
+        results: All trials in the order they ended.
+        history: Those of them that explore the space: the baseline's and the search's, not finals and checks.
+    """
+
+    def __init__(
+        self, plan: SearchPlan, results: Iterable[TrialResult] = (), refused: dict[TrainConfig, str] | None = None
+    ) -> None:
+        self.plan = plan
+        self.history = History(plan.objective)
+        self.results: list[TrialResult] = []
+        self.refused: dict[TrainConfig, str] = {} if refused is None else refused
+        for result in results:
+            self.take_in(result)
+
+    def take_in(self, result: TrialResult, *, counts: bool = True) -> None:
+        """Add a trial that has ended; `counts`: what it tried need not be tried again."""
+        self.results.append(result)
+        if counts and result.request.purpose.explores:
+            self.history.add(result)
