@@ -12,7 +12,8 @@ from autotune.training.arguments import plan
 from autotune.tuning_result import TuningResult, load, with_methods
 from autotune.values.config import Allowance
 from autotune.values.hardware import detect
-from autotune.values.result import Change, Contender
+from autotune.values.problem import Change
+from autotune.values.result import Contender
 from autotune.values.trial import Interval, Purpose
 from autotune.verification.finals import Finals
 from autotune.verification.state import SearchState

@@ -20,7 +20,7 @@ from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
 from autotune.values.events import Event, Leader, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
-from autotune.values.result import Change
+from autotune.values.problem import Change
 
 # Of trials that run at once, so many are shown.
 _MOST_SHOWN = 3

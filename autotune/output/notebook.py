@@ -8,6 +8,7 @@ from autotune.output.result_html import result_html
 from autotune.output.run_report import RunReport
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
+from autotune.space.changes import with_changes
 from autotune.values.result import ResultData
 from autotune.values.time_spent import spent_on
 
@@ -36,6 +37,6 @@ def report_of(result: ResultData) -> RunReport:
         command=None,
         **result.problem.problem_fields(),
         result=result,
-        trials=result.trials,
+        trials=with_changes(result.trials, result.problem),
         spent=result.spent or spent_on((), result.search_time_s, {}),
     )

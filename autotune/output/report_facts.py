@@ -243,14 +243,14 @@ TRIAL_COLUMNS = (
 )  # fmt: skip
 
 
-def trial_cells(report: RunReport, trial: TrialRow, position: int) -> tuple[Cell, ...]:
+def trial_cells(trial: TrialRow, position: int) -> tuple[Cell, ...]:
     """Return a trial's cells in the order of the columns; `position` is its place in the report."""
     purpose = str(trial.purpose) if trial.purpose is not None else ""
     prediction = trial.prediction
     return (
         Cell(trial.label or "–", position),
         Cell(purpose),
-        Cell(report.changes(trial)),
+        Cell(shown_changes(trial.changes or ())),
         Cell("refused" if trial.status is TrialStatus.REJECTED else str(trial.status)),
         _cell(trial.samples_per_second, show_rate),
         _cell(prediction.samples_per_second if prediction else None, show_rate),

@@ -137,4 +137,4 @@ def _part_icon(words: str, report: RunReport) -> Markup:
 def _trial_row(trial: TrialRow, position: int, report: RunReport) -> dict[str, Any]:
     kind = {TrialStatus.COMPLETED: "completed", TrialStatus.REJECTED: "refused"}.get(trial.status, "failed")
     best = report.result is not None and trial.config == report.result.best.config
-    return {"kind": kind, "best": best, "cells": facts.trial_cells(report, trial, position)}
+    return {"kind": kind, "best": best, "cells": facts.trial_cells(trial, position)}

@@ -40,7 +40,7 @@ def markdown_report(report: RunReport) -> str:
     if shares:
         spent = [(what, show_time(share * report.spent.total_s), f"{share:.0%}") for what, share in shares.items()]
         parts += ["## Where the time went", _table(("", "time", "share"), spent)]
-    cells = [tuple(c.shown for c in facts.trial_cells(report, t, at)) for at, t in enumerate(report.trials)]
+    cells = [tuple(c.shown for c in facts.trial_cells(t, at)) for at, t in enumerate(report.trials)]
     parts += ["## All trials", _table(facts.TRIAL_COLUMNS, cells)]
     if facts.told(report):
         parts += ["## Checks and notes", _lines(facts.told(report))]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from autotune.space.changes import changes
-from autotune.space.knobs import shown_changes
 from autotune.value import Value
 from autotune.values.estimate import MemoryBreakdown
 from autotune.values.explanation import Explanation
@@ -39,7 +37,3 @@ class RunReport(Problem):
     breakdowns: tuple[Breakdown, ...] = ()
     no_breakdown: str | None = Field(default=None, description="why there are none")
     spent: Spent
-
-    def changes(self, row: TrialRow) -> str:
-        """Return in words what a trial's configuration changes against the baseline."""
-        return shown_changes(changes(row.config, self))

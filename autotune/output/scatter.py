@@ -32,6 +32,7 @@ from autotune.output.svg import (
     x_axis,
     y_axis,
 )
+from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialStatus
@@ -71,7 +72,7 @@ def _spot(report: RunReport, config: TrainConfig, trials: Sequence[TrialRow]) ->
     rate = told.samples_per_second if told else statistics.fmean(t.samples_per_second or 0.0 for t in trials)
     peak = max(t.peak_bytes or 0 for t in trials)
     numbers = ", ".join(t.label for t in trials)
-    tip = f"{report.changes(trials[0])}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
+    tip = f"{shown_changes(trials[0].changes or ())}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
     return Spot(config, rate, peak, tip)
 
 
@@ -109,7 +110,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
     for trial in lacking:
         needed = trial.prediction.peak_bytes if trial.prediction is not None else trial.peak_bytes
         at = min(max(x(max(needed or budget, budget)), frame.left), frame.right)
-        tip = f"{report.changes(trial)}\nran out of memory, trial {trial.label}"
+        tip = f"{shown_changes(trial.changes or ())}\nran out of memory, trial {trial.label}"
         parts.append(mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
     front = pareto(found)
     parts.append(path(stairs([(x(s.peak), y(s.rate)) for s in front]), "front-line"))
@@ -141,7 +142,7 @@ def best_over_time(report: RunReport, width: float) -> Chart | None:
     ]
     for trial in [*explored, *again]:
         at = x(trial.ended_s or 0.0)
-        tip = _trial_tip(report, trial)
+        tip = _trial_tip(trial)
         if trial.samples_per_second is not None:
             shape = "diamond" if trial.purpose is Purpose.FINAL else "circle"
             kind = _kind(report, trial.config) if shape == "diamond" else "trial"
@@ -214,7 +215,7 @@ def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"
         text(4, 12, f"predicted, {name}", kind="muted"),
     ]
     for miss in found:
-        tip = f"{_trial_tip(report, miss.trial)}\npredicted {miss.error:+.0%}"
+        tip = f"{_trial_tip(miss.trial)}\npredicted {miss.error:+.0%}"
         parts.append(mark("circle", x(miss.measured), y(miss.predicted), "trial", tip, 4.0))
     quantity = "throughput" if what == "rate" else "memory"
     label = f"Predicted against measured {quantity} of {len(found)} trials, median error {median_error(found):.0%}"
@@ -258,6 +259,6 @@ def _marked(report: RunReport, spot: Spot, x: float, y: float, on_front: bool) -
     return mark(shape, x, y, kind, f"{kind}: {spot.tip}", size)
 
 
-def _trial_tip(report: RunReport, trial: TrialRow) -> str:
+def _trial_tip(trial: TrialRow) -> str:
     rate = f", {show_rate(trial.samples_per_second)} samples/s" if trial.samples_per_second is not None else ""
-    return f"trial {trial.label}: {report.changes(trial)}\n{trial.status}{rate}"
+    return f"trial {trial.label}: {shown_changes(trial.changes or ())}\n{trial.status}{rate}"

@@ -15,7 +15,8 @@ from autotune.output.fitted import Fitted
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
-from autotune.values.result import Change, Contender, ResultData
+from autotune.values.problem import Change
+from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
 
 # A share of padding from which on it is told.

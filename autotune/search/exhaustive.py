@@ -25,7 +25,7 @@ from autotune.units import show_memory, show_time
 from autotune.values.budget import Effort
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.events import Note
-from autotune.values.recorded_table import RecordedPoint, RecordedTrial, Table, TableHeader
+from autotune.values.recorded_table import RecordedPoint, Table, TableHeader, TableTrial
 from autotune.values.trial import Purpose, TrialResult
 from autotune.version import __version__
 
@@ -88,10 +88,10 @@ def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:
 
     Finals and checks do more than other trials, which no replay would know; they are left out.
     """
-    trials: dict[TrainConfig, list[RecordedTrial]] = {}
+    trials: dict[TrainConfig, list[TableTrial]] = {}
     for result in sorted(results, key=lambda r: r.request.number):
         if result.request.purpose.explores:
-            trials.setdefault(result.request.config, []).append(RecordedTrial.of(result))
+            trials.setdefault(result.request.config, []).append(TableTrial.of(result))
     header = TableHeader(
         autotune_version=__version__,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -13,7 +13,8 @@ from autotune.space.changes import changes
 from autotune.space.knobs import shown_changes
 from autotune.values.config import TrainConfig
 from autotune.values.events import Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
-from autotune.values.result import Change, ResultData
+from autotune.values.problem import Change
+from autotune.values.result import ResultData
 from autotune.values.trial import Measurement, TrialRequest, TrialResult, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import verdict_of

@@ -5,15 +5,15 @@ Pure. The classes are those of :class:`autotune.values.config.Allowance`; how de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from autotune.training.arguments import effective_tf32
 from autotune.values.adapters import Adapter
 from autotune.values.config import KNOBS, Allowance, TrainConfig, knob_values
 from autotune.values.knob import Difference
-from autotune.values.problem import Problem
-from autotune.values.result import Change
+from autotune.values.problem import Change, Problem
+from autotune.values.trial_row import TrialRow
 
 
 def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
@@ -22,6 +22,11 @@ def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
         Change(knob=knob, before=_shown(before), after=_shown(after), allowance=allowance)
         for knob, before, after, allowance in _differences(config, problem)
     )
+
+
+def with_changes(rows: Iterable[TrialRow], problem: Problem) -> tuple[TrialRow, ...]:
+    """Return lines of trials with what each configuration changes."""
+    return tuple(row.model_copy(update={"changes": changes(row.config, problem)}) for row in rows)
 
 
 def allowance_of(config: TrainConfig, problem: Problem) -> Allowance:

@@ -23,7 +23,7 @@ from autotune.values.config import KNOBS
 from autotune.values.unavailable import why_not
 
 if TYPE_CHECKING:
-    from autotune.values.result import Change
+    from autotune.values.problem import Change
 
 Scalar = bool | int | float | str | None
 

@@ -28,3 +28,12 @@ class Problem(Value):
     def problem_fields(self) -> dict[str, Any]:
         """Return the fields of the problem alone, to make another value of them."""
         return {name: getattr(self, name) for name in Problem.model_fields}
+
+
+class Change(Value):
+    """One knob that differs from the baseline's."""
+
+    knob: str
+    before: str
+    after: str
+    allowance: Allowance

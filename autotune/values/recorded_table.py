@@ -41,8 +41,8 @@ class TableHeader(Problem):
     repeats: PositiveInt = Field(description="trials of each point when the table is complete")
 
 
-class RecordedTrial(Value):
-    """How one trial of a point ended."""
+class TableTrial(Value):
+    """How one trial of a point ended: a `TrialResult` without its request, which the header and the point stand for."""
 
     number: NonNegativeInt = Field(description="position in the order of running: drift shows along it")
     status: TrialStatus
@@ -52,14 +52,14 @@ class RecordedTrial(Value):
     memory: Memory | None = Field(default=None, description="peak seen before a failure")
 
     @model_validator(mode="after")
-    def _check(self) -> RecordedTrial:
+    def _check(self) -> TableTrial:
         completed = self.status is TrialStatus.COMPLETED
         if completed != (self.measurement is not None) or completed == (self.cause is not None):
             raise ValueError("a completed trial has a measurement, any other a cause")
         return self
 
     @classmethod
-    def of(cls, result: TrialResult) -> RecordedTrial:
+    def of(cls, result: TrialResult) -> TableTrial:
         """Return what is kept of `result`."""
         number, duration_s, outcome = result.request.number, result.duration_s, result.outcome
         if isinstance(outcome, Measurement):
@@ -80,7 +80,7 @@ class RecordedPoint(Value):
     """One configuration and its trials, in the order they ran."""
 
     config: TrainConfig
-    trials: tuple[RecordedTrial, ...] = Field(min_length=1)
+    trials: tuple[TableTrial, ...] = Field(min_length=1)
 
     @property
     def rates(self) -> tuple[float, ...]:

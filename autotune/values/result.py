@@ -13,21 +13,12 @@ from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.objective import Objective
-from autotune.values.problem import Problem
+from autotune.values.problem import Change, Problem
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval, Measurement
 from autotune.values.trial_row import TrialRow
 
 SCHEMA_VERSION: Literal[1] = 1
-
-
-class Change(Value):
-    """One knob that differs from the user's own training."""
-
-    knob: str
-    before: str
-    after: str
-    allowance: Allowance
 
 
 class Contender(Value):

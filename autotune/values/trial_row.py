@@ -10,6 +10,7 @@ from pydantic import Field
 
 from autotune.value import Value
 from autotune.values.config import TrainConfig
+from autotune.values.problem import Change
 from autotune.values.trial import Interval, Prediction, Purpose, TrialResult, TrialStatus
 
 
@@ -21,6 +22,7 @@ class TrialRow(Value):
     number: int | None = Field(description="None: refused without a trial")
     purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
     config: TrainConfig
+    changes: tuple[Change, ...] | None = Field(default=None, description="against the baseline; None: not told")
     status: TrialStatus
     samples_per_second: float | None = None
     interval: Interval | None = Field(default=None, description="of the samples per second")

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.explanation import Contribution, Explanation
-from autotune.values.result import Change, ResultData
+from autotune.values.problem import Change
+from autotune.values.result import ResultData
 from autotune.values.statistics import ratio_of_means
 from autotune.values.trial import Interval, Purpose, TrialResult, TrialStatus
 
