@@ -9,11 +9,11 @@ import functools
 import pytest
 import torch
 import transformers
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from autotune.training.dataset import PadCollator, StackCollator
-from autotune.training.facts import HEADS
+from autotune.training.build import HEADS
+from autotune.training.dataset import PadCollator
 from autotune.training.inputs import audio_input
 from autotune.values.model import Task
 
@@ -222,7 +222,7 @@ def _labels(task, ids, index, random):
 
 def collator_for(name):
     _, task, figures = CASES[name]
-    return PadCollator(figures["pad_token_id"]) if task.takes_text else StackCollator()
+    return PadCollator(figures["pad_token_id"]) if task.takes_text else default_data_collator
 
 
 def reference(model, name, samples=None):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autotune.errors import NoEffectError
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
 from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
-from autotune.training.quantized import quantization_of, quantized_layers
+from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import Parallelism, Precision, TrainConfig
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
+import pkgutil
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.execution.places import core_sets, share_of
 from autotune.execution.runner import LocalRunner, Runner, trial_directory
@@ -46,16 +45,13 @@ class Job(Value):
     device: str
     slot: NonNegativeInt
     slots: PositiveInt
-    maker: str
+    maker: str = Field(description="`module:function`: from a job to what runs it and similar ones")
 
     @property
     def directory(self) -> Path:
         """Where the trials of the slot run; nobody else's files are there."""
         return scratch(self.search) / f"{self.node[:12]}-{self.slot}"
 
-
-# From a job to what runs it and similar ones.
-Maker = Callable[[Job], Runner]
 
 # Of this worker: what runs trials, by directory and device.
 _kept: dict[tuple[object, ...], tuple[Runner, contextlib.ExitStack]] = {}
@@ -110,9 +106,7 @@ def _runner(job: Job) -> Runner:
     if key not in _kept:
         _end_runners()
         job.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        module, _, function = job.maker.partition(":")
-        maker: Maker = getattr(importlib.import_module(module), function)
-        runner, stack = maker(job), contextlib.ExitStack()
+        runner, stack = pkgutil.resolve_name(job.maker)(job), contextlib.ExitStack()
         if isinstance(runner, contextlib.AbstractContextManager):
             stack.enter_context(runner)
         _kept[key] = runner, stack

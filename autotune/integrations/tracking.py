@@ -9,14 +9,14 @@ nothing twice. Called by `autotune.api`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from pydantic import Field, ValidationError
 
 from autotune.errors import one_line
 from autotune.integrations.tracker_entries import about, answer_of, entry_of
-from autotune.integrations.trackers import TRACKERS, Search, Tracker, check
+from autotune.integrations.trackers import TRACKERS, Search, Tracker
 from autotune.planning.plan import SearchPlan
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import has_ended, in_thread
@@ -39,19 +39,6 @@ class Told(Value):
     runs: dict[str, str] = Field(default_factory=dict, description="by tracker: how it knows the search")
     trials: dict[str, tuple[int, ...]] = Field(default_factory=dict, description="by tracker: those that it was told")
     answers: dict[str, str] = Field(default_factory=dict, description="by tracker: the latest that it was told")
-
-
-def names(report_to: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the trackers that were asked for, each once.
-
-    Raises:
-        InputError: One isn't known.
-        MachineError: One isn't installed.
-    """
-    listed = report_to.split(",") if isinstance(report_to, str) else report_to
-    found = tuple(dict.fromkeys(name.strip().lower() for name in listed if name.strip()))
-    check(found)
-    return found
 
 
 def trackers_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> Tracking:
