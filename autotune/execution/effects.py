@@ -55,7 +55,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hardware = hardware
         self._theirs = theirs
         self._dtypes: set[torch.dtype] = set()
-        self._checkpointed = 0
+        self._calls: Counter[str] = Counter()
         self._sdpa_backends: set[str] = set()
         self._hooks = ExitStack()  # taken away after the first step
         self._seen: dict[str, Any] = {}
@@ -63,6 +63,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Watch one layer and the checkpointed calls, for the first step alone."""
         self._seen = kwargs
+        emptied = self._counted("emptied", torch.cuda.empty_cache)
+        self._hooks.enter_context(patch.object(torch.cuda, "empty_cache", emptied))
         if self._config.torch_compile_backend is None:  # hooks would change what is compiled
             self._watch_dtype(kwargs["model"])
             self._watch_checkpointing(kwargs["model"])
@@ -83,7 +85,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         for module in model.modules():
             original = getattr(module, "_gradient_checkpointing_func", None)
             if original is not None:
-                counted = self._counted(original)
+                counted = self._counted("checkpointed", original)
                 self._hooks.enter_context(patch.object(module, "_gradient_checkpointing_func", counted))
 
     def _watch_sdpa(self) -> None:
@@ -99,9 +101,9 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Say which of torch's kernels ran, in words to add."""
         return f" ({', '.join(sorted(self._sdpa_backends))})" if self._sdpa_backends else ""
 
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def count(*args: Any, **kwargs: Any) -> Any:
-            self._checkpointed += 1
+            self._calls[what] += 1
             return function(*args, **kwargs)
 
         return count
@@ -124,6 +126,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
             "packing": lambda: _packing(self._config, loader),
+            "torch_empty_cache_steps": lambda: self._cache(trainer),
             "adapter": lambda: model_effects.adapter(self._config, model),
             "quantization": lambda: model_effects.quantization(self._config, model),
             "parallelism": lambda: model_effects.parallelism(self._config, trainer, model),
@@ -147,21 +150,32 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return f"weights {_names(weights)}, layer outputs {seen}"
 
     def _checkpointing(self, model: nn.Module) -> str:
+        calls = self._calls["checkpointed"]
         flagged = sum(bool(getattr(m, "gradient_checkpointing", False)) for m in model.modules())
         if units := model_effects.checkpointed_units(model):
             if self._config.checkpointing != "full":
                 raise NoEffectError(f"checkpointing {self._config.checkpointing} was asked for, but FSDP checkpoints")
             return f"{units} units of FSDP"
         if self._config.checkpointing == "none":
-            if self._checkpointed or flagged:
+            if calls or flagged:
                 raise NoEffectError("no checkpointing was asked for, but the model checkpoints its activations")
             return "none"
         if not flagged:
             raise NoEffectError("checkpointing was asked for, but no layer of the model has it switched on")
-        if self._config.torch_compile_backend is None and not self._checkpointed:
+        if self._config.torch_compile_backend is None and not calls:
             raise NoEffectError("checkpointing was asked for and switched on, but no layer was checkpointed")
         _check_kind(KINDS[self._config.checkpointing], model)
-        return f"{self._checkpointed} checkpointed calls in the first step" if self._checkpointed else "switched on"
+        return f"{calls} checkpointed calls in the first step" if calls else "switched on"
+
+    def _cache(self, trainer: Any) -> str:
+        """Say how often the cache is emptied: the Trainer does so in steps whose number, from 0, this divides."""
+        wanted, actual = self._config.torch_empty_cache_steps, trainer.args.torch_empty_cache_steps
+        times = self._calls["emptied"]
+        if actual != wanted:
+            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but {actual} is set")
+        if wanted and not times:
+            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but the first step emptied no cache")
+        return f"every {wanted} steps, {times} times in the first" if wanted else "never emptied"
 
 
 def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:
