@@ -12,9 +12,8 @@ from autotune.integrations import tracking
 from autotune.planning.plan import SearchPlan
 from autotune.search.backend import Crew
 from autotune.search.cost_model import cost_model, learn
-from autotune.search.exhaustive import Recorder
 from autotune.search.recall import Recall
-from autotune.search.tuner import SearchInterrupted
+from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import Keeper, keeper_of
 from autotune.value import check_savable
@@ -72,7 +71,7 @@ def conduct(
     with tracking.trackers_of(plan, directory, observer) as trackers, keeper_of(plan, directory, trackers) as keeper:
         try:
             if plan.exhaustive:
-                result = Recorder(plan, directory, crew.runner, keeper).run()
+                result = Tuner(plan, directory, crew.pool, keeper).run()
             else:
                 result = _search(plan, directory, crew, keeper, stopwatch)
         except SearchInterrupted as interrupted:
@@ -93,7 +92,7 @@ def _search(plan: SearchPlan, directory: RunDirectory, crew: Crew, keeper: Keepe
         keeper(Note(text=recall.foreword))
     starting = stopwatch.laps()
     try:
-        return crew.conductor(plan, directory, crew.runner, keeper, model=model, recall=recall, starting=starting).run()
+        return Tuner(plan, directory, crew.pool, keeper, model=model, recall=recall, starting=starting).run()
     finally:
         if not plan.is_shared:  # what was disturbed would mislead the next search
             learn(plan, model, directory.results())

@@ -24,6 +24,7 @@ from factories import (
 from kept_searches import DAY, make_kept_search, make_kept_trial
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
 
+from autotune.execution.pool import OnePlace
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.history import History
@@ -410,7 +411,7 @@ class Searches:
         with Keeper(self.database, plan, directory, listen) as keeper:
             recall = Recall(plan, keeper.earlier())
             model = self.model if self.guided else None
-            tuner = Tuner(plan, directory, runner, keeper, model=model, recall=recall)
+            tuner = Tuner(plan, directory, OnePlace(runner), keeper, model=model, recall=recall)
             return keeper.end(tuner.run()), runner.searched
 
 
