@@ -44,7 +44,7 @@ class TuningResult(ResultData):
         """The command lines that start training with the best configuration; the files they name: `save_files`."""
         from autotune.exports import launch_files
 
-        return launch_files.commands(launch_files.measured_of(self))
+        return launch_files.launch_commands(self)
 
     def file_text(self, name: str) -> str:
         """Return what a file of a launcher or a library holds: 'training-args', 'accelerate', 'fsdp' or 'deepspeed'.
@@ -54,7 +54,7 @@ class TuningResult(ResultData):
         """
         from autotune.exports import launch_files
 
-        return launch_files.text_of(name, launch_files.measured_of(self))
+        return launch_files.text_of(name, self)
 
     def save_files(self, directory: str | Path) -> tuple[Path, ...]:
         """Write the files of launchers and libraries for the best configuration, and the commands; return their paths.
@@ -64,7 +64,7 @@ class TuningResult(ResultData):
         """
         from autotune.exports import launch_files
 
-        return launch_files.save(launch_files.measured_of(self), Path(directory))
+        return launch_files.save(self, Path(directory))
 
     def export(self, target: str, directory: str | Path) -> Exported:
         """Write the best configuration for another tool: the targets of `autotune export --to`, or 'all' of them.

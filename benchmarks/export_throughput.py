@@ -145,7 +145,7 @@ def trial(result: TuningResult, hardware: Hardware, runner: LocalRunner, number:
             device=hardware.device,
             accumulation_steps=result.workload.accumulation_steps(config),
             limits=Limits(
-                memory_bytes=result.memory_budget_bytes,
+                memory_bytes=result.memory_bytes,
                 timeout_s=TIMEOUT_S,
                 discarded_steps=1,
                 measure_steps=steps,

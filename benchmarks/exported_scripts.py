@@ -20,9 +20,9 @@ from typing import Any
 from provenance import ROOT
 
 import autotune
-from autotune.exports.draft import Draft
-from autotune.exports.launch_files import ARGUMENTS, SCRIPT
-from autotune.exports.targets import draft, written
+from autotune.exports.launch_files import ARGUMENTS, SCRIPT, written
+from autotune.exports.targets import draft
+from autotune.exports.winner import Draft
 from autotune.tuning_result import TuningResult
 
 TIMEOUT_S = 900.0

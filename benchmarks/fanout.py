@@ -43,7 +43,7 @@ from autotune.values.budget import Effort
 from autotune.values.config import Allowance, Precision
 from autotune.values.events import Event, TrialEnded
 from autotune.values.hardware import detect
-from autotune.values.recorded_table import RecordedPoint, RecordedTrial, Table, load_table
+from autotune.values.recorded_table import RecordedPoint, Table, TableTrial, load_table
 from autotune.values.trial import TrialResult
 
 WORKERS = (1, 2, 4, 8, 16, 32, 50)
@@ -185,7 +185,7 @@ def larger(table: Table, *, slower: float) -> Table:
     return Table(header=header, points=tuple(points))
 
 
-def scaled(trial: RecordedTrial, factor: float, slower: float) -> RecordedTrial:
+def scaled(trial: TableTrial, factor: float, slower: float) -> TableTrial:
     """Return a trial at `factor` times the rate, that takes `slower` times as long."""
     measured = trial.measurement
     if measured is not None:

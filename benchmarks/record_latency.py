@@ -30,7 +30,7 @@ from autotune.planning.requests import request_of
 from autotune.search.exhaustive import plan_of
 from autotune.storage.database import VARIABLE
 from autotune.storage.record import Record
-from autotune.storage.recorded import KeptTrial
+from autotune.storage.recorded import RecordedTrial
 from autotune.storage.sync import Identity, described
 from autotune.value import write_text
 from autotune.values.hardware import detect
@@ -90,8 +90,8 @@ def record_figures(plan: SearchPlan, results: Sequence[TrialResult], url: str) -
     written, read = Times([], []), Times([], [])
     search = described(plan, Identity(id="latency", started="2026-01-01T00:00:00+00:00"), "/runs/latency")
     for result in results:
-        trial = KeptTrial.of(result, "2026-01-01T00:00:00+00:00")
-        written.measure(lambda trial=trial: database.keep(search, [trial]))
+        trial = RecordedTrial.of(result, "2026-01-01T00:00:00+00:00")
+        written.measure(lambda trial=trial: database.write(search, [trial]))
     for _ in range(5):
         found = read.measure(lambda: database.searches(key=search.key, latest=20))
         assert sum(len(kept.trials) for kept in found) == len(results)

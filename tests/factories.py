@@ -22,6 +22,7 @@ from autotune.values.checkpointing import Checkpointing, arguments
 from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware, installed_versions
 from autotune.values.model import ModelFacts, ModelSpec, Task
+from autotune.values.problem import Problem
 from autotune.values.statistics import rate_interval
 from autotune.values.trial import (
     Failure,
@@ -111,19 +112,22 @@ def make_space_file(parameters: dict[str, Any], rules: Sequence[dict[str, Any]] 
     )
 
 
-def make_plan(**fields: Any) -> SearchPlan:
+def make_problem(**fields: Any) -> Problem:
     defaults = {
         "workload": make_workload(),
         "facts": make_facts(),
         "hardware": make_hardware(),
         "memory_bytes": 8 * GIB,
-        "budget": make_budget(),
         "allowance": Allowance.METHOD,
-        "space": load_space("cpu"),
         "baseline": make_config(),
-        "notes": (),
     }
-    return SearchPlan(**{**defaults, **fields})
+    return Problem(**{**defaults, **fields})
+
+
+def make_plan(**fields: Any) -> SearchPlan:
+    own = {name: fields.pop(name) for name in list(fields) if name not in Problem.model_fields}
+    defaults = {"budget": make_budget(), "space": load_space("cpu"), "notes": ()}
+    return SearchPlan(**{**make_problem(**fields).problem_fields(), **defaults, **own})
 
 
 def make_space(parameters: dict[str, Any] | None = None, **fields: Any) -> SearchSpace:

@@ -112,7 +112,7 @@ def _searched(told: Callable[[TrialRequest], Outcome], finalists: int) -> tuple[
     run_directory.write_plan(plan)
     runner = PredictingRunner(directory, told, clock=Clock())
     with mock.patch(
-        "autotune.search.tuner.PATIENCE_ASKS", 1
+        "autotune.search.sampler.PATIENCE_DRAWS", 1
     ):  # the sampler's attempts in a small space take a second each
         found = Tuner(plan, run_directory, OnePlace(runner), ignore, clock=Clock()).run()
         return directory, plan, with_methods(found)

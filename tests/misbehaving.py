@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from autotune.execution.job import PROCESS_FILE
-from autotune.execution.outcome import OUTCOME_FILE
+from autotune.execution.outcome import outcome_file
 from autotune.execution.worker import run_trial
 from autotune.value import read_value, write_value
 from autotune.values.trial import Failure, Memory, TrialRequest, TrialStatus
@@ -84,11 +84,11 @@ def raise_an_error(directory: Path) -> None:
 
 
 def write_garbage(directory: Path) -> None:
-    (directory / OUTCOME_FILE).write_bytes(b'{"kind": "measurement", \xff\x00')
+    (directory / outcome_file()).write_bytes(b'{"kind": "measurement", \xff\x00')
 
 
 def write_half_a_result_and_die(directory: Path) -> None:
-    (directory / f".{OUTCOME_FILE}.1").write_text('{"kind": ')
+    (directory / f".{outcome_file()}.1").write_text('{"kind": ')
     os._exit(0)
 
 
@@ -116,7 +116,7 @@ def lose_a_worker_to_libgomp(directory: Path) -> None:
     """A data-loader worker has died so; the trial's own error comes after it, with a long traceback."""
     os.write(2, b"\nlibgomp: Thread creation failed: Resource temporarily unavailable\n" + b"  File line\n" * 60)
     cause = "RuntimeError: DataLoader worker (pid(s) 1) exited unexpectedly"
-    write_value(Failure(status=TrialStatus.CRASHED, cause=cause), directory / OUTCOME_FILE)
+    write_value(Failure(status=TrialStatus.CRASHED, cause=cause), directory / outcome_file())
 
 
 def leave_a_child(directory: Path) -> None:
@@ -151,7 +151,7 @@ def _spawn(directory: Path, **options: object) -> None:
 
 def refuse(directory: Path) -> None:
     """End well, with an outcome that needs no libraries."""
-    write_value(Failure(status=TrialStatus.INVALID, cause="planted"), directory / OUTCOME_FILE)
+    write_value(Failure(status=TrialStatus.INVALID, cause="planted"), directory / outcome_file())
 
 
 def hang_after_the_result(directory: Path) -> None:
@@ -204,7 +204,8 @@ def use_memory(directory: Path) -> None:
 
     import torch
 
-    from autotune.execution.guard import is_out_of_memory, memory_guard
+    from autotune.execution.guard import memory_guard
+    from autotune.execution.shortage import is_out_of_memory
 
     budget = read_value(TrialRequest, directory / "request.json").limits.memory_bytes
     seen = {}

@@ -11,7 +11,7 @@ import socket
 import time
 from pathlib import Path
 
-from autotune.execution.outcome_files import outcome_file
+from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import own_rank
 from autotune.value import write_text, write_value
 from autotune.values.trial import Failure, TrialStatus

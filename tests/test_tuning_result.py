@@ -5,14 +5,15 @@ import math
 
 import pytest
 import torch
-from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result
+from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_problem, make_result
 
 from autotune.errors import InputError
 from autotune.training.arguments import plan
 from autotune.tuning_result import TuningResult, load, with_methods
 from autotune.values.config import Allowance
 from autotune.values.hardware import detect
-from autotune.values.result import Change, Contender
+from autotune.values.problem import Change
+from autotune.values.result import Contender
 from autotune.values.trial import Interval, Purpose
 from autotune.verification.finals import Finals
 from autotune.verification.state import SearchState
@@ -40,6 +41,17 @@ def result() -> TuningResult:
 def test_what_is_saved_is_loaded(result, tmp_path):
     result.save(tmp_path / "best.json")
     assert load(tmp_path / "best.json") == result
+
+
+def test_the_memory_budget_is_read_by_its_former_name(result, tmp_path):
+    written = json.loads(result.model_dump_json())
+    written["memory_budget_bytes"] = written.pop("memory_bytes")
+    (tmp_path / "best.json").write_text(json.dumps(written))
+    assert load(tmp_path / "best.json") == result
+
+
+def test_the_problem_of_an_answer_is_that_of_its_search(result):
+    assert result.problem == make_problem(hardware=result.hardware)
 
 
 def test_an_interval_without_an_end_survives(result, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from autotune.cost.gaussian_process import SIZE, Process
 from autotune.cost.memory import Components
 from autotune.cost.regression import Regression
 from autotune.value import Value
-from autotune.values.config import TrainConfig
+from autotune.values.config import KNOBS, TrainConfig
 
 # Unit of what is taken beside all components.
 _CONSTANT_BYTES = float(100 << 20)
@@ -81,39 +82,17 @@ def memory_features(parts: Components, unused: float, *, compiled: bool = False)
     }
 
 
+_FEATURES = {name: knob for name, knob in KNOBS.items() if knob.knob.feature is not None}
+_featured = attrgetter(*_FEATURES)
+
+
 def time_features(config: TrainConfig) -> dict[str, float]:
     """Return what of a configuration may make the prediction of its time wrong."""
-    features = {
-        "all": 1.0,
-        f"precision={config.precision}": 1.0,
-        f"optim={config.optim}": 1.0,
-        f"attention={config.attn_implementation}": 1.0,
-        SIZE: math.log2(config.per_device_train_batch_size) / 4,
-    }
-    if config.checkpointing != "none":
-        features[f"checkpointing={config.checkpointing}"] = 1.0
-    if config.torch_compile_backend is not None:
-        features[f"compile={config.torch_compile_backend}"] = 1.0
-    if config.use_liger_kernel:
-        features["liger"] = 1.0
-    if config.experts_implementation is not None:
-        features[f"experts={config.experts_implementation}"] = 1.0
-    if config.adapter is not None:
-        features["adapter"] = 1.0
-    if config.quantization is not None:
-        features[f"quantization={config.quantization.partition('-')[0]}"] = 1.0
-    if config.tf32:
-        features["tf32"] = 1.0
-    if config.dataloader_num_workers:
-        features["workers"] = 1.0
-    if config.train_sampling_strategy == "group_by_length":
-        features["grouped"] = 1.0
-    if config.packing:
-        features["packed"] = 1.0
-    if config.parallelism.world_size > 1:
-        features["several"] = 1.0
-    if config.parallelism.sharding != "none":
-        features[f"sharding={config.parallelism.sharding}"] = 1.0
+    features = {"all": 1.0, SIZE: math.log2(config.per_device_train_batch_size) / 4}
+    for known, value in zip(_FEATURES.values(), _featured(config), strict=True):
+        feature = known.said(known.knob.feature, value)
+        if feature is not None:
+            features[feature] = 1.0
     return features
 
 

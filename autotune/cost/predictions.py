@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.regression import below
-from autotune.values.config import TrainConfig
+from autotune.values.config import KNOBS, TrainConfig
 
 # Half of a 95 % interval, in standard deviations.
 Z = 1.96
@@ -54,23 +55,12 @@ def notes_on(config: TrainConfig) -> tuple[str, ...]:
     return tuple(note for applies, note in told if applies)
 
 
+_TRACED = attrgetter(
+    *(name for name, (knob, _) in KNOBS.items() if knob.is_traced and name != "per_device_train_batch_size")
+)
+
+
 def kind_of(config: TrainConfig) -> tuple[object, ...]:
-    """Return all of a configuration that the closed form depends on, but for the micro-batch."""
-    return (
-        config.precision,
-        config.tf32,
-        config.optim,
-        config.checkpointing,
-        config.attn_implementation,
-        config.torch_compile_backend,
-        config.torch_compile_mode,
-        config.use_liger_kernel,
-        config.experts_implementation,
-        config.experts_per_token,
-        config.expert_capacity,
-        config.adapter,
-        config.quantization,
-        config.train_sampling_strategy,
-        config.packing,
-        config.parallelism,
-    )
+    """Return all of a configuration that the closed form depends on, but for the micro-batch, its variable."""
+    kind: tuple[object, ...] = _TRACED(config)
+    return kind

@@ -219,8 +219,7 @@ def build(
             raise Untraceable(f"layers of {family.quantization} weights are traced on the meta device alone")
         quantized.pack(model, family, shape.task)
     if family.adapter is not None:
-        from autotune.training.adapters import put_on
-        from autotune.training.peft_arguments import adapter_arguments
+        from autotune.training.adapters import adapter_arguments, put_on
 
         try:
             model = put_on(model, adapter_arguments(family.adapter, shape.task))

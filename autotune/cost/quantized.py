@@ -18,8 +18,8 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt, Params4bit
 from torch import nn
 
 from autotune.cost.family import Family
-from autotune.training.peft_arguments import quantization_arguments
-from autotune.training.quantized import quantized_layers, replace_layers
+from autotune.training.adapters import quantization_arguments
+from autotune.training.random_weights import quantized_layers, replace_layers
 from autotune.values.config import Precision
 from autotune.values.model import Task
 

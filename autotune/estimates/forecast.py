@@ -24,7 +24,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.space.changes import allowance_of
 from autotune.space.knobs import Scalar, knobs, shown
 from autotune.space.space import micro_batches
-from autotune.storage.learned import read_observations
+from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import Allowance, TrainConfig, Workload
@@ -200,10 +200,7 @@ class Forecast:
         found = self._model.predict(configs)
         with np.errstate(invalid="ignore"):
             rows: list[int] = np.flatnonzero(found.least_bytes <= self.device.memory_bytes).tolist()
-        depths = {
-            row: allowance_of(configs[row], self.plan.baseline, self.plan.facts, self.plan.hardware).rank
-            for row in rows
-        }
+        depths = {row: allowance_of(configs[row], self.plan).rank for row in rows}
         chosen: dict[TrainConfig, TrainConfig] = {}
         for row in _in_order(rows, found.samples_per_second.tolist(), depths):
             kind = configs[row].model_copy(update={"per_device_train_batch_size": 1, "tf32": False})
@@ -257,7 +254,7 @@ class Forecast:
                 changed = space.config({**space.point(config), dimension.name: choice})
                 if changed == config or space.refusal(changed) or not self._may_fit(changed):
                     continue
-                depth = allowance_of(changed, config, plan.facts, plan.hardware)
+                depth = allowance_of(changed, plan.model_copy(update={"baseline": config}))
                 text = shown(options[dimension.name], choice)
                 text += "" if allowance.admits(depth) else f" (--allow {depth})"
                 rate = float(self._model.predict([changed]).samples_per_second[0])

@@ -18,13 +18,15 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
-from autotune.execution.guard import MemoryGuard, is_out_of_memory
-from autotune.execution.randomness import is_random, randomness_off
+from autotune.execution.gradients import is_random, randomness_off
+from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
-from autotune.execution.shortage import first_line
+from autotune.execution.shortage import first_line, is_out_of_memory
 from autotune.units import show_memory
 from autotune.values.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
+from autotune.values.config import TrainConfig
+from autotune.values.trial import TrialRequest
 
 # Draws of dropout whose spread is looked at.
 _DRAWS = 8
@@ -52,6 +54,17 @@ def arguments_of(task: CheckTask | None) -> dict[str, Any]:
     if not isinstance(task, LossTask):
         return {}
     return {"max_steps": task.steps, "seed": task.seed, "logging_strategy": "steps", "logging_steps": 1}
+
+
+def distinct_samples(request: TrialRequest, samples: int) -> tuple[int, TrainConfig]:
+    """Return how many of a trial's `samples` are different ones, and the configuration that says their order.
+
+    A loss run reads the same few again and again, in the same order whatever sampler is tried.
+    """
+    if not isinstance(request.task, LossTask):
+        return samples, request.config
+    own = request.task.pass_steps * request.workload.samples_per_step(request.config)
+    return min(samples, own), request.config.model_copy(update={"train_sampling_strategy": "random"})
 
 
 @contextmanager

@@ -1,45 +1,43 @@
-"""Enforces the memory budget inside a trial's process, reads the peak, and recognises running out of memory.
+"""Enforces the memory budget inside a trial's process, and reads the peak.
 
-On CUDA the caching allocator is capped: see `cuda_guard`. On the CPU the operating system enforces the budget: a soft
-RLIMIT_DATA above what the process holds when training starts, so that running out is real. It has room for what is
-mapped and not resident, so a peak over the budget ends the trial, too, as soon as it is known. Both the limit and the
-peak need malloc to give back what is freed, which costs time that a user's own training doesn't take (in processor time
-of a step: DistilBERT a fifth, small models three quarters). So once the peak is known, and before steps are timed, the
-guard is relaxed: the limit goes and malloc keeps freed blocks as it usually does. The budget on the CPU stands for a
-device's memory: it covers weights, gradients, states and activations, and not the imported libraries. Data-loader
-workers each inherit the limit, and their memory isn't in the figure.
+**CPU.** The budget stands for a device's memory: it covers weights, gradients, states and activations, and not the
+imported libraries. The operating system enforces it: a soft RLIMIT_DATA above what the process holds when training
+starts. The limit has room for what is mapped and not resident, so a peak over the budget ends the trial, too, as soon
+as it is known. Both limit and peak need malloc to give back what is freed, which costs time that a user's own training
+doesn't take (in processor time of a step: DistilBERT a fifth, small models three quarters). So once the peak is known,
+and before steps are timed, the guard is relaxed: the limit goes and malloc keeps freed blocks as it usually does.
+Data-loader workers each inherit the limit, and their memory isn't in the figure.
+
+**CUDA.** The budget is of the device's memory, of which the caching allocator's reservation is a part. Beside it lie
+the context, the kernels that CUDA loads when they are first launched, what libraries allocate themselves, and paged
+optimizer states. Whenever torch (2.11) asks the driver for more, it holds what it reserves against *fraction x total
+memory*; if that would be exceeded it gives its cache back and asks again (a retry), and only then it fails. The rest it
+doesn't see, and NVML does. So the cap is the budget less the rest, and follows it::
+
+    entered    context and channels made, kernels of products loaded; cap = budget - rest - what is held back
+    each step  until they are measured: cap = budget - rest; what the cache holds above that is given back
+    measured   the cap stays; `check` and `peak` look again
+
+What is held back is for the first step's own kernels. It costs nothing where the optimizer makes its states at the end
+of that step, since the second one peaks then. Where the device shares the host's memory, the rest is unknown: the cap
+is the budget, and torch's figures count.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import ctypes
 import os
 import resource
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from autotune.execution.cuda_guard import CudaGuard
 from autotune.execution.environment import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
-from autotune.execution.shortage import with_causes
+from autotune.execution.ranks import open_channels
 from autotune.units import show_memory
+from autotune.values.hardware import cuda_used_bytes
 from autotune.values.trial import Memory, worst_memory
-
-# What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
-_ALLOCATION_MESSAGES = (
-    "defaultcpuallocator: can't allocate memory",
-    "could not execute a primitive",  # oneDNN hides the failed allocation of its scratchpad
-    "could not create a primitive",
-    "cuda out of memory",
-    "cuda error: out of memory",  # a library's own allocation, beside torch's
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "[errno 12]",
-    "cannot allocate memory",
-    "std::bad_alloc",
-    "memoryerror",  # wrapped by the compilers' own exceptions
-)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -47,75 +45,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # MiB of them in a vision transformer of a million weights.
 _CODE_BYTES = 16 << 20
 
-# Last words of processes that end without raising, seen under the same limit.
-_FATAL_MESSAGES = (
-    "libgomp: thread creation failed: resource temporarily unavailable",
-    "cannot allocate memory for thread-local data: abort",
-    "terminate called after throwing an instance of 'std::bad_alloc'",
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error`, or one that caused it, is an allocation that failed, in any of its disguises."""
-    for current in with_causes(error):
-        if isinstance(current, MemoryError) or type(current).__name__ == "OutOfMemoryError":
-            return True
-        text = str(current).lower()
-        if any(message in text for message in _ALLOCATION_MESSAGES):
-            return True
-    return False
-
-
-def is_out_of_memory_log(tail: str) -> bool:
-    """Return whether the log of a process that died without a word of its own ends in a failed allocation."""
-    text = tail.lower()
-    return any(message in text for message in _FATAL_MESSAGES)
-
-
-class MemoryGuard(Protocol):
-    """Enforces a budget while entered; `peak` may be read inside and after."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def peak(self) -> Memory:
-        """Return the highest memory use since entering, or until relaxed."""
-        ...
-
-    def check(self) -> None:
-        """Fail if the peak is over the budget.
-
-        Raises:
-            MemoryError: It is.
-        """
-        ...
-
-    def in_use_bytes(self) -> int:
-        """Return what counts against the budget now."""
-        ...
-
-    def step_ended(self) -> None:
-        """Hold the budget against what the step has loaded; called until steps are measured."""
-        ...
-
-    def begin_anew(self, known: Memory) -> None:
-        """Forget the peak but for `known`, what it was before an attempt that did not fit, and is given up."""
-        ...
-
-    def relax(self) -> None:
-        """Take the peak as known, and no more of the trial's time than the user's own training would.
-
-        Raises:
-            MemoryError: It is over the budget.
-        """
-        ...
-
-    def retries(self) -> int | None:
-        """Return how often so far the allocator had to give its cache back and ask again; None: it doesn't count."""
-        ...
+# Of what CUDA's allocator may have, for what the first step loads before the rest is read again: a guess, since how
+# much that is differs by GPU and build. A step that loads more is over the budget until the cap is set again.
+_HELD_BACK_BYTES, _HELD_BACK_SHARE = 64 << 20, 16
 
 
 def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
@@ -123,24 +55,65 @@ def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
     return CpuGuard(budget_bytes) if device == "cpu" else CudaGuard(device, budget_bytes)
 
 
-def _status_bytes(key: str) -> int:
-    """Return one memory figure of /proc/self/status in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {key}")
-
-
-class CpuGuard:
-    """RLIMIT_DATA above the present size of the data segment; the peak is that of the resident set."""
+class MemoryGuard(abc.ABC):
+    """Enforces a budget while entered; `peak` may be read inside and after."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
+        self._earlier = Memory()  # the peak before the present attempt
+
+    @abc.abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abc.abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    @abc.abstractmethod
+    def peak(self) -> Memory:
+        """Return the highest memory use since entering, or until relaxed."""
+
+    @abc.abstractmethod
+    def in_use_bytes(self) -> int:
+        """Return what counts against the budget now."""
+
+    @abc.abstractmethod
+    def begin_anew(self, known: Memory) -> None:
+        """Forget the peak but for `known`, the one before an attempt that did not fit and is given up."""
+
+    def check(self) -> None:
+        """Fail if the peak is over the budget, which the limit leaves room for.
+
+        Raises:
+            MemoryError: It is.
+        """
+        peak = self.peak().peak_bytes
+        if peak > self._budget_bytes:
+            raise MemoryError(f"needed {show_memory(peak)}, more than the budget of {show_memory(self._budget_bytes)}")
+
+    def step_ended(self) -> None:  # noqa: B027  # nothing to do unless the limit follows what is loaded
+        """Hold the budget against what the step has loaded, after each step before the measured ones."""
+
+    def relax(self) -> None:  # noqa: B027  # nothing to do where the limit costs no time
+        """Take the peak as final, and from now on cost no time that the user's own training wouldn't take.
+
+        Raises:
+            MemoryError: The peak is over the budget.
+        """
+
+    def retries(self) -> int | None:
+        """Return how often so far the allocator had to give its cache back and ask again; None: it doesn't count."""
+        return None
+
+
+class CpuGuard(MemoryGuard):
+    """RLIMIT_DATA above the present size of the data segment; the peak is that of the resident set."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        super().__init__(budget_bytes)
         self._resident_before = self._code_before = 0
         self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
-        self._known: Memory | None = None  # and no longer read
-        self._earlier = Memory()  # before the present attempt
-        self._tells = True  # the present peak
+        self._final: Memory | None = None
+        self._reads_peak = True  # of the present attempt
 
     def __enter__(self) -> Self:
         import torch
@@ -156,23 +129,16 @@ class CpuGuard:
         resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
-
-    def check(self) -> None:
-        """Fail if the peak is over the budget: the limit leaves room beyond it."""
-        peak = self.peak().peak_bytes
-        if self._tells and peak > self._budget_bytes:
-            raise MemoryError(f"needed {show_memory(peak)}, more than the budget of {show_memory(self._budget_bytes)}")
 
     def peak(self) -> Memory:
         """Return the growth of the resident set at its highest, less the libraries' code that was read in since."""
-        if self._known is not None:
-            return self._known
-        now = Memory(resident_bytes=self._growth("VmHWM"))
-        return worst_memory([self._earlier, now]) if self._tells else self._earlier
+        if self._final is not None:
+            return self._final
+        if not self._reads_peak:
+            return self._earlier
+        return worst_memory([self._earlier, Memory(resident_bytes=self._growth("VmHWM"))])
 
     def in_use_bytes(self) -> int:
         """Return the present growth of the resident set."""
@@ -182,8 +148,10 @@ class CpuGuard:
         code = max(0, _status_bytes("RssFile") - self._code_before)
         return max(0, _status_bytes(key) - self._resident_before - code)
 
-    def step_ended(self) -> None:
-        """Nothing: the limit is on all memory."""
+    def check(self) -> None:
+        """Fail if the peak is over the budget, as far as it can be read."""
+        if self._reads_peak:
+            super().check()
 
     def begin_anew(self, known: Memory) -> None:
         """Start again from the present resident set; where a container forbids it, the limit alone is enforced."""
@@ -191,19 +159,28 @@ class CpuGuard:
         try:
             _restart_peak()
         except OSError:
-            self._tells = False
+            self._reads_peak = False
 
     def relax(self) -> None:
         """Lift the limit and let malloc keep what is freed, unless the user's environment says otherwise."""
         if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:
             return
-        self._known = self.peak()
+        self._final = self.peak()
         self.check()
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
-        _keep_freed_blocks()
+        # What glibc's malloc comes to by itself when blocks of up to 32 MiB are freed (mallopt(3)).
+        libc = ctypes.CDLL(None)
+        for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 64 << 20)):
+            with contextlib.suppress(AttributeError):  # another C library, which has no such thresholds
+                libc.mallopt(parameter, value)
 
-    def retries(self) -> None:
-        """Nothing is counted: malloc has no cache of that kind."""
+
+def _status_bytes(key: str) -> int:
+    """Return one memory figure of /proc/self/status in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {key}")
 
 
 def _restart_peak() -> None:
@@ -211,9 +188,101 @@ def _restart_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _keep_freed_blocks() -> None:
-    """Set what glibc's malloc comes to by itself when blocks of up to 32 MiB are freed (mallopt(3))."""
-    libc = ctypes.CDLL(None)
-    for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 64 << 20)):
-        with contextlib.suppress(AttributeError):  # another C library, which has no such thresholds
-            libc.mallopt(parameter, value)
+class CudaGuard(MemoryGuard):
+    """A cap on the caching allocator; the peak is torch's, and NVML's beyond what torch reserves.
+
+    NVML has no peak, so the device's is the highest reserved memory plus what NVML sees beyond torch's reservation when
+    it is read. What NCCL takes for several ranks is there before the cap is set.
+    """
+
+    def __init__(self, device: str, budget_bytes: int) -> None:
+        super().__init__(budget_bytes)
+        self._device = device
+        self._used_before: int | None = None
+
+    def __enter__(self) -> Self:
+        import torch
+
+        self._used_before = cuda_used_bytes(self._device)
+        torch.cuda.set_device(self._device)
+        open_channels(torch.ones(1, device=self._device))  # creates the context, too
+        _load_kernels(self._device)
+        room = self._budget_bytes - (self._beside() or 0)
+        self._cap(room - min(_HELD_BACK_BYTES, room // _HELD_BACK_SHARE))
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the cap: the process ends, and after a device error every call would raise another."""
+
+    def peak(self) -> Memory:
+        """Return torch's peaks and the device's."""
+        import torch
+
+        reserved, beside = torch.cuda.max_memory_reserved(self._device), self._beside()
+        now = Memory(
+            allocated_bytes=torch.cuda.max_memory_allocated(self._device),
+            reserved_bytes=reserved,
+            device_bytes=None if beside is None else reserved + beside,
+        )
+        return worst_memory([self._earlier, now])
+
+    def in_use_bytes(self) -> int:
+        """Return what counts against the budget now; cached memory is in use, too."""
+        import torch
+
+        return torch.cuda.memory_reserved(self._device) + (self._beside() or 0)
+
+    def step_ended(self) -> None:
+        """Set the cap by what lies beside the allocator by now; give back what the cache holds above it."""
+        import torch
+
+        cap = self._cap(self._budget_bytes - (self._beside() or 0))
+        if torch.cuda.max_memory_reserved(self._device) > cap:  # for a moment, by what the step itself has loaded
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def begin_anew(self, known: Memory) -> None:
+        """Forget the peak but for `known`."""
+        import torch
+
+        self._earlier = known
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def retries(self) -> int:
+        """Return how often so far the allocator had to give its cache back and ask again."""
+        import torch
+
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+
+    def _cap(self, cap_bytes: int) -> int:
+        import torch
+
+        if cap_bytes <= 0:
+            raise MemoryError(f"the CUDA context alone exceeds the budget of {show_memory(self._budget_bytes)}")
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), self._device)
+        return cap_bytes
+
+    def _beside(self) -> int | None:
+        """Return what this process takes of the device beside the allocator's reservation; None: unknown."""
+        import torch
+
+        now = cuda_used_bytes(self._device)
+        if now is None or self._used_before is None:
+            return None
+        return max(0, now - self._used_before - torch.cuda.memory_reserved(self._device))
+
+
+def _load_kernels(device: str) -> None:
+    """Have CUDA load what nearly every training needs, and leave nothing of it in the allocator."""
+    import torch
+
+    has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    for dtype in (torch.float32, torch.float16, *((torch.bfloat16,) if has_bf16 else ())):
+        x = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
+        torch.nn.functional.gelu(x @ x).softmax(-1).sum().backward()  # type: ignore[no-untyped-call]
+        del x
+    torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()

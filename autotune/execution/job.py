@@ -25,11 +25,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.execution import shared_memory
 from autotune.execution.environment import see_only
 from autotune.execution.logtail import BoundedLog
-from autotune.execution.outcome_files import has_failed, log_file, outcome_file
-from autotune.execution.processes import die_with_parent, end_descendants, kill_group
+from autotune.execution.outcome import has_failed, log_file, outcome_file
+from autotune.execution.processes import (
+    die_with_parent,
+    end_descendants,
+    kill_group,
+    remove_orphans,
+    shared_files,
+)
 from autotune.execution.ranks import ADDRESS, own_rank, rank_environment
 
 PROCESS_FILE = "process.json"  # in a job's directory once it has its processes
@@ -70,7 +75,7 @@ def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
     when each was noticed to have failed by itself.
     """
     directory, ranks = Path(job["directory"]), job.get("ranks")
-    before = shared_memory.names()
+    before = shared_files()
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
@@ -89,7 +94,7 @@ def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
                 continue
     codes = [None if (s := statuses.get(pid)) is None else os.waitstatus_to_exitcode(s) for pid in pids]
     if any(codes) or None in codes or any(process.failed_at for process in processes):
-        shared_memory.remove_orphans(before)
+        remove_orphans(before)
     reply = {"returncode": codes[0], "timed_out": timed_out, "unkillable": unkillable}
     if ranks is None:
         return reply

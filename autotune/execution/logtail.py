@@ -1,4 +1,7 @@
-"""Keeps the head and the tail of what a trial prints, however much that is."""
+"""The log of a trial's process: head and tail of what it prints are kept, and its end is read.
+
+Where a process stood at the time limit is read from the stack that Python's faulthandler has written there.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,17 @@ import os
 import re
 from collections import deque
 from pathlib import Path, PurePath
-from types import TracebackType
 from typing import Self
 
-# Reads from a log where a process stood: the stack that Python's faulthandler has written when it was asked.
+HEAD_BYTES = 1 << 20
+TAIL_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 _HEADING = "(most recent call first):"
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<name>\S+)')
 
 # Frames that only hand on what is called, or wait for whoever was called.
 _PASSING = ("wrapper", "<lambda>", "__exit__", "__call__", "_wrapped_call_impl", "_call_impl", "decorate_context")
-
-
-def place_in(log: str) -> str:
-    """Return the innermost call of the last stack in a log, such as 'broadcast (distributed_c10d.py:3098)'; or ''."""
-    _, heading, stack = log.rpartition(_HEADING)
-    if not heading:
-        return ""
-    frames = []
-    for line in stack.strip("\n").splitlines():
-        frame = _FRAME.match(line)
-        if frame is None:
-            break
-        frames.append(frame)
-    telling = next((f for f in frames if f["name"] not in _PASSING), frames[0] if frames else None)
-    return f"{telling['name']} ({PurePath(telling['path']).name}:{telling['line']})" if telling is not None else ""
-
-
-HEAD_BYTES = 1 << 20
-TAIL_BYTES = 1 << 16
-_CHUNK_BYTES = 1 << 16
 
 
 class BoundedLog:
@@ -51,9 +35,7 @@ class BoundedLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._dropped_bytes:
             self._file.write(f"\n[... {self._dropped_bytes} bytes left out ...]\n".encode())
         for chunk in self._tail:
@@ -97,3 +79,18 @@ def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:
     plain = text.replace("\r", "\n").replace("\t", "    ")  # a progress bar returns to the start of its line
     printable = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in plain)
     return "\n".join([line for line in printable.split("\n") if line.strip()][-lines:])
+
+
+def place_in(log: str) -> str:
+    """Return the innermost call of the last stack in a log, such as 'broadcast (distributed_c10d.py:3098)'; or ''."""
+    _, heading, stack = log.rpartition(_HEADING)
+    if not heading:
+        return ""
+    frames = []
+    for line in stack.strip("\n").splitlines():
+        frame = _FRAME.match(line)
+        if frame is None:
+            break
+        frames.append(frame)
+    telling = next((f for f in frames if f["name"] not in _PASSING), frames[0] if frames else None)
+    return f"{telling['name']} ({PurePath(telling['path']).name}:{telling['line']})" if telling is not None else ""

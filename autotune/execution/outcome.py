@@ -1,35 +1,58 @@
-"""Says how a trial ended, from what it left behind: its outcome file first, then its exit code, signal and log.
+"""How a trial ended, from what its process or its ranks left behind.
 
-Of several ranks, each has left its own; `merging` makes one of them.
+Each rank writes an outcome file and a log into the trial's directory. Its outcome file counts first; without one, its
+exit code, signal and log decide.
+
+The outcomes of several ranks are merged into one. All ranks take part in every step, so the step times are those of the
+rank that took longest for all of them together: the longest of each single step would count a delay that the next step
+makes up for. Memory is that of the worst rank. Samples are counted over all ranks, and the loss is the mean over them.
+
+A rank that fails takes the others with it: they lose a connection, or are killed while they wait. The cause is the
+failure that was noticed first; of two noticed at the same moment, one that speaks of a lost peer is the consequence.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.execution.guard import is_out_of_memory_log
-from autotune.execution.logtail import read_tail
-from autotune.execution.outcome_files import log_file, outcome_file
+from autotune.execution.logtail import place_in, read_tail
+from autotune.execution.shortage import is_out_of_memory_log
 from autotune.units import show_memory
-from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
-
-OUTCOME_FILE, LOG_FILE = outcome_file(), log_file()
+from autotune.values.conditions import worst_of
+from autotune.values.statistics import rate_interval
+from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus, worst_memory
 
 _OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
-_DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # where a library's last words are looked for, tracebacks coming after them
+_DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # of a log, for a library's last words, which tracebacks may follow
 
 # csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.
 _BITSANDBYTES_OUT_OF_MEMORY = re.compile(r"^Error out of memory at line \d+ in file ", re.MULTILINE)
 
+# What gloo, NCCL and torch say where the other end of a connection is gone.
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection was likely closed",
+    "connection refused",
+    "broken pipe",
+    "socket timeout",
+    "remote process exited",
+    "nccl communicator was aborted",
+    "distnetworkerror",
+    "distbackenderror",
+)
+
 
 class Ending(NamedTuple):
-    """How a trial's process ended."""
+    """How a trial's processes ended."""
 
     returncode: int | None = None  # None: it could not be ended, or nobody was left to see it
     timed_out: bool = False
@@ -40,12 +63,52 @@ class Ending(NamedTuple):
     failed_at: Sequence[float | None] = ()  # when each rank was noticed to have failed by itself; None: it hasn't
 
 
-def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: int = 0) -> Outcome:
-    """Return the own outcome of a trial's process, or what its end without one means."""
-    path, log = directory / outcome_file(rank), directory / log_file(rank)
-    tail, out_of_memory = read_tail(log), _is_out_of_memory(log)
+def outcome_file(rank: int = 0) -> str:
+    """Return the name of the file that a rank writes its outcome to."""
+    return f"rank-{rank}.json"
+
+
+def log_file(rank: int = 0) -> str:
+    """Return the name of the file that holds what a rank printed."""
+    return f"log-{rank}.txt" if rank else "log.txt"
+
+
+def has_failed(outcome: Path, has_ended: bool) -> bool:
+    """Return whether a rank has failed, by its outcome file, or because its process has ended without one."""
     try:
-        outcome = _OUTCOMES.validate_json(path.read_bytes())
+        return bool(json.loads(outcome.read_bytes())["kind"] == "failure")
+    except FileNotFoundError:
+        return has_ended
+    except (OSError, ValueError, TypeError, KeyError):
+        return True
+
+
+def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Outcome:
+    """Return the outcome of a trial of one process or of several ranks."""
+    if request.ranks is None:
+        return outcome_of(directory, ending, request)
+    codes = ending.returncodes or (None,) * request.ranks  # nobody was left to see them
+    outcomes = [
+        outcome_of(directory, ending._replace(returncode=code), request, rank=rank) for rank, code in enumerate(codes)
+    ]
+    measurements = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
+    if len(measurements) == len(outcomes):
+        return _merged(measurements, request)
+    rank, failure = _first_failure(outcomes, ending)
+    if ending.launcher_died:
+        return failure
+    if failure.status is TrialStatus.TIMED_OUT:
+        return failure.model_copy(update={"cause": failure.cause + _where_they_stood(directory, outcomes)})
+    return failure.model_copy(update={"cause": f"rank {rank}: {failure.cause}"})
+
+
+def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: int = 0) -> Outcome:
+    """Return the outcome that a rank has written, or what its end without one means."""
+    log = directory / log_file(rank)
+    tail = read_tail(log)
+    out_of_memory = is_out_of_memory_log(read_tail(log, lines=_DEEP_LINES, size=_DEEP_BYTES))
+    try:
+        outcome = _OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
         return _death(ending, request, tail, out_of_memory=out_of_memory)
     except (OSError, ValidationError):
@@ -56,10 +119,6 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
         # A data-loader worker says so on its way out; the trial itself only sees it gone.
         outcome = outcome.model_copy(update={"status": TrialStatus.OUT_OF_MEMORY})
     return outcome.model_copy(update={"log_tail": tail})
-
-
-def _is_out_of_memory(log: Path) -> bool:
-    return is_out_of_memory_log(read_tail(log, lines=_DEEP_LINES, size=_DEEP_BYTES))
 
 
 def _within_budget(outcome: Measurement, request: TrialRequest) -> Outcome:
@@ -97,6 +156,72 @@ def _exit(returncode: int | None) -> str:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:  # a real-time signal
         return f"killed by signal {-returncode}"
+
+
+def _first_failure(outcomes: Sequence[Outcome], ending: Ending) -> tuple[int, Failure]:
+    """Return the rank that failed first, with its failure."""
+    failures = [(rank, outcome) for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
+
+    def noticed(found: tuple[int, Failure]) -> tuple[float, int]:
+        at = ending.failed_at[found[0]] if ending.failed_at else None
+        return (float("inf") if at is None else at, found[0])
+
+    by_themselves = [f for f in failures if noticed(f)[0] < float("inf") and not _speaks_of_a_lost_peer(f[1])]
+    return min(by_themselves or failures, key=noticed)
+
+
+def _speaks_of_a_lost_peer(failure: Failure) -> bool:
+    text = failure.cause.lower()
+    return failure.status is TrialStatus.CRASHED and any(words in text for words in _LOST_PEER)
+
+
+def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
+    """Return the measurement of all ranks, or what is wrong with it."""
+    first = ranks[0]
+    for number, rank in enumerate(ranks):
+        for knob, seen in first.effects.items():
+            if rank.effects.get(knob) != seen:
+                cause = f"rank 0 ran with {knob} {seen}, rank {number} with {rank.effects.get(knob)}"
+                return Failure(status=TrialStatus.INVALID, cause=cause)
+        if len(rank.step_times_s) != len(first.step_times_s):
+            cause = f"rank 0 measured {len(first.step_times_s)} steps, rank {number} {len(rank.step_times_s)}"
+            return Failure(status=TrialStatus.CRASHED, cause=cause)
+    times = max((rank.step_times_s for rank in ranks), key=sum)
+    samples = request.workload.samples_per_step(request.config)
+    rate = samples / statistics.fmean(times)
+    tokens = request.workload.tokens_per_sample
+    return first.model_copy(
+        update={
+            "step_times_s": times,
+            "samples_per_second": rate,
+            "samples_per_second_interval": rate_interval(list(times), samples),
+            "tokens_per_second": None if tokens is None else rate * tokens,
+            "memory": worst_memory([rank.memory for rank in ranks]),
+            "startup_s": max(rank.startup_s for rank in ranks),
+            "first_step_s": max(rank.first_step_s for rank in ranks),
+            "data_wait_share": max((r.data_wait_share for r in ranks if r.data_wait_share is not None), default=None),
+            "loss": statistics.fmean(losses) if (losses := [r.loss for r in ranks if r.loss is not None]) else None,
+            "alloc_retries": max((r.alloc_retries for r in ranks if r.alloc_retries is not None), default=None),
+            "warnings": tuple(dict.fromkeys(line for rank in ranks for line in rank.warnings)),
+            "conditions": worst_of([rank.conditions for rank in ranks if rank.conditions is not None]),
+        }
+    )
+
+
+def _where_they_stood(directory: Path, outcomes: Sequence[Outcome]) -> str:
+    """Say at which call each rank without a measurement stood when the time was up, those at the same call together."""
+    standing: dict[str, list[int]] = {}
+    for rank, outcome in enumerate(outcomes):
+        if isinstance(outcome, Failure):
+            place = place_in(read_tail(directory / log_file(rank), lines=200, size=1 << 15))
+            if place:
+                standing.setdefault(place, []).append(rank)
+    lines = [f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} stood in {place}" for place, ranks in standing.items()]
+    return f"; {', '.join(lines)}" if lines else ""
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Protocol, Self
 
 from autotune.execution.launch import DEFAULT_ENTRY
@@ -121,9 +120,7 @@ class LocalPool:
         self.first.__enter__()  # what was left is ended before anything new is started
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.eventfd_write(self._stop, 1)
         for server in self._servers:
             server.end()

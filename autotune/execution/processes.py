@@ -1,13 +1,19 @@
-"""Ends processes for good: a trial with all that it started, and what a killed search has left running.
+"""Ends processes for good, and removes what killed ones leave in the machine's shared memory.
 
-Three nets, since each has holes. A process group holds what a trial starts, except what leads a session of its own
-(torchrun's ranks do). A subreaper, which the launcher is, gets these back when their parent ends, except if the
-launcher itself is killed. So every process of a search also carries a mark in its environment, which children
-inherit; only a process that clears its environment *and* loses its launcher escapes.
+Ending a trial with all that it started, or what a killed search has left running, takes three nets, since each has
+holes. A process group holds what a trial starts, except what leads a session of its own (torchrun's ranks do). A
+subreaper, which the launcher is, gets these back when their parent ends, except if the launcher itself is killed. So
+every process of a search also carries a mark in its environment, which children inherit; only a process that clears its
+environment *and* loses its launcher escapes.
+
+Libraries that share memory between processes (NCCL between ranks, torch between a data loader and its workers,
+DeepSpeed on the CPU) make files in /dev/shm and remove them themselves, unless they are killed before. Such files stay
+until the machine is restarted, and take its memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -17,10 +23,14 @@ from pathlib import Path
 import psutil
 
 MARK_VARIABLE = "AUTOTUNE_SEARCH_MARK"
+SHARED_MEMORY = Path("/dev/shm")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PAUSE_S = 0.01
+
+# How the libraries call their files in shared memory; anything else is not ours to touch.
+_SHARED_PREFIXES = ("torch_", "nccl-", "deepspeed_")
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -111,3 +121,64 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def shared_files(directory: Path = SHARED_MEMORY) -> frozenset[str]:
+    """Return the names of all files in shared memory."""
+    try:
+        return frozenset(path.name for path in directory.iterdir())
+    except OSError:
+        return frozenset()
+
+
+def remove_orphans(before: frozenset[str], directory: Path = SHARED_MEMORY) -> tuple[str, ...]:
+    """Remove files of ours that have come since `before` and that no process has open or mapped; return their names.
+
+    Files of trials that run at the same time stay, since their processes live.
+    """
+    new = {
+        name
+        for name in shared_files(directory) - before
+        if name.startswith(_SHARED_PREFIXES) and _is_ours(directory / name)
+    }
+    orphans = tuple(sorted(new - _in_use(directory))) if new else ()
+    for name in orphans:
+        with contextlib.suppress(OSError):
+            (directory / name).unlink()
+    return orphans
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.getuid() and path.is_file()
+    except OSError:
+        return False
+
+
+def _in_use(directory: Path) -> set[str]:
+    """Return the names of the files that a process of ours has open or mapped."""
+    used = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            used |= _mapped(process, directory) | _open(process, directory)
+    return used
+
+
+def _mapped(process: Path, directory: Path) -> set[str]:
+    prefix = f"{directory}/"
+    try:
+        lines = (process / "maps").read_text(errors="replace").splitlines()
+    except OSError:  # it has ended, or is somebody else's
+        return set()
+    return {line.partition(prefix)[2] for line in lines if prefix in line}
+
+
+def _open(process: Path, directory: Path) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = entry.readlink()
+                if target.parent == directory:
+                    found.add(target.name)
+    return found

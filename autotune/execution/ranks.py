@@ -16,12 +16,9 @@ Called by the launcher (`rank_environment`) and by whoever runs inside a rank.
 from __future__ import annotations
 
 import datetime
-import importlib
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from autotune.execution.compiled_ops import find_ninja
 
 # The listening socket of the first rank, open in its process, and how many threads each may use.
 _LISTENER, _THREADS = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS"
@@ -121,13 +118,6 @@ def meet(device: str, *, timeout_s: float) -> None:
     # Nothing touches the device here: what its context takes is for the memory guard to see.
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo"
     init_process_group(backend, store=store, rank=rank.number, world_size=rank.of, timeout=limit)
-
-
-def tell_deepspeed(device: str) -> None:
-    """Have DeepSpeed know that the ranks have met: on a CPU TrainingArguments leaves that out, and ZeRO-3 asks it."""
-    find_ninja()  # where it looks at what it has compiled
-    if device == "cpu" and own_rank().is_launched:
-        importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
 
 
 def agree(decision: bool) -> bool:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from autotune.errors import InfrastructureError, one_line
@@ -80,9 +79,7 @@ class RayPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End what runs; leave nothing on the nodes."""
         for task in self._running:
             with suppress(Exception):

@@ -13,7 +13,7 @@ from collections import Counter
 
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.recorded_table import RecordedTrial, Table
+from autotune.values.recorded_table import Table, TableTrial
 from autotune.values.trial import Failure, Limits, Outcome, TrialRequest, TrialResult, TrialStatus
 
 
@@ -107,7 +107,7 @@ class ReplayPool:
         return self._runner.run(request)
 
 
-def _within(limits: Limits, trial: RecordedTrial) -> tuple[Outcome, float]:
+def _within(limits: Limits, trial: TableTrial) -> tuple[Outcome, float]:
     """Return the outcome and duration of a recorded trial under other limits, whichever of them is met first."""
     outcome, duration_s = trial.outcome, trial.duration_s
     if trial.measurement is not None and trial.measurement.memory.peak_bytes > limits.memory_bytes:

@@ -1,7 +1,7 @@
 """Runs one trial at a time in a child process and says how it ended.
 
 A :class:`Runner` takes a request and returns a result; :class:`LocalRunner` keeps one launcher process (see `launch`)
-that forks the children. The parent blocks while a child is being timed; what its end means is decided in `verdict`.
+that forks the children. The parent blocks while a child is being timed; what its end means is decided in `outcome`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution import compiled_ops, describe
+from autotune.execution.environment import COMPILE_LIMIT_S, Operators, operators_of
 from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
 from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.launcher import Launcher, end_what_was_left
 from autotune.execution.logtail import read_tail
-from autotune.execution.merging import merged_outcome
-from autotune.execution.outcome import LOG_FILE, Ending, host_oom_kills
+from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
 from autotune.execution.places import Place, whole
 from autotune.value import Value, write_value
 from autotune.values.hardware import Hardware, cuda_used_bytes
@@ -41,6 +39,7 @@ LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own 
 IDLE_LIMIT_S = 10.0
 IDLE_TOLERANCE_BYTES = 128 << 20  # a desktop's GPU memory moves by tens of MiB meanwhile
 
+_DESCRIBE, _COMPILE = "autotune.execution.describe", "autotune.execution.environment:compile_operators"
 _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 
 
@@ -96,9 +95,7 @@ class LocalRunner:
         end_what_was_left(self._run_directory)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -131,7 +128,7 @@ class LocalRunner:
         _make_empty(directory)
         write_value(request, directory / "request.json")
         self._ready_launcher()  # its start is no part of the trial
-        self._compile(compiled_ops.needed(request))  # nor is this
+        self._compile(operators_of(request))  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         began, started = time.time(), time.monotonic()
         ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
@@ -157,9 +154,7 @@ class LocalRunner:
             AutotuneError: The workload can't be used; the class is the child's.
             InfrastructureError: The child gave no answer.
         """
-        return self._description(
-            self.ask("describe", describe.ENTRY, request, timeout_s=timeout_s) / describe.ANSWER_FILE
-        )
+        return self._description(self.ask("describe", f"{_DESCRIBE}:run_describe", request, timeout_s=timeout_s))
 
     def examine(self, request: ExamineRequest, *, timeout_s: float = 600.0) -> Description:
         """Return what running steps of the user's own loop tells; a child without an answer is told of in a note.
@@ -167,18 +162,18 @@ class LocalRunner:
         Raises:
             InputError: It consumes another number of samples than it should.
         """
-        path = self.ask("examine", "autotune.execution.step_facts:run_examine", request, timeout_s=timeout_s)
+        directory = self.ask("examine", f"{_DESCRIBE}:run_examine", request, timeout_s=timeout_s)
         try:
-            return self._description(path / describe.ANSWER_FILE)
+            return self._description(directory)
         except InfrastructureError as error:  # it hung or died: the trial of the baseline will say of what
             note = f"samples of a step, and its gradient with another split, could not be looked at: {error}"
             return Description(facts=request.facts, notes=(note,))
 
-    def _description(self, path: Path) -> Description:
+    def _description(self, directory: Path) -> Description:
         try:
-            answer = _ANSWERS.validate_json(path.read_bytes())
+            answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
-            tail = read_tail(path.with_name(LOG_FILE), lines=1)
+            tail = read_tail(directory / log_file(), lines=1)
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
@@ -205,8 +200,8 @@ class LocalRunner:
     def _compile(self, operators: tuple[str, ...]) -> None:
         """Have the operators compiled that none of the earlier trials needed."""
         if not self._compiled.issuperset(operators):
-            named = compiled_ops.Operators(names=operators)
-            self.ask("operators", compiled_ops.ENTRY, named, timeout_s=compiled_ops.LIMIT_S)
+            named = Operators(names=operators)
+            self.ask("operators", _COMPILE, named, timeout_s=COMPILE_LIMIT_S)
             self._compiled.update(operators)
 
     def _ready_launcher(self) -> Launcher:

@@ -1,6 +1,6 @@
-"""Says in one short line what a failed allocation asked for, or that the allocator ran short without failing.
+"""Recognises a failed allocation in any of its disguises, and says in one short line what was asked for.
 
-Pure. Called where a trial's outcome is made; the library's own words, which fill many lines, are in the trial's log.
+The library's own words, which fill many lines, are in the trial's log. Pure.
 """
 
 from __future__ import annotations
@@ -11,13 +11,52 @@ from collections.abc import Iterator
 
 from autotune.units import show_memory
 
+# What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
+_ALLOCATION_MESSAGES = (
+    "defaultcpuallocator: can't allocate memory",
+    "could not execute a primitive",  # oneDNN hides the failed allocation of its scratchpad
+    "could not create a primitive",
+    "cuda out of memory",
+    "cuda error: out of memory",  # a library's own allocation, beside torch's
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "[errno 12]",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "memoryerror",  # wrapped by the compilers' own exceptions
+)
+
+# Last words of processes that end without raising, seen under the same limit.
+_FATAL_MESSAGES = (
+    "libgomp: thread creation failed: resource temporarily unavailable",
+    "cannot allocate memory for thread-local data: abort",
+    "terminate called after throwing an instance of 'std::bad_alloc'",
+)
+
 # torch's CUDA allocator says '2.00 GiB', the one of the CPU '8388608 bytes', numpy 'Unable to allocate 2.00 GiB'.
 _ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+ [KMGT]iB|\d+ bytes)", re.IGNORECASE)
 
 _LONGEST = 200  # characters of a cause
 
 
-def with_causes(error: BaseException) -> Iterator[BaseException]:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error`, or one that caused it, is an allocation that failed."""
+    for current in _with_causes(error):
+        if isinstance(current, MemoryError) or type(current).__name__ == "OutOfMemoryError":
+            return True
+        text = str(current).lower()
+        if any(message in text for message in _ALLOCATION_MESSAGES):
+            return True
+    return False
+
+
+def is_out_of_memory_log(tail: str) -> bool:
+    """Return whether the log of a process that died without writing an outcome ends in a failed allocation."""
+    text = tail.lower()
+    return any(message in text for message in _FATAL_MESSAGES)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield `error`, and those that caused it, each once."""
     seen: set[int] = set()
     current: BaseException | None = error
@@ -28,7 +67,7 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says: of a failed allocation how much was asked for, otherwise its first line."""
+    """Return the first line of an error; of a failed allocation, how much was asked for."""
     text = str(error).strip()
     asked = _ASKED.search(text)
     if asked is not None:
@@ -43,7 +82,7 @@ def shortage(error: BaseException, in_use_bytes: int | None, budget_bytes: int) 
 
     Args:
         error: As it reached the trial's end.
-        in_use_bytes: Of the budget, when it failed; None if it can't be told.
+        in_use_bytes: Of the budget, when it failed; None: unknown.
         budget_bytes: The trial's.
     """
     said = first_line(error)
@@ -54,7 +93,7 @@ def shortage(error: BaseException, in_use_bytes: int | None, budget_bytes: int) 
 
 
 def ran_short(retries: int | None) -> tuple[str, ...]:
-    """Say so if the allocator had no room to keep its cache while steps were measured."""
+    """Return a warning if the allocator gave its cache back while steps were measured."""
     if not retries:
         return ()
     often = "once" if retries == 1 else f"{retries} times"

@@ -1,120 +1,116 @@
-"""Sets a trial's training up: the real Trainer with arguments, model and samples, as its request asks.
+"""The two ways to a trial's Trainer: one made for a named model, and the one that a user's own code makes.
 
-Called by the worker. A user's own code sets up its own (`own_trial`).
+Both train under the arguments of the one mapping (`training.arguments.plan`), and both are measured by `trial.trained`.
+A user's code is run under the trial's arguments until it trains; what a configuration means for the model is applied to
+the model that the code has made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
-from autotune.execution.environment import trial_device
-from autotune.execution.ranks import own_rank, tell_deepspeed
+from transformers import Trainer, TrainingArguments, set_seed
+from transformers.trainer_utils import has_length
+
+from autotune.errors import AutotuneError, NoEffectError
+from autotune.execution.checking import Reading, arguments_of, distinct_samples
+from autotune.execution.effects import EffectsProbe
+from autotune.execution.environment import tell_deepspeed
+from autotune.execution.shortage import is_out_of_memory
+from autotune.execution.trial import Trial, trained
+from autotune.execution.user_data import UserData, longest_of, view
+from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
+from autotune.training.adapters import prepare_model
+from autotune.training.arguments import laid_over, plan
+from autotune.training.batches import padding_share
+from autotune.training.build import build_model
+from autotune.training.dataset import Repeated, training_data
+from autotune.training.parallel_arguments import building_device
+from autotune.training.random_weights import quick_weights
+from autotune.training.user_model import fitted
 from autotune.values.checks import LossTask
-from autotune.values.stopwatch import Stopwatch
-from autotune.values.trial import TrialRequest
-
-# An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
-SCALER_STEPS = 17
+from autotune.values.hardware import detect
+from autotune.values.trial import Outcome
+from autotune.values.user_code import OwnCode
 
 
-def trainer_of(request: TrialRequest, directory: Path, callbacks: list[Any], stopwatch: Stopwatch) -> Any:
+def run_named_model(trial: Trial) -> Outcome:
+    """Train a model that is built from its name, with random weights, by the real Trainer.
+
+    Raises:
+        AutotuneError: A library refuses the configuration before training starts.
+        NoEffectError: An argument did not take effect.
+    """
+    hardware = detect(trial.device)
+    probe = EffectsProbe(trial.request.config, hardware)
+    try:
+        trainer = _trainer_of(trial, plan(trial.request.config, trial.request.workload, hardware), probe)
+    except (ValueError, ImportError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise AutotuneError(f"{type(error).__name__}: {error}") from error
+    model_config, per_step = trainer.model.config, trial.samples_per_step
+
+    def padding(steps: int) -> float | None:  # the first step with its longest samples left out
+        last = min(steps * per_step, len(trainer.train_dataset))
+        return padding_share(trainer.train_dataset, trial.request.config, min(per_step, last - per_step), last)
+
+    reading = Reading(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0], padding)
+    return trained(trial, probe, trainer, trainer.train, reading)
+
+
+def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
     """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
-    from transformers import Trainer, TrainingArguments
-
-    from autotune.execution.checking import arguments_of
-    from autotune.training.arguments import plan
-    from autotune.values.hardware import detect
-
-    stopwatch.enter("trainer_s")
-    config, workload = request.config, request.workload
-    mapping = plan(config, workload, detect(device_of(request)))
+    trial.stopwatch.enter("trainer_s")
     if "deepspeed" in mapping.tuned:
-        tell_deepspeed(request.device)
-    max_steps = most_steps(request)
-    arguments = TrainingArguments(
-        output_dir=str(directory / "trainer"),
-        **{
-            **mapping.tuned,
-            **mapping.harness,
-            "gradient_accumulation_steps": request.accumulation_steps,
-            "max_steps": max_steps,
-            "train_sampling_strategy": "sequential",  # the order was made beforehand, for its sampler: see `batches`
-            **arguments_of(request.task),
-        },
-    )
-    stopwatch.enter("model_s")
-    model = _model(request, mapping)
-    stopwatch.enter("data_s")
-    per_step = samples_per_step(request)
-    dataset, collator = data_of(request, directory, model.config, samples=max_steps * per_step, longest_first=per_step)
-    stopwatch.enter("trainer_s")
-    return Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
+        tell_deepspeed(trial.device)
+    # The order of the samples was made beforehand, for its sampler: see `batches`.
+    arguments = {**mapping.tuned, **mapping.harness, **_of_trial(trial), "train_sampling_strategy": "sequential"}
+    made = TrainingArguments(**arguments)
+    trial.stopwatch.enter("model_s")
+    model = _model(trial, mapping)
+    trial.stopwatch.enter("data_s")
+    per_step = trial.samples_per_step
+    dataset, collator = data_of(trial, model.config, trial.max_steps * per_step, longest_first=per_step)
+    trial.stopwatch.enter("trainer_s")
+    callbacks = [probe, trial.timer]
+    return Trainer(model=model, args=made, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
 
 
-def device_of(request: TrialRequest) -> str:
-    """Return the device of this process."""
-    return trial_device(request.device, own_rank().number)
+def _of_trial(trial: Trial) -> dict[str, Any]:
+    """Return the arguments that say how long a trial trains, and where it writes."""
+    return {
+        "output_dir": str(trial.directory / "trainer"),
+        "gradient_accumulation_steps": trial.request.accumulation_steps,
+        "max_steps": trial.max_steps,
+        **arguments_of(trial.request.task),
+    }
 
 
-def most_steps(request: TrialRequest) -> int:
-    """Return the optimizer steps that a trial can need."""
-    from autotune.execution.measure import EXTRA_DISCARDED_STEPS
-
-    limits = request.limits
-    return limits.discarded_steps + EXTRA_DISCARDED_STEPS + limits.measure_steps + SCALER_STEPS
-
-
-def samples_per_step(request: TrialRequest) -> int:
-    """Return the samples of a step as it is run, those of all ranks; each is dealt every so many of their batches."""
-    config = request.config
-    return request.accumulation_steps * config.per_device_train_batch_size * config.parallelism.data_parallel
-
-
-def data_of(
-    request: TrialRequest, directory: Path, model_config: Any, *, samples: int, longest_first: int
-) -> tuple[Any, Any]:
-    """Return samples and what makes batches of them; a loss run goes over the same few again and again."""
-    from autotune.training.dataset import Repeated, training_data
-
-    own, config = samples, request.config
-    if isinstance(request.task, LossTask):
-        own = min(samples, request.task.pass_steps * request.workload.samples_per_step(config))
-        # Losses are those of the same samples in the same order, whatever the sampler that is tried.
-        config = config.model_copy(update={"train_sampling_strategy": "random"})
-    # The tokenized rows are shared by all trials of a search: <run>/data beside <run>/trials/NNNN.
+def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int) -> tuple[Any, Any]:
+    """Return so many samples and what makes batches of them, the longest of the first `longest_first` first."""
+    distinct, config = distinct_samples(trial.request, samples)
     dataset, collator = training_data(
-        request.workload,
+        trial.request.workload,
         model_config,
-        samples=own,
-        directory=directory.parent.parent / "data",
+        samples=distinct,
+        directory=trial.data_directory,
         longest_first=longest_first,
         config=config,
     )
     return Repeated(dataset, samples), collator
 
 
-def longest_first_of(request: TrialRequest, directory: Path, model_config: Any) -> Callable[[int], Any]:
-    """Return a function that gives so many samples, the longest first."""
-    return lambda samples: data_of(request, directory, model_config, samples=samples, longest_first=samples)[0]
-
-
-def _model(request: TrialRequest, mapping: Any) -> Any:
-    from autotune.training.adapters import prepare_model
-    from autotune.training.build import build_model
-    from autotune.training.parallel_arguments import building_device
-    from autotune.training.random_weights import quick_weights
-
-    spec, task = request.workload.model, request.workload.task
-    to_compare = isinstance(request.task, LossTask)
-    # Losses that are compared are those of a truly initialised model.
+def _model(trial: Trial, mapping: Any) -> Any:
+    request = trial.request
+    to_compare = isinstance(request.task, LossTask)  # losses that are compared are those of a truly initialised model
     with nullcontext() if to_compare else quick_weights():
         model = build_model(
-            spec,
-            task,
-            device=building_device(request.config, device_of(request), to_compare=to_compare),
+            request.workload.model,
+            request.workload.task,
+            device=building_device(request.config, trial.device, to_compare=to_compare),
             quantization=mapping.quantization,
             whole_first=to_compare,
             **mapping.model,
@@ -122,10 +118,79 @@ def _model(request: TrialRequest, mapping: Any) -> Any:
     return prepare_model(model, mapping.adapter)
 
 
-def padding_share_of(request: TrialRequest, trainer: Any, steps: int) -> float | None:
-    """Return how much of the batches was padding, the first step with its longest samples left out."""
-    from autotune.training.batches import padding_share
+def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
+    """Run a user's code until it trains, and measure its training.
 
-    per_step = samples_per_step(request)
-    last = min(steps * per_step, len(trainer.train_dataset))
-    return padding_share(trainer.train_dataset, request.config, min(per_step, last - per_step), last)
+    Raises:
+        CodeError: The code ended without training.
+        NoEffectError: An argument did not take effect.
+    """
+    trial.stopwatch.enter("trainer_s")
+    request, hardware = trial.request, detect(trial.device)
+    mapping = plan(request.config, request.workload, hardware)
+    probe = EffectsProbe(request.config, hardware, theirs=frozenset(code.held))
+    of_trial = {n: v for n, v in _of_trial(trial).items() if n != "seed"}  # which is set once the code's model is made
+    wanted = {**laid_over(mapping, request.workload), **of_trial, "dataloader_drop_last": True}
+    if code.reorders:
+        wanted["train_sampling_strategy"] = "sequential"
+
+    def on_train(trainer: Any, train: Callable[[], Any]) -> Outcome:
+        reading = _made_ready(trial, code, trainer, probe)
+        outcome = trained(trial, probe, trainer, train, reading)
+        _check_batches(request.config.per_device_train_batch_size, trainer)
+        return outcome
+
+    overlay = Overlay(
+        arguments=lambda own: {**harness(own), **wanted},
+        fit=lambda model: fitted(model, mapping, code),
+        made=lambda trainer: None,
+    )
+    with overlaid(overlay):
+        return reach(code, trial.data_directory, on_train)
+
+
+def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) -> Reading:
+    """Make a Trainer of the user's the one of a trial."""
+    if names := strayed(trainer.args):
+        raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
+    for callback in trainer.callback_handler.callbacks[:]:
+        if _waits_or_reports(callback):
+            trainer.remove_callback(callback)
+    trainer.add_callback(probe)
+    trainer.add_callback(trial.timer)
+    if isinstance(trial.request.task, LossTask):
+        set_seed(trial.request.task.seed)
+    if trainer.compute_metrics is not None:
+        trainer.compute_metrics = lambda *args, **kwargs: {}  # predictions are gathered all the same
+    saves = theirs(trainer.args).get("save_strategy", "no") != "no"
+    not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
+    longest = _to_evaluate_on(trainer)
+    if not code.reorders:
+        return Reading(longest, lambda steps: None, not_saved)
+    samples = trial.max_steps * trial.samples_per_step
+    data = UserData(trial.request, trainer.train_dataset, trial.data_directory, samples=samples)
+    trainer.train_dataset = data.in_order()
+    return Reading(longest, data.padding_share, not_saved)
+
+
+def _to_evaluate_on(trainer: Any) -> Callable[[int], Any] | None:
+    """Return what gives the longest samples of the Trainer's evaluation data; None if there are none to be had."""
+    dataset = trainer.eval_dataset
+    if isinstance(dataset, dict):
+        dataset = next(iter(dataset.values()), None)
+    if dataset is None or not has_length(dataset) or not len(dataset):
+        return None
+    return lambda samples: view(dataset, longest_of(dataset, samples))
+
+
+def _waits_or_reports(callback: Any) -> bool:
+    """Return whether a callback stops by evaluations, of which there are none, or tells a tracker of the training."""
+    kind = type(callback)
+    return kind.__name__ == "EarlyStoppingCallback" or kind.__module__.startswith("transformers.integrations")
+
+
+def _check_batches(asked: int, trainer: Any) -> None:
+    """Refuse a trial whose batches were not those that were asked for."""
+    made = getattr(trainer.callback_handler.train_dataloader, "total_batch_size", None)
+    if made is not None and made != asked:
+        raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")

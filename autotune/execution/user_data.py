@@ -1,8 +1,8 @@
 """The samples of a user's own Trainer: their lengths, and their order in a trial.
 
-As with our own data (`batches`): the longest come first, so that the peak of memory is met at once, and the rest comes
-as training would see it. A trial's data set is as long as the trial needs, so that no epoch ends inside it. Where the
-code makes its batches by itself, or reads from a stream, its order stays its own.
+As with the data of named models (`training.batches`), the longest come first, so that the peak of memory is met at
+once, and the rest comes as training would see it. A trial's data set is as long as the trial needs, so that no epoch
+ends inside it. Where the code makes its batches by itself, or reads from a stream, the order is left alone.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.execution.checking import distinct_samples
 from autotune.training.batches import row_order
 from autotune.value import write_bytes
-from autotune.values.checks import LossTask
 from autotune.values.config import LengthProfile
 from autotune.values.trial import TrialRequest
 from autotune.values.user_code import LENGTHS_FILE
@@ -115,7 +116,7 @@ def kept_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
     return lengths if len(lengths) == samples else None
 
 
-class OwnData:
+class UserData:
     """The samples of one trial, in the order in which it reads them.
 
     Args:
@@ -150,10 +151,7 @@ class OwnData:
 
     def _ordered(self, samples: int, *, longest_first: int) -> NDArray[np.int64]:
         request, count = self._request, len(self._dataset)
-        own, config = samples, request.config
-        if isinstance(request.task, LossTask):  # the same few again and again, in the same order whatever is tried
-            own = min(samples, request.task.pass_steps * request.workload.samples_per_step(config))
-            config = config.model_copy(update={"train_sampling_strategy": "random"})
+        distinct, config = distinct_samples(request, samples)
         if self._lengths is None:
             order = np.random.default_rng(request.workload.seed).permutation(count)
         else:
@@ -165,25 +163,17 @@ class OwnData:
                 per_step=request.workload.samples_per_step(config),
                 seed=request.workload.seed,
             )
-        return np.resize(order[:own], samples).astype(np.int64)
+        return np.resize(order[:distinct], samples).astype(np.int64)
 
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     """Return the first batch of some samples as the Trainer makes it, made in this process."""
-    args, kept = trainer.args, (trainer.train_dataset, trainer._train_batch_size)
-    alone = {
+    alone: dict[str, Any] = {
         "dataloader_num_workers": 0,
         "dataloader_prefetch_factor": None,
         "dataloader_persistent_workers": False,
         "train_sampling_strategy": "sequential",
     }
-    before = {name: getattr(args, name) for name in alone}
-    try:
-        trainer.train_dataset, trainer._train_batch_size = samples, size
-        for name, value in alone.items():
-            setattr(args, name, value)
+    few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
+    with few, patch.multiple(trainer.args, **alone):
         return next(iter(trainer.get_train_dataloader()))
-    finally:
-        trainer.train_dataset, trainer._train_batch_size = kept
-        for name, value in before.items():
-            setattr(args, name, value)

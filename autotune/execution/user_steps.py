@@ -20,43 +20,33 @@ from types import SimpleNamespace
 from typing import Any
 
 from autotune.errors import InputError
-from autotune.execution.guard import MemoryGuard, is_out_of_memory
 from autotune.execution.measure import StepTimer, measurement_of
+from autotune.execution.shortage import is_out_of_memory
+from autotune.execution.trial import Trial
 from autotune.value import read_unchanged
 from autotune.values.config import TrainConfig
-from autotune.values.stopwatch import Stopwatch
-from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
+from autotune.values.trial import Outcome
 from autotune.values.user_code import ACCUMULATION, STEP_FILE, OwnStep
 
 Step = Callable[[], Any]
 
 
-def run_steps(
-    request: TrialRequest, own: OwnStep, directory: Path, timer: StepTimer, stopwatch: Stopwatch, guard: MemoryGuard
-) -> Outcome:
+def run_steps(trial: Trial, own: OwnStep) -> Outcome:
     """Set the user's training up and run its steps until enough is known.
-
-    Args:
-        request: The trial.
-        own: The user's function.
-        directory: Of the trial.
-        timer: Decides which steps count and when they are enough.
-        stopwatch: Told when setting up begins.
-        guard: Tells the peak of memory.
 
     Raises:
         InputError: The function can't be loaded, or returns no function.
     """
-    stopwatch.enter("model_s")
-    step = set_up(own, request.config, request.accumulation_steps, directory.parent.parent / "data" / STEP_FILE)
-    stopwatch.enter("trainer_s")
+    request, timer = trial.request, trial.timer
+    trial.stopwatch.enter("model_s")
+    step = set_up(own, request.config, request.accumulation_steps, trial.data_directory / STEP_FILE)
+    trial.stopwatch.enter("trainer_s")
     losses = [float(loss) for loss in _train(step, timer) if loss is not None]
     loss = statistics.fmean(losses) if losses else None
     if loss is not None and not math.isfinite(loss):
-        cause = f"the loss became {loss}: not trainable like this"
-        return Failure(status=TrialStatus.INVALID, cause=cause, memory=guard.peak())
-    guard.check()
-    return measurement_of(request, timer, guard.peak(), loss=loss, effects={}, data_wait_share=None)
+        return trial.diverged(loss)
+    trial.guard.check()
+    return measurement_of(request, timer, trial.guard.peak(), loss=loss, effects={}, data_wait_share=None)
 
 
 def set_up(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Path) -> Step:
@@ -95,14 +85,14 @@ def _train(step: Step, timer: StepTimer) -> list[Any]:
     losses = []
     while not control.should_training_stop:
         timer.on_step_begin(None, state, control)
-        losses.append(_loss(told(step())[0]))
+        losses.append(_loss(loss_and_samples(step())[0]))
         state.global_step += 1
         timer.on_step_end(None, state, control)
     timer.on_train_end(None, state, control)
     return losses
 
 
-def told(returned: Any) -> tuple[Any, int | None]:
+def loss_and_samples(returned: Any) -> tuple[Any, int | None]:
     """Return what a step says of its loss and, if it returned (loss, samples), of the samples that it has consumed."""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
         return returned

@@ -1,48 +1,39 @@
-"""axolotl's YAML. Its names and defaults are those of `axolotl.utils.schemas` (0.19), where a test has it read.
+"""axolotl's YAML, with the names and defaults of `axolotl.utils.schemas` (0.19), which a test reads it with.
 
-What differs from a plain Trainer unless it is said: bf16 by itself, a cosine schedule, reentrant checkpointing, fused
-kernels for LoRA.
+Unless it is told, it differs from a plain Trainer: bf16, a cosine schedule, reentrant checkpointing, fused kernels
+for LoRA.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from autotune.exports import launch_files
 from autotune.exports.dialect import (
-    lost_knobs,
-    own_settings,
-    require_causal_lm,
-    require_lora,
-    sharding_files,
-    spread_lost,
+    DEEPSPEED_FILE,
+    lost_sharing,
+    lost_spacing,
+    lost_weights,
+    require_lora_of_causal_lm,
     trainer_arguments,
-    weights_lost,
+    yaml_draft,
 )
-from autotune.exports.draft import Draft
-from autotune.exports.winner import Winner, lost_arguments
-from autotune.exports.yaml_text import yaml_text
+from autotune.exports.launch_files import needs_launcher
+from autotune.exports.winner import Draft, Winner, lost_arguments
 from autotune.training.arguments import effective_tf32, routing
-from autotune.values.config import Precision, TrainConfig
+from autotune.values.config import Precision
 
 FILE = "axolotl.yaml"
 
+# TrainingArguments -> axolotl's names: the hyperparameters and data loading, which every file has ...
 _NAMES = {
-    "learning_rate": "learning_rate",
-    "lr_scheduler_type": "lr_scheduler",
-    "weight_decay": "weight_decay",
-    "adam_beta1": "adam_beta1",
-    "adam_beta2": "adam_beta2",
-    "adam_epsilon": "adam_epsilon",
-    "max_grad_norm": "max_grad_norm",
-    "seed": "seed",
-    "dataloader_num_workers": "dataloader_num_workers",
-    "dataloader_pin_memory": "dataloader_pin_memory",
-    "dataloader_prefetch_factor": "dataloader_prefetch_factor",
-}
+    name: name for name in (
+        "learning_rate", "lr_scheduler_type", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+        "max_grad_norm", "seed", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
+    )
+} | {"lr_scheduler_type": "lr_scheduler"}  # fmt: skip
 
-# Of the user's own arguments, what it has by a name of its own, and what by the same.
-_OWN_NAMES = {
+# ... and those that it has if the user sets them.
+_USER_NAMES = {
     "num_train_epochs": "num_epochs",
     "per_device_eval_batch_size": "eval_batch_size",
     **{name: name for name in (
@@ -54,100 +45,15 @@ _OWN_NAMES = {
     )},
 }  # fmt: skip
 
-# Where it reports to, by the words of `report_to`.
+# Values of `report_to` that axolotl has a switch for.
 _REPORTERS = {
     name: f"use_{name.removesuffix('_ml')}" for name in ("wandb", "mlflow", "tensorboard", "comet_ml", "trackio")
 }
 
-
-def axolotl(winner: Winner) -> Draft:
-    """Return axolotl's file.
-
-    Raises:
-        InputError: It can't train this task, or this adapter.
-    """
-    require_causal_lm(winner, "axolotl")
-    require_lora(winner, "axolotl")
-    lost = _lost(winner)
-    document = {**_model(winner), **_data(winner), **_training(winner), **_devices(winner)}
-    command = _command(winner)
-    about = "`datasets` is yours to name; the rest is as it was measured."
-    text = yaml_text(winner, f"axolotl: {command}", document, lost, about=about)
-    return Draft({FILE: text, **sharding_files(winner)}, (command,), tuple(lost))
-
-
-def _command(winner: Winner) -> str:
-    if not launch_files.needs_launcher(winner.config):
-        return f"axolotl train {FILE}"
-    return f"axolotl train {FILE} --launcher torchrun -- --nproc_per_node {winner.config.parallelism.world_size}"
-
-
-def _lost(winner: Winner) -> list[str]:
-    config = winner.config
-    packs = config.packing and config.attn_implementation not in _PACKING_KERNELS
-    return [
-        *weights_lost(winner, "axolotl"),
-        *lost_knobs(config, but=frozenset({"offload", "experts", "experts_per_token", "expert_capacity"})),
-        *([f"packing of a micro-batch: it wants {' or '.join(_PACKING_KERNELS)}"] if packs else []),
-        *spread_lost(winner),
-        *(["ddp_static_graph"] if config.parallelism.ddp_static_graph else []),
-        *lost_arguments(winner, {"seed", *_own_names(winner), *_said_otherwise(winner)}),
-    ]
-
-
-def _own_names(winner: Winner) -> dict[str, str]:
-    """Return its names of those of the user's own arguments that it takes with the value that they have."""
-    own = winner.own_arguments
-    known = {name: _OWN_NAMES[name] for name in own if name in _OWN_NAMES}
-    refused = {
-        "max_steps": own.get("max_steps") == -1,  # no limit: the epochs count
-        "logging_steps": not isinstance(own.get("logging_steps"), int),
-        "save_steps": own.get("save_strategy", "steps") != "steps",
-        **dict.fromkeys(("hub_model_id", "hub_strategy", "hub_revision"), not own.get("push_to_hub")),
-    }
-    return {name: its for name, its in known.items() if not refused.get(name)}
-
-
-def _said_otherwise(winner: Winner) -> list[str]:
-    """Return the names of the user's own arguments that it says in another way than by a value."""
-    own = winner.own_arguments
-    said = {
-        "report_to": bool(_reporters(winner)),
-        "push_to_hub": bool(own.get("push_to_hub") and own.get("hub_model_id")),
-        "ddp_find_unused_parameters": "ddp_find_unused_parameters" in _devices(winner),
-    }
-    return [name for name, is_said in said.items() if is_said]
-
-
-def _reporters(winner: Winner) -> dict[str, bool]:
-    """Return where it reports to; nothing if there is one that it doesn't know."""
-    given = winner.own_arguments.get("report_to", [])
-    names = list(map(str, given if isinstance(given, list) else [given]))
-    return {_REPORTERS[name]: True for name in names} if all(name in _REPORTERS for name in names) else {}
-
-
-# Kernels with which axolotl flattens a micro-batch (`ATTN_IMPLS_SUPPORTING_PACKING`), of those that are tried here.
+# Kernels with which axolotl flattens a micro-batch (`ATTN_IMPLS_SUPPORTING_PACKING`), of those that are searched.
 _PACKING_KERNELS = ("flash_attention_2", "flash_attention_3")
 
-
-def _model(winner: Winner) -> dict[str, Any]:
-    config, spec = winner.config, winner.workload.model
-    found: dict[str, Any] = {"base_model": winner.reference, "strict": False}
-    if spec.revision is not None and spec.source != "directory":
-        found["revision_of_model"] = spec.revision
-    if spec.trust_remote_code:
-        found["trust_remote_code"] = True
-    if config.attn_implementation is not None:
-        found["attn_implementation"] = config.attn_implementation
-    if config.experts_implementation is not None:
-        found["experts_implementation"] = config.experts_implementation
-    routed = routing(config.experts_per_token, config.expert_capacity)
-    if routed:
-        found["overrides_of_model_config"] = routed
-    return {**found, **(_LIGER if config.use_liger_kernel else {}), **_adapter(winner)}
-
-
-# What transformers' own `apply_liger_kernel` does where it isn't told.
+# What transformers' `apply_liger_kernel` does by default.
 _LIGER: dict[str, Any] = {
     "plugins": ["axolotl.integrations.liger.LigerPlugin"],
     "liger_rope": True,
@@ -156,8 +62,78 @@ _LIGER: dict[str, Any] = {
     "liger_fused_linear_cross_entropy": True,
 }
 
-# Fused kernels that axolotl switches on for LoRA unless it is told.
+# Fused kernels that axolotl switches on for LoRA by default.
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+
+
+def axolotl(winner: Winner) -> Draft:
+    """Return axolotl's file.
+
+    Raises:
+        InputError: It can't train this task, or this adapter.
+    """
+    require_lora_of_causal_lm(winner, "axolotl")
+    command = f"axolotl train {FILE}"
+    if needs_launcher(winner.config):
+        command += f" --launcher torchrun -- --nproc_per_node {winner.config.parallelism.world_size}"
+    document = {**_model(winner), **_data(winner), **_training(winner), **_devices(winner)}
+    return yaml_draft(
+        winner, "axolotl", FILE, command=command, document=document, lost=_lost(winner), yours="`datasets` is"
+    )
+
+
+def _lost(winner: Winner) -> list[str]:
+    config, given = winner.config, winner.user_arguments
+    packs = config.packing and config.attn_implementation not in _PACKING_KERNELS
+    otherwise = {
+        "report_to": bool(_reporters(winner)),
+        "push_to_hub": bool(given.get("push_to_hub") and given.get("hub_model_id")),
+        "ddp_find_unused_parameters": "ddp_find_unused_parameters" in _devices(winner),
+    }
+    said = {"seed", *_user_settings(winner), *(name for name, is_said in otherwise.items() if is_said)}
+    return [
+        *lost_weights(winner, "axolotl"),
+        *lost_spacing(winner),
+        *([f"packing of a micro-batch: it wants {' or '.join(_PACKING_KERNELS)}"] if packs else []),
+        *lost_sharing(winner),
+        *(["ddp_static_graph"] if config.parallelism.ddp_static_graph else []),
+        *lost_arguments(winner, said),
+    ]
+
+
+def _user_settings(winner: Winner) -> dict[str, Any]:
+    """Return those of the plain arguments, by their own names, that axolotl takes with the values they have."""
+    given = winner.plain_arguments
+    refused = {
+        "max_steps": given.get("max_steps") == -1,  # no limit: the epochs count
+        "logging_steps": not isinstance(given.get("logging_steps"), int),
+        "save_steps": given.get("save_strategy", "steps") != "steps",
+        **dict.fromkeys(("hub_model_id", "hub_strategy", "hub_revision"), not given.get("push_to_hub")),
+    }
+    return {name: value for name, value in given.items() if name in _USER_NAMES and not refused.get(name)}
+
+
+def _reporters(winner: Winner) -> dict[str, bool]:
+    """Return the switches of `report_to`; none if it names something that axolotl doesn't know."""
+    given = winner.user_arguments.get("report_to", [])
+    names = list(map(str, given if isinstance(given, list) else [given]))
+    return {_REPORTERS[name]: True for name in names} if all(name in _REPORTERS for name in names) else {}
+
+
+def _model(winner: Winner) -> dict[str, Any]:
+    config = winner.config
+    found: dict[str, Any] = {"base_model": winner.reference, "strict": False}
+    if winner.revision is not None:
+        found["revision_of_model"] = winner.revision
+    if winner.workload.model.trust_remote_code:
+        found["trust_remote_code"] = True
+    if config.attn_implementation is not None:
+        found["attn_implementation"] = config.attn_implementation
+    if config.experts_implementation is not None:
+        found["experts_implementation"] = config.experts_implementation
+    if routed := routing(config.experts_per_token, config.expert_capacity):
+        found["overrides_of_model_config"] = routed
+    return {**found, **(_LIGER if config.use_liger_kernel else {}), **_adapter(winner)}
 
 
 def _adapter(winner: Winner) -> dict[str, Any]:
@@ -200,71 +176,51 @@ def _data(winner: Winner) -> dict[str, Any]:
 
 def _training(winner: Winner) -> dict[str, Any]:
     config = winner.config
-    return {
+    warmup = winner.hyperparameter("warmup_steps")
+    found = {
         "output_dir": "out",
         "num_epochs": 1,
-        **own_settings(winner, _own_names(winner)),
+        **{_USER_NAMES[name]: value for name, value in _user_settings(winner).items()},
         **_reporters(winner),
         "micro_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": winner.accumulation,
         "optimizer": config.optim,
         **trainer_arguments(winner, _NAMES),
-        **_warmup(winner),
-        **_precision(config),
+        **({"warmup_ratio": warmup} if 0 < warmup < 1 else {"warmup_steps": int(warmup)}),
+        "bf16": config.precision is Precision.BF16,
+        "fp16": config.precision is Precision.FP16,
+        **({"bfloat16": True} if config.precision is Precision.PURE_BF16 else {}),
         "tf32": effective_tf32(config, winner.result.hardware),
-        **_checkpointing(config),
+        "gradient_checkpointing": config.checkpointing != "none",
+    }
+    if config.checkpointing != "none":
+        found["gradient_checkpointing_kwargs"] = {"use_reentrant": config.checkpointing == "reentrant"}
+    if config.checkpointing == "offload":
+        found["activation_offloading"] = "hidden_states"
+    found |= {
         "group_by_length": config.train_sampling_strategy == "group_by_length",
         "curriculum_sampling": config.train_sampling_strategy == "sequential",
         "batch_flattening": config.packing and config.attn_implementation in _PACKING_KERNELS,
-        **_projected(winner),
-        **_compile(config),
     }
+    if "optim_target_modules" in winner.arguments and "optim_target_modules" not in winner.user_arguments:
+        found["optim_target_modules"] = "all_linear"  # the search's choice
+    found["torch_compile"] = config.torch_compile_backend is not None
+    if config.torch_compile_backend is not None:
+        found["torch_compile_backend"] = config.torch_compile_backend
+        if config.torch_compile_mode is not None:
+            found["torch_compile_mode"] = config.torch_compile_mode
+    return found
 
 
 def _devices(winner: Winner) -> dict[str, Any]:
-    """Return how the training is sharded: by DeepSpeed's own file, or as accelerate knows FSDP2."""
+    """Return how the training is spread: DeepSpeed's own file, accelerate's settings of FSDP2, or DDP's."""
     if "deepspeed" in winner.arguments:
-        return {"deepspeed": launch_files.FILE_NAMES[launch_files.DEEPSPEED]}
+        return {"deepspeed": DEEPSPEED_FILE}
     settings = winner.arguments.get("fsdp_config")
     if settings is None:
         ddp = ("ddp_bucket_cap_mb", "ddp_find_unused_parameters")
         return {name: winner.arguments[name] for name in ddp if name in winner.arguments}
-    own = {name: value for name, value in settings.items() if name not in ("version", "cpu_offload")}
+    given = {name: value for name, value in settings.items() if name not in ("version", "cpu_offload")}
     if settings.get("cpu_offload"):
-        own["offload_params"] = True
-    return {"fsdp_version": settings["version"], "fsdp_config": own}
-
-
-def _warmup(winner: Winner) -> dict[str, Any]:
-    """Return the warm-up: so many steps, or their share of all."""
-    warmup = winner.hyperparameter("warmup_steps")
-    return {"warmup_ratio": warmup} if 0 < warmup < 1 else {"warmup_steps": int(warmup)}
-
-
-def _projected(winner: Winner) -> dict[str, Any]:
-    """Return the layers whose gradients the optimizer projects, where the search has chosen them."""
-    chosen = "optim_target_modules" in winner.arguments and "optim_target_modules" not in winner.own_arguments
-    return {"optim_target_modules": "all_linear"} if chosen else {}
-
-
-def _precision(config: TrainConfig) -> dict[str, Any]:
-    mixed = {"bf16": config.precision is Precision.BF16, "fp16": config.precision is Precision.FP16}
-    pure = {"bfloat16": True} if config.precision is Precision.PURE_BF16 else {}
-    return {**mixed, **pure}
-
-
-def _checkpointing(config: TrainConfig) -> dict[str, Any]:
-    if config.checkpointing == "none":
-        return {"gradient_checkpointing": False}
-    reentrant = config.checkpointing == "reentrant"
-    offload = {"activation_offloading": "hidden_states"} if config.checkpointing == "offload" else {}
-    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}, **offload}
-
-
-def _compile(config: TrainConfig) -> dict[str, Any]:
-    if config.torch_compile_backend is None:
-        return {"torch_compile": False}
-    found: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": config.torch_compile_backend}
-    if config.torch_compile_mode is not None:
-        found["torch_compile_mode"] = config.torch_compile_mode
-    return found
+        given["offload_params"] = True
+    return {"fsdp_version": settings["version"], "fsdp_config": given}

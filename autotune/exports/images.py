@@ -1,28 +1,25 @@
 """A container image that trains with the answer: the script with a plain Trainer, and the versions that measured it.
 
-No container runs while this is tested: syntax and schema are checked, and that the versions are those of the answer.
+Tests run no container: they check syntax and schema, and that the versions are those of the answer.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import yaml
 
 from autotune.exports import scripts
-from autotune.exports.draft import Draft
 from autotune.exports.templating import rendered, word
-from autotune.exports.winner import Winner
+from autotune.exports.winner import Draft, Winner
 from autotune.units import visible
 from autotune.values.optimizers import OPTIMIZERS
 
-DOCKERFILE, COMPOSE, REQUIREMENTS = "Dockerfile", "compose.yaml", "requirements.txt"
-
-# Where torch's builds without CUDA are.
+# torch's builds without CUDA.
 _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
-# Of `Hardware.versions`, what every training needs, and what by a knob alone.
-_ALWAYS = ("torch", "transformers", "accelerate")
+# Attention kernels and their distributions, by the names of `Hardware.versions`.
 _FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 
 # Where the answer doesn't say which Python measured it.
@@ -31,44 +28,31 @@ _PYTHON = "3.11"
 
 def dockerfile(winner: Winner) -> Draft:
     """Return an image's files."""
-    script = scripts.python(winner)
-    command = ["python", scripts.TRAIN] if len(script.launch[0].split()) <= 3 else _words(script.launch[0])
+    script, version = scripts.python(winner), winner.result.hardware.versions.get("python")
+    words = script.launch[0].split()
+    variables = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: "=" in word, words))
+    command = words[len(variables) :]
+    variables.pop("CUDA_VISIBLE_DEVICES", None)  # compose.yaml says which devices there are
     context = {
-        "promise": winner.promise,
-        "title": winner.workload.model.name,
-        "python": _python(winner),
+        "winner": winner,
+        "python": ".".join(version.split(".")[:2]) if version else _PYTHON,
         "compiles": winner.config.torch_compile_backend is not None or OPTIMIZERS[winner.config.optim].compiles,
-        "environment": _environment(script.launch[0]),
+        "environment": variables,
         "command": command,
     }
     files = {
-        DOCKERFILE: rendered("Dockerfile.j2", context),
-        COMPOSE: _compose(winner),
-        REQUIREMENTS: _requirements(winner),
+        "Dockerfile": rendered("Dockerfile.j2", context),
+        "compose.yaml": _compose(winner),
+        "requirements.txt": _requirements(winner),
         **script.files,
     }
     return Draft(files, ("docker compose run --build train",), script.lost)
 
 
-def _words(line: str) -> list[str]:
-    return [word for word in line.split() if "=" not in word or word.startswith("-")]
-
-
-def _environment(line: str) -> dict[str, str]:
-    """Return the variables that a command line sets in front; which devices there are is compose's to say."""
-    told = dict(word.split("=", 1) for word in line.split() if "=" in word and not word.startswith("-"))
-    return {name: value for name, value in told.items() if name != "CUDA_VISIBLE_DEVICES"}
-
-
-def _python(winner: Winner) -> str:
-    version = winner.result.hardware.versions.get("python")
-    return ".".join(version.split(".")[:2]) if version else _PYTHON
-
-
 def _packages(winner: Winner) -> list[str]:
     """Return the distributions that the answer's training imports."""
     config = winner.config
-    wanted = [*_ALWAYS]
+    wanted = ["torch", "transformers", "accelerate"]
     wanted += ["peft"] if winner.peft_arguments is not None else []
     wanted += ["bitsandbytes"] if config.quantization is not None else []
     wanted += [package] if (package := OPTIMIZERS[config.optim].package) is not None else []
@@ -95,11 +79,11 @@ def _compose(winner: Winner) -> str:
         "init": True,
         "volumes": ["./out:/workspace/out", "huggingface:/root/.cache/huggingface"],
     }
+    ranks = winner.config.parallelism.world_size
     if not winner.result.hardware.is_cpu:
-        count = winner.config.parallelism.world_size
-        device = {"driver": "nvidia", "count": count, "capabilities": ["gpu"]}
+        device = {"driver": "nvidia", "count": ranks, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    if winner.config.parallelism.world_size > 1 or winner.config.dataloader_num_workers:
+    if ranks > 1 or winner.config.dataloader_num_workers:
         service["ipc"] = "host"  # processes that hand tensors over need more shared memory than the usual 64 MB
     document = {"services": {"train": service}, "volumes": {"huggingface": {}}}
     return f"# docker compose run --build train\n{yaml.safe_dump(document, sort_keys=False)}"

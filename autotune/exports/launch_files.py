@@ -1,193 +1,193 @@
-"""How a measured configuration is launched: the commands, and the files that launchers and libraries read.
+"""How an answer is launched: the commands, the files that launchers and libraries read, and a user's own script.
 
-Pure but for `save`. Everything is made of the arguments that were measured (`training_args.plan`); nothing is decided
-here. Called by `result` and by the command line.
+Everything is taken from the arguments that were measured (`training.arguments.plan`); nothing is decided here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from autotune.errors import InputError
-from autotune.exports.user_launch import apply_command
+from autotune.exports.winner import DEFAULTS
+from autotune.training.arguments import laid_over, plan
 from autotune.training.parallel_arguments import ZERO_STAGES
 from autotune.value import save_text
-from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.config import Precision, TrainConfig
 
 if TYPE_CHECKING:
     from autotune.values.result import ResultData
+    from autotune.values.user_code import OwnCode
 
-SCRIPT = "train.py"  # what the user trains with: `result.training_arguments(...)` and a Trainer
+SCRIPT = "train.py"  # the user's: a Trainer with `result.training_arguments(...)`, or an exported script
 ACCELERATE, DEEPSPEED, FSDP, ARGUMENTS = "accelerate", "deepspeed", "fsdp", "training-args"
 FILE_NAMES = {
-    ACCELERATE: "accelerate.yaml",
-    DEEPSPEED: "deepspeed.json",
-    FSDP: "fsdp.json",
     ARGUMENTS: "training_args.json",
+    ACCELERATE: "accelerate.yaml",
+    FSDP: "fsdp.json",
+    DEEPSPEED: "deepspeed.json",
 }
+COMMANDS_FILE = "launch.txt"
 
-# TrainingArguments.max_grad_norm, at which the Trainer clips unless the user says otherwise.
-_MAX_GRAD_NORM = 1.0
-
-# A model's width, as its config calls it; transformers' own names of it (`attribute_map`) included.
+# Names of a model's width in configs, those of transformers' `attribute_map` included.
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 
+# Of an answer: what the device decides, so that no flag has to say it.
+_OF_DEVICE = frozenset({"use_cpu", "dataloader_pin_memory"})
+_OLDER_NAMES = frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs"})
 
-class Measured(NamedTuple):
-    """What was measured, as far as launchers have to know it."""
+# Arguments of checkpointing that transformers takes when it is given none (5.17 to 5.23).
+_DEFAULT_CHECKPOINTING = {"use_reentrant": False}
 
-    config: TrainConfig
-    workload: Workload
-    arguments: dict[str, Any]  # of TrainingArguments
-    is_cpu: bool
-    cores: int
-
-    @property
-    def ranks(self) -> int:
-        """Processes of the training."""
-        return self.config.parallelism.world_size
-
-
-def measured_of(result: ResultData) -> Measured:
-    """Return what launchers have to know of an answer."""
-    return Measured(
-        config=result.best.config,
-        workload=result.workload,
-        arguments=result.arguments.training_arguments,
-        is_cpu=result.hardware.is_cpu,
-        cores=result.hardware.cores,
-    )
+# Knobs that are no TrainingArguments, and the code that sets them.
+_IN_CODE = {
+    "attn_implementation": "model.set_attn_implementation({value!r})",
+    "experts_implementation": "model.set_experts_implementation({value!r})",
+    "adapter": "peft's {value}",
+}
 
 
 def launch_commands(result: ResultData) -> tuple[str, ...]:
-    """Return the command lines that start training with the best configuration of an answer."""
-    return commands(measured_of(result))
-
-
-def commands(measured: Measured) -> tuple[str, ...]:
-    """Return the command lines that start the training, the one to prefer first."""
-    code = measured.workload.own_code
+    """Return the command lines that start training with the answer, the preferred one first."""
+    code = result.workload.own_code
     if code is not None and code.command:
-        return (apply_command(code, "best-config.json"),)
-    if not needs_launcher(measured.config):
+        return (_apply_command(code, "best-config.json"),)
+    if not needs_launcher(result.best.config):
         return (f"python {SCRIPT}",)
-    torchrun = f"{_threads(measured)} torchrun --standalone --nproc_per_node {measured.ranks} {SCRIPT}"
-    if _why_not_accelerate(measured) is not None:
-        return (torchrun,)
-    return torchrun, accelerate_command(measured)
+    ranks = result.best.config.parallelism.world_size
+    torchrun = f"{_threads(result)} torchrun --standalone --nproc_per_node {ranks} {SCRIPT}"
+    return (torchrun,) if _launcher_starts_one(result) else (torchrun, accelerate_command(result))
 
 
-def accelerate_command(measured: Measured) -> str:
+def accelerate_command(result: ResultData) -> str:
     """Return the command line of accelerate's launcher, which starts a single process too."""
-    return f"{_threads(measured)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {SCRIPT}"
-
-
-def _threads(measured: Measured) -> str:
-    """Return what gives each rank its share of the cores, as trials did; launchers give it one unless they are told."""
-    return f"OMP_NUM_THREADS={max(1, measured.cores // measured.ranks)}"
+    return f"{_threads(result)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {SCRIPT}"
 
 
 def needs_launcher(config: TrainConfig) -> bool:
-    """Return whether the training is one of ranks, be it of one: FSDP and DeepSpeed are always."""
+    """Return whether training has to be started as ranks; FSDP and DeepSpeed need that on one device too."""
     return config.parallelism.world_size > 1 or config.parallelism.sharding != "none"
 
 
-def formats(measured: Measured) -> tuple[str, ...]:
-    """Return the files that there are for a configuration."""
+def mixed_precision(config: TrainConfig) -> str:
+    """Return accelerate's name of the mixed precision."""
+    return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no")
+
+
+def _threads(result: ResultData) -> str:
+    """Return the variable that gives each rank its share of the cores, as in trials; launchers would set it to 1."""
+    return f"OMP_NUM_THREADS={max(1, result.hardware.cores // result.best.config.parallelism.world_size)}"
+
+
+def _launcher_starts_one(result: ResultData) -> bool:
+    """Return whether `accelerate launch` would start one process where there are to be several."""
+    spread = result.best.config.parallelism
+    return result.hardware.is_cpu and spread.world_size > 1 and spread.sharding not in ZERO_STAGES
+
+
+def formats(result: ResultData) -> tuple[str, ...]:
+    """Return the names of the files that the answer has."""
     found = []
-    for name, make in _MAKERS.items():
+    for name in FILE_NAMES:
         try:
-            make(measured)
+            text_of(name, result)
         except InputError:
             continue
         found.append(name)
     return tuple(found)
 
 
-def text_of(name: str, measured: Measured) -> str:
-    """Return what a file holds.
+def text_of(name: str, result: ResultData) -> str:
+    """Return the content of a file.
 
     Raises:
-        InputError: The configuration has nothing for it.
+        InputError: The answer has nothing for it.
     """
-    document = _MAKERS[name](measured)
     if name == ACCELERATE:
-        return str(yaml.safe_dump(document, sort_keys=True))
+        return str(yaml.safe_dump(_accelerate(result), sort_keys=True))
+    arguments = result.arguments.training_arguments
+    documents = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}
+    document = documents[name]
+    if document is None:
+        raise InputError(f"{name}: the configuration doesn't use it ({result.best.config.parallelism.sharding})")
     return json.dumps(document, indent=2) + "\n"
 
 
-def save(measured: Measured, directory: Path) -> tuple[Path, ...]:
-    """Write every file that there is for a configuration, and the commands; return their paths.
+def commands_text(result: ResultData) -> str:
+    """Return the content of `COMMANDS_FILE`."""
+    return "".join(f"{command}\n" for command in launch_commands(result))
+
+
+def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
+    """Write every file that the answer has, and the commands; return their paths.
+
+    Raises:
+        OSError: The directory can't be written.
+    """
+    texts = {FILE_NAMES[name]: text_of(name, result) for name in formats(result)}
+    return written({**texts, COMMANDS_FILE: commands_text(result)}, directory)
+
+
+def written(files: dict[str, str], directory: Path) -> tuple[Path, ...]:
+    """Write files into a directory, which is made; return their paths.
 
     Raises:
         OSError: The directory can't be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    texts = {FILE_NAMES[name]: text_of(name, measured) for name in formats(measured)}
-    texts["launch.txt"] = "".join(f"{command}\n" for command in commands(measured))
-    for name, text in texts.items():
+    for name, text in files.items():
         save_text(text, directory / name)
-    return tuple(directory / name for name in texts)
+    return tuple(directory / name for name in files)
 
 
-def _training_arguments(measured: Measured) -> dict[str, Any]:
-    return measured.arguments
-
-
-def _fsdp(measured: Measured) -> dict[str, Any]:
-    settings: dict[str, Any] | None = measured.arguments.get("fsdp_config")
-    if settings is None:
-        raise InputError(f"fsdp: the configuration doesn't use it ({measured.config.parallelism.sharding})")
-    return settings
-
-
-def _deepspeed(measured: Measured) -> dict[str, Any]:
-    """Return DeepSpeed's configuration with every 'auto' filled in as the Trainer would."""
-    given: dict[str, Any] | None = measured.arguments.get("deepspeed")
-    if given is None:
-        raise InputError(f"deepspeed: the configuration doesn't use it ({measured.config.parallelism.sharding})")
-    zero = dict(given["zero_optimization"])
-    width = next((measured.workload.model.config[w] for w in _WIDTHS if w in measured.workload.model.config), None)
+def _deepspeed(result: ResultData) -> dict[str, Any] | None:
+    """Return DeepSpeed's configuration with every 'auto' filled in as the Trainer would; None without DeepSpeed."""
+    config, workload, arguments = result.best.config, result.workload, result.arguments.training_arguments
+    if "deepspeed" not in arguments:
+        return None
+    zero = dict(arguments["deepspeed"]["zero_optimization"])
+    width = next((workload.model.config[name] for name in _WIDTHS if name in workload.model.config), None)
     if zero["stage"] == 3 and isinstance(width, int):
         zero["stage3_prefetch_bucket_size"] = int(0.9 * width * width)  # `trainer_config_finalize` in transformers
         zero["stage3_param_persistence_threshold"] = 10 * width
     return {
-        **given,
-        "train_batch_size": measured.workload.samples_per_step(measured.config),
-        "train_micro_batch_size_per_gpu": measured.config.per_device_train_batch_size,
-        "gradient_accumulation_steps": measured.workload.accumulation_steps(measured.config),
-        "gradient_clipping": float(measured.arguments.get("max_grad_norm", _MAX_GRAD_NORM)),
+        **arguments["deepspeed"],
+        "train_batch_size": workload.samples_per_step(config),
+        "train_micro_batch_size_per_gpu": config.per_device_train_batch_size,
+        "gradient_accumulation_steps": workload.accumulation_steps(config),
+        "gradient_clipping": float(arguments.get("max_grad_norm", DEFAULTS["max_grad_norm"])),
         "zero_optimization": zero,
     }
 
 
-def _accelerate(measured: Measured) -> dict[str, Any]:
+def _accelerate(result: ResultData) -> dict[str, Any]:
     """Return the configuration file of `accelerate launch`."""
-    reason = _why_not_accelerate(measured)
-    if reason is not None:
-        raise InputError(f"accelerate: {reason}")
-    spread, several = measured.config.parallelism, measured.ranks > 1
+    if _launcher_starts_one(result):
+        raise InputError(
+            "accelerate: on a CPU its launcher starts one process whatever its file says; torchrun starts them all"
+        )
+    config, arguments = result.best.config, result.arguments.training_arguments
+    spread = config.parallelism
     document: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
-        "distributed_type": "MULTI_GPU" if several else "NO",
+        "distributed_type": "MULTI_GPU" if spread.world_size > 1 else "NO",
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": _MIXED.get(measured.config.precision, "no"),
+        "mixed_precision": mixed_precision(config),
         "num_machines": 1,
-        "num_processes": measured.ranks,
+        "num_processes": spread.world_size,
         "rdzv_backend": "static",
         "same_network": True,
-        "use_cpu": measured.is_cpu and spread.sharding not in ZERO_STAGES,
+        "use_cpu": result.hardware.is_cpu and spread.sharding not in ZERO_STAGES,
     }
-    if "fsdp_config" in measured.arguments:
-        document |= {"distributed_type": "FSDP", "fsdp_config": _fsdp_of_accelerate(measured.arguments["fsdp_config"])}
-    if "deepspeed" in measured.arguments:
+    if "fsdp_config" in arguments:
+        document |= {"distributed_type": "FSDP", "fsdp_config": _fsdp_of_accelerate(arguments["fsdp_config"])}
+    if "deepspeed" in arguments:
         # Precision, clipping and offload stand in DeepSpeed's own file; accelerate refuses them beside it.
         del document["mixed_precision"]
         document |= {
@@ -201,14 +201,8 @@ def _accelerate(measured: Measured) -> dict[str, Any]:
     return document
 
 
-def _why_not_accelerate(measured: Measured) -> str | None:
-    if measured.is_cpu and measured.ranks > 1 and measured.config.parallelism.sharding not in ZERO_STAGES:
-        return "on a CPU its launcher starts one process whatever its file says; torchrun starts them all"
-    return None
-
-
 def _fsdp_of_accelerate(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return FSDP's settings as accelerate's file calls them."""
+    """Return FSDP's settings by the names of accelerate's file."""
     return {
         "fsdp_version": settings["version"],
         "fsdp_reshard_after_forward": settings["reshard_after_forward"],
@@ -217,15 +211,60 @@ def _fsdp_of_accelerate(settings: dict[str, Any]) -> dict[str, Any]:
         "fsdp_offload_params": settings.get("cpu_offload", False),
         "fsdp_activation_checkpointing": settings.get("activation_checkpointing", False),
         "fsdp_cpu_ram_efficient_loading": False,
-        "fsdp_state_dict_type": "FULL_STATE_DICT",  # what TrainingArguments has for it
+        "fsdp_state_dict_type": "FULL_STATE_DICT",  # the default of TrainingArguments
     }
 
 
-_MIXED = {Precision.BF16: "bf16", Precision.FP16: "fp16"}
+def user_launch(result: ResultData, answer: str) -> list[str]:
+    """Return lines that say how the user's own code trains with the answer in the file `answer`; none without code."""
+    code = result.workload.own_code
+    if code is None:
+        return []
+    if not code.command:
+        return ["train with it: result.training_arguments(output_dir) for the Trainer, result.prepare_model(model)"]
+    given, missing = shlex.join(flags(result)), unsaid(result)
+    left_out = f" (which leave out: {'; '.join(missing)})" if missing else ""
+    as_flags = f"as flags of the script, if it reads TrainingArguments from its command line: {given or 'none'}"
+    return [f"train with it: {_apply_command(code, answer)}", as_flags + left_out]
 
-_MAKERS: dict[str, Callable[[Measured], dict[str, Any]]] = {
-    ARGUMENTS: _training_arguments,
-    ACCELERATE: _accelerate,
-    FSDP: _fsdp,
-    DEEPSPEED: _deepspeed,
-}
+
+def flags(result: ResultData) -> tuple[str, ...]:
+    """Return the answer as flags of a script that reads its arguments with HfArgumentParser."""
+    found = []
+    for name, value in _changed_arguments(result).items():
+        if value is not None:
+            found += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return tuple(found)
+
+
+def unsaid(result: ResultData) -> tuple[str, ...]:
+    """Return what flags can't say of the answer, a few words each."""
+    code, changes = result.workload.own_code, result.best.changes
+    lines = [f"without --{name}" for name, value in _changed_arguments(result).items() if value is None]
+    lines += [_IN_CODE[change.knob].format(value=change.after) for change in changes if change.knob in _IN_CODE]
+    if any(change.knob == "precision" and change.after == "pure_bf16" for change in changes):
+        lines.append("weights in bfloat16")
+    steps = result.workload.accumulation_steps
+    accumulates_otherwise = steps(result.best.config) not in (1, steps(result.baseline.config))
+    if code is not None and code.normalizes and accumulates_otherwise:
+        lines.append("autotune.normalize_loss(model), since it accumulates")
+    return tuple(lines)
+
+
+def _apply_command(code: OwnCode, answer: str) -> str:
+    """Return the command line that runs the unchanged script with the answer laid over it."""
+    return f"autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
+
+
+def _changed_arguments(result: ResultData) -> dict[str, Any]:
+    """Return the arguments of the answer that differ from the code's own; None where the code's has to go."""
+    code = result.workload.own_code
+    assert code is not None
+    mapping = plan(result.best.config, result.workload, result.hardware)
+    left_out = _OF_DEVICE | (_OLDER_NAMES if "activation_checkpointing" in code.arguments else frozenset())
+    changed = {}
+    for name, value in laid_over(mapping, result.workload).items():
+        before = code.arguments.get(name)
+        if name not in left_out and value != before and (value, before) != (_DEFAULT_CHECKPOINTING, None):
+            changed[name] = value
+    return changed

@@ -1,33 +1,48 @@
-"""LLaMA-Factory's YAML. Its names and defaults are those of `llamafactory.hparams` (0.9), where a test has it read.
+"""LLaMA-Factory's YAML, with the names and defaults of `llamafactory.hparams` (0.9), which a test reads it with.
 
-What differs from a plain Trainer unless it is said: checkpointing is on, and reentrant; adapters of rank 8; samples are
-cut at 2,048 tokens.
+Unless it is told, it differs from a plain Trainer: reentrant checkpointing, adapters of rank 8, samples cut at
+2,048 tokens.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from autotune.exports import launch_files
 from autotune.exports.dialect import (
-    lost_knobs,
-    own_settings,
-    require_causal_lm,
-    require_lora,
-    sharding_files,
-    spread_lost,
+    DEEPSPEED_FILE,
+    lost_sharing,
+    lost_spacing,
+    lost_weights,
+    require_lora_of_causal_lm,
     trainer_arguments,
-    weights_lost,
+    yaml_draft,
 )
-from autotune.exports.draft import Draft
-from autotune.exports.winner import DEFAULTS, EVALUATING, Winner, lost_arguments
-from autotune.exports.yaml_text import yaml_text
+from autotune.exports.launch_files import needs_launcher
+from autotune.exports.winner import DEFAULTS, EVALUATING, Draft, Winner, lost_arguments
+from autotune.values.checkpointing import KINDS
 from autotune.values.config import Precision
 
 FILE = "llama_factory.yaml"
 
-# LLaMA-Factory's words for the kernels of attention (`AttentionFunction`).
+# Attention kernels -> LLaMA-Factory's names (`AttentionFunction`).
 _KERNELS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2", "flash_attention_3": "fa3"}
+
+# Its arguments are a subclass of TrainingArguments. Every file has these, ...
+_ALWAYS = (
+    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "max_grad_norm", "seed", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
+)  # fmt: skip
+
+# ... and these if the search has decided them.
+_IF_DECIDED = (
+    "torch_compile", "torch_compile_backend", "torch_compile_mode", "use_cpu", "optim_target_modules", "fsdp",
+    "fsdp_config", "ddp_backend", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_find_unused_parameters",
+)  # fmt: skip
+
+# The user's arguments that it sets itself, or that the transformers it runs on (up to 5.6) doesn't have.
+_NOT_ITS = frozenset(
+    {"remove_unused_columns", "liger_kernel_config", "dataloader_multiprocessing_context", "dataloader_in_order"}
+)
 
 
 def llama_factory(winner: Winner) -> Draft:
@@ -36,39 +51,48 @@ def llama_factory(winner: Winner) -> Draft:
     Raises:
         InputError: It can't train this task, or this adapter.
     """
-    require_causal_lm(winner, "llama-factory")
-    require_lora(winner, "llama-factory")
-    lost = _lost(winner)
+    require_lora_of_causal_lm(winner, "llama-factory")
+    command = f"llamafactory-cli train {FILE}"
+    if needs_launcher(winner.config):
+        command = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={winner.config.parallelism.world_size} {command}"
     document = {**_model(winner), **_method(winner), **_data(winner), **_training(winner)}
-    command = _command(winner)
-    about = "`dataset` and `template` are yours to name; the rest is as it was measured."
-    text = yaml_text(winner, f"LLaMA-Factory: {command}", document, lost, about=about)
-    return Draft({FILE: text, **sharding_files(winner)}, (command,), tuple(lost))
-
-
-def _command(winner: Winner) -> str:
-    if not launch_files.needs_launcher(winner.config):
-        return f"llamafactory-cli train {FILE}"
-    ranks = winner.config.parallelism.world_size
-    return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={ranks} llamafactory-cli train {FILE}"
+    return yaml_draft(
+        winner, "LLaMA-Factory", FILE,
+        command=command, document=document, lost=_lost(winner), yours="`dataset` and `template` are",
+    )  # fmt: skip
 
 
 def _lost(winner: Winner) -> list[str]:
     config = winner.config
-    lost = [*lost_knobs(config), *spread_lost(winner), *lost_arguments(winner, {"seed", *_own_names(winner)})]
+    lost = lost_spacing(winner)
+    if config.checkpointing != "none" and KINDS[config.checkpointing].offload:
+        lost.append(f"checkpointing {config.checkpointing}: layers' inputs stay on the device")
+    if config.experts_implementation is not None:
+        lost.append(f"experts_implementation {config.experts_implementation}: the library's default runs")
+    if config.experts_per_token is not None:
+        lost.append(f"experts_per_token {config.experts_per_token}: the model's own number is used")
+    if config.expert_capacity is not None:
+        lost.append(f"expert_capacity {config.expert_capacity}: the model's own is used")
+    lost += [*lost_sharing(winner), *lost_arguments(winner, {"seed", *_user_settings(winner)})]
     if config.packing:
         lost.append("packing of a micro-batch: `neat_packing` makes blocks of a fixed length, another training")
-    if config.adapter is not None:  # whose base is left as it was loaded; what is trained is made float32 again
-        lost += weights_lost(winner, "LLaMA-Factory")
+    if config.adapter is not None:  # the base stays as it was loaded; trained weights are made float32 again
+        lost += lost_weights(winner, "LLaMA-Factory")
     return lost
 
 
+def _user_settings(winner: Winner) -> dict[str, Any]:
+    """Return those of the plain arguments that it takes."""
+    left_out = {"seed", *_NOT_ITS, *EVALUATING, *DEFAULTS}
+    return {name: value for name, value in winner.plain_arguments.items() if name not in left_out}
+
+
 def _model(winner: Winner) -> dict[str, Any]:
-    config, spec = winner.config, winner.workload.model
+    config = winner.config
     found: dict[str, Any] = {"model_name_or_path": winner.reference}
-    if spec.revision is not None and spec.source != "directory":
-        found["model_revision"] = spec.revision
-    found["trust_remote_code"] = spec.trust_remote_code
+    if winner.revision is not None:
+        found["model_revision"] = winner.revision
+    found["trust_remote_code"] = winner.workload.model.trust_remote_code
     if config.attn_implementation in _KERNELS:
         found["flash_attn"] = _KERNELS[config.attn_implementation]
     found["disable_gradient_checkpointing"] = config.checkpointing == "none"
@@ -119,42 +143,18 @@ def _training(winner: Winner) -> dict[str, Any]:
     found = {
         "output_dir": "out",
         "num_train_epochs": 1.0,
-        **own_settings(winner, {name: name for name in _own_names(winner)}),
+        **_user_settings(winner),
         "per_device_train_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": winner.accumulation,
         "optim": config.optim,
-        **trainer_arguments(winner, {name: name for name in _SAME}),
+        **trainer_arguments(winner, {name: name for name in _ALWAYS}),
         "bf16": config.precision is Precision.BF16,
         "fp16": config.precision is Precision.FP16,
         "train_sampling_strategy": config.train_sampling_strategy,
     }
     if "tf32" in winner.arguments:
         found["tf32"] = winner.arguments["tf32"]
-    found |= {name: winner.arguments[name] for name in _AS_THEY_ARE if name in winner.arguments}
+    found |= {name: winner.arguments[name] for name in _IF_DECIDED if name in winner.arguments}
     if "deepspeed" in winner.arguments:
-        found["deepspeed"] = launch_files.FILE_NAMES[launch_files.DEEPSPEED]
+        found["deepspeed"] = DEEPSPEED_FILE
     return found
-
-
-_SAME = (
-    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "max_grad_norm", "seed", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
-)  # fmt: skip
-
-# Of the user's own TrainingArguments, which LLaMA-Factory's are a class of, what it sets by itself, and what the
-# transformers that it takes (up to 5.6) haven't.
-_NOT_ITS = frozenset(
-    {"remove_unused_columns", "liger_kernel_config", "dataloader_multiprocessing_context", "dataloader_in_order"}
-)
-
-
-def _own_names(winner: Winner) -> list[str]:
-    """Return the names of the user's own arguments that it takes by the same names."""
-    return [name for name in winner.own_arguments if name not in {"seed", *_NOT_ITS, *EVALUATING, *DEFAULTS}]
-
-
-# Of TrainingArguments what the search has decided, where the answer has it.
-_AS_THEY_ARE = (
-    "torch_compile", "torch_compile_backend", "torch_compile_mode", "use_cpu", "optim_target_modules", "fsdp",
-    "fsdp_config", "ddp_backend", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_find_unused_parameters",
-)  # fmt: skip

@@ -1,7 +1,7 @@
-"""What the targets of an export have to know of an answer, in the words that files and scripts use.
+"""What a target of an export gets and returns: a :class:`Winner`, the answer, and a :class:`Draft`, the files.
 
-Pure. Everything comes from the arguments that were measured; where the user said nothing, `TrainingArguments` decided,
-and what it decides is written out, since other tools decide otherwise.
+Everything is taken from the arguments that were measured. Where the user said nothing, `TrainingArguments` decided, and
+its defaults are written out, since other tools have others.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import re
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import InputError
-from autotune.training.peft_arguments import BITFIT
+from autotune.training.adapters import BITFIT
 from autotune.units import show_rate
-from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.config import KNOBS, TrainConfig, Workload
 from autotune.values.model import Task
 
 if TYPE_CHECKING:
     from autotune.values.result import ResultData
 
-# What TrainingArguments does where it isn't told, of what decides a training's numbers (transformers 5.17 to 5.23).
+# Defaults of TrainingArguments (transformers 5.17 to 5.23) for the hyperparameters.
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 5e-5,
     "lr_scheduler_type": "linear",
@@ -39,13 +41,45 @@ DEFAULTS: dict[str, Any] = {
 # The user's arguments that a Trainer refuses without samples to evaluate on, which no export has.
 EVALUATING = frozenset({"eval_strategy", "eval_on_start", "do_eval", "do_predict", "load_best_model_at_end"})
 
-# Prompts put labels that don't count before the real ones; the first of these then has something to predict it.
+# Arguments of knobs that are measured as they are written, without those that every target translates.
+_TRANSLATED = {"use_liger_kernel", "torch_compile_backend", "torch_compile_mode", "dataloader_prefetch_factor"}
+_OF_KNOBS = tuple(
+    name for name, (knob, _) in KNOBS.items() if knob.argument == "unless default" and name not in _TRANSLATED
+)
+
+# Adapters that put tokens with ignored labels before the sample: its first label then has something to predict it.
 _PREPENDING = ("prompt", "p-tuning")
+
+
+class Draft(NamedTuple):
+    """The files of one target, before they are written."""
+
+    files: dict[str, str]  # by name
+    launch: tuple[str, ...] = ()  # command lines, the preferred one first
+    lost: tuple[str, ...] = ()  # what the target can't express, a line each
+
+    def placed(self, path: PurePath) -> Draft:
+        """Return the draft of a single file under the path that it is written to.
+
+        Command lines then name its path; the text of the file, where it says how it is run, its name.
+        """
+        ((name, text),) = self.files.items()
+        # A name that would have to be escaped within a script's docstring or a comment is left out of it.
+        if path.name.isprintable() and not set(path.name) & set('\\"'):
+            text = _renamed(text, name, shlex.quote(path.name))
+        return self._replace(
+            files={path.name: text}, launch=tuple(_renamed(line, name, shlex.quote(str(path))) for line in self.launch)
+        )
+
+
+def _renamed(text: str, name: str, other: str) -> str:
+    """Return `text` with another word for the word `name`."""
+    return re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", lambda _: other, text)
 
 
 @dataclass(frozen=True)
 class Winner:
-    """An answer as it is exported."""
+    """The answer of a search, with what several targets need to know of it."""
 
     result: ResultData
 
@@ -61,8 +95,19 @@ class Winner:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of TrainingArguments, as measured."""
+        """The measured TrainingArguments."""
         return self.result.arguments.training_arguments
+
+    @property
+    def user_arguments(self) -> dict[str, Any]:
+        """The user's own TrainingArguments, with their values in the answer."""
+        return {name: self.arguments.get(name, value) for name, value in self.workload.fixed_arguments.items()}
+
+    @property
+    def plain_arguments(self) -> dict[str, Any]:
+        """The user's own TrainingArguments, and those of knobs that targets have no way of their own to say."""
+        of_knobs = {name: self.arguments[name] for name in _OF_KNOBS if name in self.arguments}
+        return {**self.user_arguments, **of_knobs}
 
     @property
     def accumulation(self) -> int:
@@ -71,14 +116,20 @@ class Winner:
 
     @property
     def samples_per_step(self) -> int:
-        """Of all devices together."""
+        """Samples of a step on all devices together."""
         return self.workload.samples_per_step(self.config)
 
     @property
     def reference(self) -> str:
-        """What `from_pretrained` finds the model by."""
+        """The name or path by which `from_pretrained` finds the model."""
         spec = self.workload.model
         return spec.path if spec.source == "directory" and spec.path is not None else spec.name
+
+    @property
+    def revision(self) -> str | None:
+        """The model's revision on the hub; None: the latest, or a directory."""
+        spec = self.workload.model
+        return spec.revision if spec.source != "directory" else None
 
     @property
     def measured(self) -> float | None:
@@ -96,12 +147,6 @@ class Winner:
         return f"{rate} on {devices}{self.result.hardware.name} ({found or 'unknown versions'})"
 
     @property
-    def length(self) -> int:
-        """Tokens of a sample as it was measured: on average, where the user's own data were read."""
-        lengths = self.workload.lengths
-        return self.workload.sequence_length if lengths is None else max(2, round(lengths.mean))
-
-    @property
     def shifts_labels(self) -> bool:
         """Whether the loss leaves out the first label of each row."""
         adapter = self.config.adapter
@@ -109,28 +154,22 @@ class Winner:
 
     @property
     def sums_its_loss(self) -> bool:
-        """Whether the loss of a micro-batch is a sum, so that those of a step add up by themselves."""
+        """Whether the loss of a micro-batch is a sum, so that those of a step simply add up."""
         reduction = self.workload.model.config.get("ctc_loss_reduction", "sum")
         return self.workload.task is Task.SPEECH_CTC and reduction == "sum"
 
     @property
     def peft_arguments(self) -> dict[str, Any] | None:
-        """Of peft's config; None where all weights are trained, or biases alone."""
-        adapter = self.result.arguments.adapter
-        return adapter if adapter is not None and not self.trains_biases else None
+        """Arguments of peft's config; None where all weights are trained, or biases alone."""
+        return None if self.trains_biases else self.result.arguments.adapter
 
     @property
     def trains_biases(self) -> bool:
-        """Whether BitFit won, which peft hasn't."""
+        """Whether BitFit won, which peft doesn't have."""
         return (self.result.arguments.adapter or {}).get("peft_type") == BITFIT
 
-    @property
-    def mixed_precision(self) -> str:
-        """What accelerate calls it."""
-        return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(self.config.precision, "no")
-
     def hyperparameter(self, name: str) -> Any:
-        """Return what a hyperparameter of TrainingArguments is: the user's, or the default.
+        """Return a hyperparameter of TrainingArguments: the user's, or the default.
 
         Raises:
             InputError: The user's is of another kind than the default.
@@ -142,25 +181,21 @@ class Winner:
             raise InputError(f"{name}: expected {'text' if expected == (str,) else 'a number'}, not {value!r}")
         return value
 
-    @property
-    def own_arguments(self) -> dict[str, Any]:
-        """The user's own arguments, as the answer has them."""
-        return {name: self.arguments.get(name, value) for name, value in self.workload.fixed_arguments.items()}
-
 
 def lost_arguments(winner: Winner, said: Collection[str]) -> list[str]:
-    """Return a line for each of the user's own arguments that a target doesn't say.
+    """Return a line for each plain argument that a target doesn't express and that isn't the default.
 
     Args:
         winner: The answer.
-        said: Names of those that it says, beside the hyperparameters, which each does.
+        said: Names of those that the target expresses, besides the hyperparameters, which every target does.
     """
-    own = {n: value for n, value in winner.own_arguments.items() if n not in said and n not in DEFAULTS}
-    usual = _usual_arguments() if own else ()
-    return [f"your own argument {n}={value!r}" for n, value in own.items() if all(u.get(n, u) != value for u in usual)]
+    given = {n: value for n, value in winner.plain_arguments.items() if n not in said and n not in DEFAULTS}
+    usual = _default_arguments() if given else ()
+    lost = {n: value for n, value in given.items() if all(u.get(n, u) != value for u in usual)}
+    return [f"{'your own argument ' * (n in winner.user_arguments)}{n}={value!r}" for n, value in lost.items()]
 
 
-# What TrainingArguments make of some of their defaults (`__post_init__`; held against it by a test).
+# What `TrainingArguments.__post_init__` makes of some of the defaults; a test compares them with it.
 _AS_MADE: dict[str, Any] = {
     "disable_tqdm": False,
     "report_to": [],
@@ -178,26 +213,22 @@ _AS_MADE: dict[str, Any] = {
 
 
 @functools.cache
-def _usual_arguments() -> tuple[dict[str, Any], ...]:
-    """Return what TrainingArguments are by themselves: as declared, and as `to_json_string` writes them.
+def _default_arguments() -> tuple[dict[str, Any], ...]:
+    """Return the defaults of TrainingArguments, twice: as declared, and as `to_json_string` writes them.
 
-    The declaration is read, not imported, which would take seconds.
+    The declaration is parsed and not imported, which would take seconds. Defaults that are no literals are left out.
     """
     library = find_spec("transformers")
     assert library is not None, "transformers is required"
     assert library.origin is not None
     tree = ast.parse((Path(library.origin).parent / "training_args.py").read_text(encoding="utf-8"))
     (declaration,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainingArguments")
-    declared = dict(found for line in declaration.body if (found := _declared(line)) is not None)
+    declared = {}
+    for line in declaration.body:
+        match line:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=keywords)):
+                for keyword in keywords:
+                    with contextlib.suppress(ValueError):
+                        if keyword.arg == "default":
+                            declared[name] = ast.literal_eval(keyword.value)
     return declared, {**declared, **_AS_MADE}
-
-
-def _declared(line: ast.stmt) -> tuple[str, Any] | None:
-    """Return name and default of a field; None where it has none, or one that is no literal."""
-    match line:
-        case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=keywords)):
-            for keyword in keywords:
-                with contextlib.suppress(ValueError):
-                    if keyword.arg == "default":
-                        return name, ast.literal_eval(keyword.value)
-    return None

@@ -8,11 +8,12 @@ from pydantic import Field, NonNegativeInt
 
 from autotune.planning.plan import SearchPlan
 from autotune.space.changes import changes
+from autotune.space.knobs import shown_changes
 from autotune.space.points import Scalar, make_point
 from autotune.units import GIB
 from autotune.value import Value
 from autotune.values.config import TrainConfig
-from autotune.values.result import Change, ResultData
+from autotune.values.result import ResultData
 from autotune.values.trial import Failure, Measurement, TrialResult
 
 # Beyond this, MLflow refuses a tag (MAX_TAG_VAL_LENGTH of its validation is 8,000; older servers take 5,000).
@@ -44,7 +45,7 @@ def entry_of(plan: SearchPlan, result: TrialResult) -> Entry:
     tags = {
         "purpose": str(request.purpose),
         "status": str(result.status),
-        "changes": _words(changes(request.config, plan.baseline, plan.facts, plan.hardware)),
+        "changes": shown_changes(changes(request.config, plan))[:_LONGEST_TAG],
         "config_id": request.config.config_id,
     }
     if isinstance(outcome, Failure):
@@ -77,7 +78,7 @@ def answer_of(result: ResultData) -> Entry:
         tags={
             "purpose": "answer",
             "status": result.verdict,
-            "changes": _words(result.best.changes),
+            "changes": shown_changes(result.best.changes)[:_LONGEST_TAG],
             "config_id": result.best.config.config_id,
         },
     )
@@ -120,7 +121,3 @@ def _measured(measured: Measurement) -> dict[str, float]:
         "loss": measured.loss,
     }
     return {name: value for name, value in figures.items() if value is not None}
-
-
-def _words(changed: tuple[Change, ...]) -> str:
-    return ", ".join(f"{c.knob} {c.after}" for c in changed)[:_LONGEST_TAG] or "(baseline)"

@@ -9,17 +9,17 @@ nothing twice. Called by `autotune.api`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from pydantic import Field, ValidationError
 
 from autotune.errors import one_line
 from autotune.integrations.tracker_entries import about, answer_of, entry_of
-from autotune.integrations.trackers import TRACKERS, Search, Tracker, check
+from autotune.integrations.trackers import TRACKERS, Search, Tracker
 from autotune.planning.plan import SearchPlan
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.writer import Attempt
+from autotune.storage.writer import has_ended, in_thread
 from autotune.value import Value, read_value, write_value
 from autotune.values.events import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
@@ -39,19 +39,6 @@ class Told(Value):
     runs: dict[str, str] = Field(default_factory=dict, description="by tracker: how it knows the search")
     trials: dict[str, tuple[int, ...]] = Field(default_factory=dict, description="by tracker: those that it was told")
     answers: dict[str, str] = Field(default_factory=dict, description="by tracker: the latest that it was told")
-
-
-def names(report_to: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the trackers that were asked for, each once.
-
-    Raises:
-        InputError: One isn't known.
-        MachineError: One isn't installed.
-    """
-    listed = report_to.split(",") if isinstance(report_to, str) else report_to
-    found = tuple(dict.fromkeys(name.strip().lower() for name in listed if name.strip()))
-    check(found)
-    return found
 
 
 def trackers_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> Tracking:
@@ -144,8 +131,8 @@ class Tracking:
     def _attempt(self, name: str, call: Callable[[Tracker], str | None], limit_s: float) -> str | None:
         """Have a tracker do something; one that can't, or takes too long, is left alone from then on."""
         tracker = self._trackers[name]
-        attempt = Attempt(lambda: call(tracker))
-        if not attempt.has_ended(limit_s):
+        attempt = in_thread(lambda: call(tracker))
+        if not has_ended(attempt, limit_s):
             self._give_up(name, f"no answer for {limit_s:.0f} s")
             return None
         try:

@@ -27,7 +27,7 @@ from autotune.space.knobs import SHORT_NAMES
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.estimate import MemoryBreakdown
 from autotune.values.explanation import Contribution, Explanation
-from autotune.values.result import Change
+from autotune.values.problem import Change
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval
 

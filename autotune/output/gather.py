@@ -6,7 +6,6 @@ It reads only, whatever state the directory is in: a search that runs still, was
 from __future__ import annotations
 
 import datetime
-import itertools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,25 +15,23 @@ from pydantic import ValidationError
 from autotune.cost.child import Traces
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
-from autotune.output.run_report import Breakdown, ReportedTrial, RunReport
-from autotune.planning.options import Options
+from autotune.output.run_report import Breakdown, RunReport
+from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchPlan
 from autotune.search.explain import answer_in, refusals
-from autotune.space.changes import changes
-from autotune.storage.learned import rates_of
+from autotune.space.changes import with_changes
+from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value
 from autotune.values.explanation import Explanation
-from autotune.values.result import Contender, ResultData, TrialSummary
+from autotune.values.result import Contender, ResultData
 from autotune.values.time_spent import Spent, spent_on
-from autotune.values.trial import Purpose, TrialResult, TrialStatus
+from autotune.values.trial import TrialResult
+from autotune.values.trial_row import TrialRow, rows_of
 from autotune.values.user_code import OwnCode
-from autotune.verification.attribution import explanation_of, label
+from autotune.verification.attribution import explanation_of
 from autotune.verification.verdict import nothing_found
 from autotune.version import __version__
-
-# Options whose names on the command line don't follow from their fields'.
-_UNITS = ("_bytes", "_s")
 
 
 def gather(run_dir: str | Path) -> RunReport:
@@ -48,6 +45,7 @@ def gather(run_dir: str | Path) -> RunReport:
     plan = read_plan(directory.path)
     result = answer_in(directory)
     searched, explained = directory.results(), directory.explained()
+    refused = [row for row in result.trials if row.number is None] if result is not None else []
     breakdowns, no_breakdown = _breakdowns(directory, plan, result, searched)
     return RunReport(
         run_directory=str(directory.path),
@@ -55,16 +53,11 @@ def gather(run_dir: str | Path) -> RunReport:
         autotune_version=result.autotune_version if result is not None else __version__,
         is_running=directory.is_running(),
         command=None if plan.options is None else command(plan.options, plan.workload.own_code),
-        workload=plan.workload,
-        facts=plan.facts,
-        hardware=plan.hardware,
-        memory_budget_bytes=plan.memory_bytes,
-        allowance=plan.allowance,
-        baseline=plan.baseline,
+        **plan.problem_fields(),
         result=result,
         nothing=None if result is not None else _why_nothing(directory, plan, searched),
         explanation=_explanation(plan, result, [*searched, *explained]),
-        trials=(*_reported(plan, result, searched), *_reported(plan, result, explained), *_refused(plan, result)),
+        trials=with_changes((*_rows(result, searched), *rows_of(explained), *refused), plan),
         unfinished=len(list((directory.path / "trials").glob("[0-9]*"))) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,
@@ -72,7 +65,7 @@ def gather(run_dir: str | Path) -> RunReport:
     )
 
 
-def command(options: Options, code: OwnCode | None = None) -> str | None:
+def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
     """Return the command line that asks for `options`: what differs from the defaults; None if none can.
 
     Args:
@@ -82,15 +75,12 @@ def command(options: Options, code: OwnCode | None = None) -> str | None:
     if code is not None and not code.command:
         return None
     words = ["autotune", "find", "--model", options.model] if code is None else ["autotune", "script"]
-    for name, field in Options.model_fields.items():
-        value = getattr(options, name)
+    asked = options.model_dump(by_alias=True)
+    for name, field in fields_by_name(SearchOptions).items():
+        value, option = asked[name], name.replace("_", "-")
         if name == "model" or value == field.default:
             continue
-        option = name
-        for unit in _UNITS:
-            option = option.removesuffix(unit)
-        option = option.replace("_", "-")
-        if name == "memory_bytes":
+        if name == "memory":
             words += [f"--{option}", _memory(value)]
         elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
@@ -121,69 +111,14 @@ def _explanation(plan: SearchPlan, result: ResultData | None, trials: Sequence[T
     return None if result is None else explanation_of(result, trials, refusals(plan, result))
 
 
-def _reported(plan: SearchPlan, result: ResultData | None, trials: Sequence[TrialResult]) -> list[ReportedTrial]:
-    """Return the trials by number."""
-    judged = {t.number: t for t in result.trials if t.number is not None} if result is not None else {}
+def _rows(result: ResultData | None, searched: Sequence[TrialResult]) -> list[TrialRow]:
+    """Return the lines of the search's trials; how its answer judged each stands above how the trial itself ended."""
+    judged = {row.number: row for row in result.trials} if result is not None else {}
     found = []
-    for trial, ended_s in zip(trials, ends_s(trials), strict=True):
-        own = trial.request.purpose is not Purpose.EXPLAIN
-        found.append(_row(plan, trial, judged.get(trial.request.number) if own else None, ended_s))
+    for row in rows_of(searched):
+        said = judged.get(row.number, row)
+        found.append(row.model_copy(update={"status": said.status, "cause": said.cause}))
     return found
-
-
-def ends_s(trials: Sequence[TrialResult]) -> list[float]:
-    """Return when each trial ended, in seconds during which trials ran: a search may be stopped for a night.
-
-    Trials that don't tell when they began ran one after the other.
-    """
-    spans = [(t.began, t.began + t.duration_s) for t in trials if t.began is not None]
-    if len(spans) < len(trials):
-        return list(itertools.accumulate(t.duration_s for t in trials))
-    busy: list[tuple[float, float]] = []
-    for began, ended in sorted(spans):
-        if busy and began <= busy[-1][1]:
-            busy[-1] = (busy[-1][0], max(busy[-1][1], ended))
-        else:
-            busy.append((began, ended))
-    return [sum(min(end, stop) - start for start, stop in busy if start < end) for _, end in spans]
-
-
-def _row(plan: SearchPlan, trial: TrialResult, judged: TrialSummary | None, ended_s: float) -> ReportedTrial:
-    """Return a trial's line; one whose losses are refused completed as a trial, and its summary says what it showed."""
-    measured, request = trial.measurement, trial.request
-    cause = trial.outcome.cause if trial.outcome.kind == "failure" else None
-    memory = trial.outcome.memory
-    return ReportedTrial(
-        label=label(trial),
-        purpose=request.purpose,
-        status=judged.status if judged is not None else trial.status,
-        config=request.config,
-        changes=changes(request.config, plan.baseline, plan.facts, plan.hardware),
-        samples_per_second=measured.samples_per_second if measured else None,
-        interval=measured.shown_interval if measured else None,
-        tokens_per_second=measured.tokens_per_second if measured else None,
-        peak_bytes=memory.peak_bytes if memory is not None and memory.is_known else None,
-        prediction=request.prediction,
-        duration_s=trial.duration_s,
-        ended_s=ended_s,
-        cause=judged.cause if judged is not None else cause,
-    )
-
-
-def _refused(plan: SearchPlan, result: ResultData | None) -> list[ReportedTrial]:
-    if result is None:
-        return []
-    return [
-        ReportedTrial(
-            label="",
-            status=TrialStatus.REJECTED,
-            config=summary.config,
-            changes=changes(summary.config, plan.baseline, plan.facts, plan.hardware),
-            cause=summary.cause,
-        )
-        for summary in result.trials
-        if summary.number is None
-    ]
 
 
 def _breakdowns(

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autotune.output.fitted import Fitted
 from autotune.space.knobs import SHORT_NAMES
-from autotune.storage.recorded import KeptSearch
+from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.value import Value
 
@@ -28,15 +28,15 @@ class SearchGroup(Value):
     best_samples_per_second: float | None
 
 
-def groups(searches: Sequence[KeptSearch]) -> list[SearchGroup]:
+def groups(searches: Sequence[RecordedSearch]) -> list[SearchGroup]:
     """Return searches by key, in their order; what changes from one to the next is the latest's."""
-    by_key: dict[str, list[KeptSearch]] = {}
+    by_key: dict[str, list[RecordedSearch]] = {}
     for search in searches:
         by_key.setdefault(search.key.short, []).append(search)
     return [_group(key, found) for key, found in by_key.items()]
 
 
-def _group(key: str, searches: Sequence[KeptSearch]) -> SearchGroup:
+def _group(key: str, searches: Sequence[RecordedSearch]) -> SearchGroup:
     latest = searches[0]
     rates = [s.best_samples_per_second for s in searches if s.best_samples_per_second is not None]
     return SearchGroup(
@@ -75,12 +75,12 @@ def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
     return Group(Fitted(table), Text(note))
 
 
-def trials_table(searches: Sequence[KeptSearch]) -> RenderableType:
+def trials_table(searches: Sequence[RecordedSearch]) -> RenderableType:
     """Return every trial of searches with one key, a table a search."""
     return Group(*(_trials(search) for search in searches))
 
 
-def _trials(search: KeptSearch) -> RenderableType:
+def _trials(search: RecordedSearch) -> RenderableType:
     verdict = search.verdict or "no answer"
     gain = f", {search.speedup:.2f} times the baseline" if search.speedup is not None else ""
     within = f"{search.device}, {show_memory(search.memory_bytes)}, --allow {search.allowance} --effort {search.effort}"

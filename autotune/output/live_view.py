@@ -14,12 +14,13 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from autotune.output.table import show_changes, show_config
+from autotune.output.table import show_config
 from autotune.output.trial_details import what_is_left
+from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
 from autotune.values.events import Event, Leader, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
-from autotune.values.result import Change
+from autotune.values.problem import Change
 
 # Of trials that run at once, so many are shown.
 _MOST_SHOWN = 3
@@ -152,9 +153,8 @@ class LiveView:
 
 def _words(changed: Sequence[Change], config: TrainConfig | None) -> str:
     """Return a configuration in words: what it changes, or that it is the baseline."""
-    if changed:
-        return show_changes(changed)
-    return "the baseline" if config is None else f"the baseline: {show_config(config)}"
+    words = shown_changes(changed)
+    return words if changed or config is None else f"{words}: {show_config(config)}"
 
 
 def _rate(leader: Leader) -> str:

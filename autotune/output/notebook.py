@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 
 from autotune.output.result_html import result_html
-from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.run_report import RunReport
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
-from autotune.space.changes import changes
-from autotune.values.result import ResultData, TrialSummary
+from autotune.space.changes import with_changes
+from autotune.values.result import ResultData
 from autotune.values.time_spent import spent_on
 
 _WIDTH = 120  # columns of a printed table
@@ -35,27 +35,8 @@ def report_of(result: ResultData) -> RunReport:
         autotune_version=result.autotune_version,
         is_running=False,
         command=None,
-        workload=result.workload,
-        facts=result.facts,
-        hardware=result.hardware,
-        memory_budget_bytes=result.memory_budget_bytes,
-        allowance=result.allowance,
-        baseline=result.baseline.config,
+        **result.problem.problem_fields(),
         result=result,
-        trials=tuple(_reported(result, summary) for summary in result.trials),
+        trials=with_changes(result.trials, result.problem),
         spent=result.spent or spent_on((), result.search_time_s, {}),
-    )
-
-
-def _reported(result: ResultData, summary: TrialSummary) -> ReportedTrial:
-    return ReportedTrial(
-        label="" if summary.number is None else str(summary.number),
-        purpose=summary.purpose,
-        status=summary.status,
-        config=summary.config,
-        changes=changes(summary.config, result.baseline.config, result.facts, result.hardware),
-        samples_per_second=summary.samples_per_second,
-        peak_bytes=summary.peak_bytes,
-        prediction=summary.prediction,
-        cause=summary.cause,
     )

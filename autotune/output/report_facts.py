@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autotune.output.bars import change_words, how_known, memory_parts, part_words, ratio_words, together_words
-from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.run_report import RunReport
 from autotune.output.scatter import median_error, misses
-from autotune.output.table import show_changes, show_config, show_interval, told_lines, verdict_line
-from autotune.space.knobs import SHORT_NAMES
+from autotune.output.table import show_config, show_interval, told_lines, verdict_line
+from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Purpose, TrialStatus
+from autotune.values.trial_row import TrialRow
 
 Row = tuple[str, ...]
 
@@ -24,7 +25,7 @@ def subject(report: RunReport) -> str:
     workload = report.workload
     batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
     parts = (workload.model.name, str(workload.task), workload.shown_length, batch)
-    within = f"within {show_memory(report.memory_budget_bytes)}"
+    within = f"within {show_memory(report.memory_bytes)}"
     return f"{', '.join(filter(None, parts))}, on {report.hardware.name} {within}"
 
 
@@ -36,7 +37,7 @@ def answer(report: RunReport) -> str:
     verdict = verdict_line(result)
     if result.best.config == result.baseline.config:
         return f"{verdict[0].upper()}{verdict[1:]}."
-    return f"Train with {show_changes(result.best.changes)}: {verdict}."
+    return f"Train with {shown_changes(result.best.changes)}: {verdict}."
 
 
 def state(report: RunReport) -> str:
@@ -70,7 +71,7 @@ def against(result: ResultData) -> list[Row]:
         ("throughput, samples/s", *(_rate(c) for c in sides)),
         ("throughput, tokens/s", *(_tokens(c) for c in sides)),
         ("optimizer step, s", *(_step(c) for c in sides)),
-        ("peak memory", *(_peak(c, result.memory_budget_bytes) for c in sides)),
+        ("peak memory", *(_peak(c, result.memory_bytes) for c in sides)),
         ("first step (compiling included), s", *(_first(c) for c in sides)),
         ("waiting for data", *(_waiting(c) for c in sides)),
         ("measured in trials", *(", ".join(map(str, c.trials)) or "none" for c in sides)),
@@ -205,7 +206,7 @@ def machine(report: RunReport) -> list[Row]:
             "device memory",
             f"{show_memory(hardware.memory_bytes)}, {show_memory(hardware.free_bytes)} free at the start",
         ),
-        ("memory budget", show_memory(report.memory_budget_bytes)),
+        ("memory budget", show_memory(report.memory_bytes)),
         ("compute capability", capability),
         ("driver", hardware.driver or ""),
         ("host", f"{hardware.cores} cores, {show_memory(hardware.host_memory_bytes)}"),
@@ -242,14 +243,14 @@ TRIAL_COLUMNS = (
 )  # fmt: skip
 
 
-def trial_cells(trial: ReportedTrial, position: int) -> tuple[Cell, ...]:
+def trial_cells(trial: TrialRow, position: int) -> tuple[Cell, ...]:
     """Return a trial's cells in the order of the columns; `position` is its place in the report."""
     purpose = str(trial.purpose) if trial.purpose is not None else ""
     prediction = trial.prediction
     return (
         Cell(trial.label or "–", position),
         Cell(purpose),
-        Cell(show_changes(trial.changes)),
+        Cell(shown_changes(trial.changes or ())),
         Cell("refused" if trial.status is TrialStatus.REJECTED else str(trial.status)),
         _cell(trial.samples_per_second, show_rate),
         _cell(prediction.samples_per_second if prediction else None, show_rate),

@@ -18,10 +18,11 @@ from autotune.output import report_facts as facts
 from autotune.output.bars import memory_parts
 from autotune.output.palette import variables
 from autotune.output.panels import panels
-from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.run_report import RunReport
 from autotune.output.svg import rectangle, tag
 from autotune.units import visible
 from autotune.values.trial import TrialStatus
+from autotune.values.trial_row import TrialRow
 
 # Widths for which charts are drawn: a card of a screen of 1,400 pixels, and one of 400.
 WIDE, NARROW = 620.0, 346.0
@@ -133,7 +134,7 @@ def _part_icon(words: str, report: RunReport) -> Markup:
     return Markup("")
 
 
-def _trial_row(trial: ReportedTrial, position: int, report: RunReport) -> dict[str, Any]:
+def _trial_row(trial: TrialRow, position: int, report: RunReport) -> dict[str, Any]:
     kind = {TrialStatus.COMPLETED: "completed", TrialStatus.REJECTED: "refused"}.get(trial.status, "failed")
     best = report.result is not None and trial.config == report.result.best.config
     return {"kind": kind, "best": best, "cells": facts.trial_cells(trial, position)}

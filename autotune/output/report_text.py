@@ -11,8 +11,9 @@ from typing import Any
 
 from autotune.exports import launch_files
 from autotune.output import report_facts as facts
-from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.run_report import RunReport
 from autotune.units import show_time, visible
+from autotune.values.trial_row import TrialRow
 
 # What Markdown reads as emphasis, code, a link, a cell or an escape.
 _MARKDOWN = re.compile(r"[\\|*`\[\]]")
@@ -93,7 +94,7 @@ def csv_report(report: RunReport) -> str:
     return written.getvalue()
 
 
-def _figures(trial: ReportedTrial) -> dict[str, Any]:
+def _figures(trial: TrialRow) -> dict[str, Any]:
     prediction, interval = trial.prediction, trial.interval
     return {
         "trial": trial.label,

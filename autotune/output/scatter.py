@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from autotune.output.run_report import ReportedTrial, RunReport
+from autotune.output.run_report import RunReport
 from autotune.output.svg import (
     Chart,
     Frame,
@@ -32,10 +32,11 @@ from autotune.output.svg import (
     x_axis,
     y_axis,
 )
-from autotune.output.table import show_changes
+from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialStatus
+from autotune.values.trial_row import TrialRow
 
 _MIB = 1 << 20
 
@@ -57,21 +58,21 @@ class Spot(NamedTuple):
 
 def spots(report: RunReport) -> list[Spot]:
     """Return the configurations that completed, in the order of their first trial."""
-    by_config: dict[TrainConfig, list[ReportedTrial]] = {}
+    by_config: dict[TrainConfig, list[TrialRow]] = {}
     for trial in report.trials:
         if trial.is_compared and trial.peak_bytes is not None:
             by_config.setdefault(trial.config, []).append(trial)
     return [_spot(report, config, trials) for config, trials in by_config.items()]
 
 
-def _spot(report: RunReport, config: TrainConfig, trials: Sequence[ReportedTrial]) -> Spot:
+def _spot(report: RunReport, config: TrainConfig, trials: Sequence[TrialRow]) -> Spot:
     """Return a configuration as the answer has it, otherwise as its trials."""
     contenders = (report.result.baseline, report.result.best) if report.result is not None else ()
     told = next((c.measurement for c in contenders if c.config == config and c.measurement is not None), None)
     rate = told.samples_per_second if told else statistics.fmean(t.samples_per_second or 0.0 for t in trials)
     peak = max(t.peak_bytes or 0 for t in trials)
     numbers = ", ".join(t.label for t in trials)
-    tip = f"{show_changes(trials[0].changes)}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
+    tip = f"{shown_changes(trials[0].changes or ())}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
     return Spot(config, rate, peak, tip)
 
 
@@ -90,7 +91,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
     if not found:
         return None
     height = 330.0
-    budget = report.memory_budget_bytes
+    budget = report.memory_bytes
     lacking = [t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY]
     far = budget > _FAR * max(s.peak for s in found) and not lacking
     frame = Frame(52.0, 36.0, width - (54.0 if far else 12.0), height - 46.0)
@@ -109,7 +110,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
     for trial in lacking:
         needed = trial.prediction.peak_bytes if trial.prediction is not None else trial.peak_bytes
         at = min(max(x(max(needed or budget, budget)), frame.left), frame.right)
-        tip = f"{show_changes(trial.changes)}\nran out of memory, trial {trial.label}"
+        tip = f"{shown_changes(trial.changes or ())}\nran out of memory, trial {trial.label}"
         parts.append(mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
     front = pareto(found)
     parts.append(path(stairs([(x(s.peak), y(s.rate)) for s in front]), "front-line"))
@@ -151,7 +152,7 @@ def best_over_time(report: RunReport, width: float) -> Chart | None:
     return Chart("".join(parts), width, height, f"Best throughput so far over {show_time(last)} of trials")
 
 
-def _best_so_far(trials: Sequence[ReportedTrial], x: Scale, y: Scale, right: float) -> list[tuple[float, float]]:
+def _best_so_far(trials: Sequence[TrialRow], x: Scale, y: Scale, right: float) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
     best = 0.0
     for trial in trials:
@@ -164,7 +165,7 @@ def _best_so_far(trials: Sequence[ReportedTrial], x: Scale, y: Scale, right: flo
 class Miss(NamedTuple):
     """A trial's prediction and what was measured."""
 
-    trial: ReportedTrial
+    trial: TrialRow
     predicted: float
     measured: float
 
@@ -258,6 +259,6 @@ def _marked(report: RunReport, spot: Spot, x: float, y: float, on_front: bool) -
     return mark(shape, x, y, kind, f"{kind}: {spot.tip}", size)
 
 
-def _trial_tip(trial: ReportedTrial) -> str:
+def _trial_tip(trial: TrialRow) -> str:
     rate = f", {show_rate(trial.samples_per_second)} samples/s" if trial.samples_per_second is not None else ""
-    return f"trial {trial.label}: {show_changes(trial.changes)}\n{trial.status}{rate}"
+    return f"trial {trial.label}: {shown_changes(trial.changes or ())}\n{trial.status}{rate}"

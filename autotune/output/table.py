@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.estimates.many_devices import shown
-from autotune.exports import launch_files, user_launch
+from autotune.exports import launch_files
 from autotune.output.fitted import Fitted
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
-from autotune.values.config import TrainConfig
-from autotune.values.result import Change, Contender, ResultData
+from autotune.values.config import KNOBS, TrainConfig, knob_values
+from autotune.values.problem import Change
+from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
 
 # A share of padding from which on it is told.
@@ -28,42 +29,19 @@ _SMALLEST_SHOWN = 0.005
 WORTH_A_SHARE = 0.005
 
 
-def show_changes(changed: Sequence[Change]) -> str:
-    """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'."""
-    return shown_changes(changed) or "(baseline)"
-
-
 def show_config(config: TrainConfig) -> str:
     """Return a configuration in one line."""
     parts = [f"micro-batch {config.per_device_train_batch_size}", str(config.precision), config.optim]
     if not config.parallelism.is_single:
         parts.insert(0, f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
-    if config.tf32:
-        parts.append("tf32")
-    if config.checkpointing != "none":
-        parts.append(f"checkpointing {config.checkpointing}")
-    if config.attn_implementation:
-        parts.append(f"{config.attn_implementation} attention")
-    if config.experts_implementation:
-        parts.append(f"{config.experts_implementation} experts")
-    if config.experts_per_token:
-        parts.append(f"{config.experts_per_token} experts a token")
-    if config.expert_capacity:
-        parts.append(f"expert capacity {config.expert_capacity}")
-    if config.use_liger_kernel:
-        parts.append("Liger")
-    if config.torch_compile_backend:
-        parts.append(" ".join(filter(None, ("compile", config.torch_compile_backend, config.torch_compile_mode))))
-    if config.adapter:
-        parts.append(config.adapter.shown)
-    if config.quantization:
-        parts.append(f"{config.quantization} base weights")
-    if config.dataloader_num_workers:
-        parts.append(f"{config.dataloader_num_workers} workers")
-    if config.train_sampling_strategy == "group_by_length":
-        parts.append("grouped by length")
-    if config.packing:
-        parts.append("packed")
+    words = (
+        known.said(known.knob.word, value) for known, value in zip(KNOBS.values(), knob_values(config), strict=True)
+    )
+    for word in filter(None, words):
+        if word.startswith(" "):
+            parts[-1] += word
+        else:
+            parts.append(word)
     return ", ".join(parts)
 
 
@@ -94,7 +72,7 @@ def result_table(
     to_paste = []
     if answer_path is not None:
         to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
-        to_paste += user_launch.lines(result, answer_path)
+        to_paste += launch_files.user_launch(result, answer_path)
     if run_directory is not None:
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
@@ -151,7 +129,7 @@ def verdict_line(result: ResultData) -> str:
 
 def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Change], detail: str) -> str:
     """Return one line about a finished trial."""
-    return f"trial {number}: {show_changes(changed)}: {outcome_status}{', ' + detail if detail else ''}"
+    return f"trial {number}: {shown_changes(changed)}: {outcome_status}{', ' + detail if detail else ''}"
 
 
 def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
@@ -183,7 +161,7 @@ def _title(result: ResultData) -> str:
     took_s = result.spent.elapsed_s if result.spent is not None else result.search_time_s
     return (
         f"{workload.model.name} ({workload.task}), {batch}{length}, on {result.hardware.name} "
-        f"within {show_memory(result.memory_budget_bytes)}; {show_time(took_s)}"
+        f"within {show_memory(result.memory_bytes)}; {show_time(took_s)}"
     )
 
 
@@ -195,7 +173,7 @@ def _row(table: Table, label: str, contender: Contender, *, missing: str = "", s
     rate = show_rate(measured.samples_per_second) + show_interval(measured.shown_interval)
     tokens = show_rate(measured.tokens_per_second) if measured.tokens_per_second else ""
     memory = show_memory(measured.memory.peak_bytes)
-    what = show_changes(contender.changes) if contender.changes else show_config(contender.config)
+    what = shown_changes(contender.changes) if contender.changes else show_config(contender.config)
     table.add_row(label if contender.confirmed else f"{label} *", rate, tokens, memory, visible(what), style=style)
 
 

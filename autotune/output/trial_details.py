@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.output.table import show_changes
+from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.conditions import Conditions
 from autotune.values.events import TrialStarted
@@ -19,7 +19,7 @@ def opening_line(event: TrialStarted) -> str:
     """Return what is expected of a trial that begins."""
     left = what_is_left(event, event.time_left_s)
     expected = _expected(event.prediction) if event.prediction is not None else "nothing is predicted of it"
-    return f"trial {event.number} begins ({event.purpose}): {show_changes(event.changes)}: {expected}; {left}"
+    return f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}: {expected}; {left}"
 
 
 def what_is_left(event: TrialStarted, time_left_s: float) -> str:

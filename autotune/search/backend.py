@@ -13,7 +13,7 @@ from autotune.execution.pool import LocalPool, OnePlace, Pool
 from autotune.execution.ray_pool import RayPool
 from autotune.execution.ray_session import joined
 from autotune.execution.runner import LocalRunner
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.values.hardware import Hardware, detect
 from autotune.values.placement import Allotment, Fleet
 
@@ -26,7 +26,7 @@ class Crew(NamedTuple):
     pool: Pool
 
 
-def check(options: Options) -> None:
+def check(options: SearchOptions) -> None:
     """Refuse what can't go together with trials at several places.
 
     Raises:

@@ -22,7 +22,7 @@ from autotune.space.file import SpaceFile
 from autotune.units import show_memory, show_time
 from autotune.values.budget import Effort
 from autotune.values.config import TrainConfig, Workload
-from autotune.values.recorded_table import RecordedPoint, RecordedTrial, Table, TableHeader
+from autotune.values.recorded_table import RecordedPoint, Table, TableHeader, TableTrial
 from autotune.values.trial import TrialResult
 from autotune.version import __version__
 
@@ -65,21 +65,16 @@ def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:
 
     Finals and checks do more than other trials, which no replay would know; they are left out.
     """
-    trials: dict[TrainConfig, list[RecordedTrial]] = {}
+    trials: dict[TrainConfig, list[TableTrial]] = {}
     for result in sorted(results, key=lambda r: r.request.number):
         if result.request.purpose.explores:
-            trials.setdefault(result.request.config, []).append(RecordedTrial.of(result))
+            trials.setdefault(result.request.config, []).append(TableTrial.of(result))
     header = TableHeader(
         autotune_version=__version__,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        workload=_anywhere(plan.workload),
-        facts=plan.facts,
-        hardware=plan.hardware,
-        memory_bytes=plan.memory_bytes,
+        **{**plan.problem_fields(), "workload": _anywhere(plan.workload)},
         budget=plan.budget,
-        allowance=plan.allowance,
         space=plan.space.model_dump(mode="json"),
-        baseline=plan.baseline,
         repeats=plan.repeats,
     )
     points = (RecordedPoint(config=config, trials=tuple(found)) for config, found in trials.items())
@@ -114,17 +109,14 @@ def plan_of(
             f"--memory {show_memory(memory_bytes)}: the table was recorded within {show_memory(header.memory_bytes)}; "
             "what needs more is not known"
         )
-    return SearchPlan(
-        workload=header.workload.model_copy(update={} if seed is None else {"seed": seed}),
-        facts=header.facts,
-        hardware=header.hardware,
-        memory_bytes=memory_bytes or header.memory_bytes,
+    plan = SearchPlan(
+        **header.problem_fields(),
         budget=budget_of(effort, max_trials=max_trials, max_time_s=max_time_s),
-        allowance=header.allowance,
         space=_recorded_space(header),
-        baseline=header.baseline,
         notes=(),
     )
+    workload = header.workload.model_copy(update={} if seed is None else {"seed": seed})
+    return plan.model_copy(update={"workload": workload, "memory_bytes": memory_bytes or header.memory_bytes})
 
 
 def _anywhere(workload: Workload) -> Workload:

@@ -219,7 +219,7 @@ class Explainer:
             cold_compile=self._plan.objective.run_samples is not None
             and all(t.request.config != config for t in self._own),
         )
-        changed = changes(config, self._plan.baseline, self._plan.facts, self._plan.hardware)
+        changed = changes(config, self._plan)
         self._observer(
             TrialStarted(
                 number=request.number,

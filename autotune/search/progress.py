@@ -10,9 +10,11 @@ from itertools import islice
 
 from autotune.search.limits import Pace
 from autotune.space.changes import changes
+from autotune.space.knobs import shown_changes
 from autotune.values.config import TrainConfig
 from autotune.values.events import Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
-from autotune.values.result import Change, ResultData
+from autotune.values.problem import Change
+from autotune.values.result import ResultData
 from autotune.values.trial import Measurement, TrialRequest, TrialResult, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import verdict_of
@@ -69,7 +71,7 @@ class Teller:
         )
 
     def _changes(self, config: TrainConfig) -> tuple[Change, ...]:
-        return changes(config, self._plan.baseline, self._plan.facts, self._plan.hardware)
+        return changes(config, self._plan)
 
     def _tell_refusals(self) -> None:
         """Say, to who wants to know, how many configurations were refused since the last trial, and why."""
@@ -78,8 +80,7 @@ class Teller:
             return
         named = islice(self._refused.items(), self._refusals_told, self._refusals_told + _NAMED)
         for config, reason in named:
-            what = ", ".join(f"{c.knob} {c.after}" for c in self._changes(config)) or "the baseline"
-            self._observer(Detail(text=f"refused: {what}: {reason}"))
+            self._observer(Detail(text=f"refused: {shown_changes(self._changes(config))}: {reason}"))
         if fresh > _NAMED:
             self._observer(Detail(text=f"refused: {fresh - _NAMED} more (the report has them all)"))
         self._refusals_told = len(self._refused)
@@ -115,7 +116,7 @@ def standing_of_answer(result: ResultData, trials: Sequence[TrialResult], refuse
     measured = result.best.measurement
     speedup = result.speedup.ratio if result.speedup is not None else None
     leader = _leader(result.best.changes, measured, speedup) if measured is not None else None
-    return _standing(result.memory_budget_bytes, trials, refused, leader)
+    return _standing(result.memory_bytes, trials, refused, leader)
 
 
 def _standing(memory_bytes: int, trials: Sequence[TrialResult], refused: int, leader: Leader | None) -> Standing:

@@ -19,7 +19,7 @@ from autotune.search.limits import HOPELESS_FACTOR, HOPELESS_S
 from autotune.search.recorded_trials import Known, beyond, scaled, tried
 from autotune.space.history import History, is_no_harder
 from autotune.space.space import SearchSpace
-from autotune.storage.recorded import KeptSearch
+from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_rate, show_time
 from autotune.values.budget import Budget
 from autotune.values.config import TrainConfig
@@ -34,9 +34,9 @@ def foreword(baseline: Known | None, budget: Budget) -> str | None:
     """Return what is to be known before the baseline is tried again; None if it wasn't too slow for its time."""
     if baseline is None or baseline.result.status is not TrialStatus.TIMED_OUT:
         return None
-    took, limit = show_time(baseline.kept.duration_s), show_time(budget.trial_timeout_s)
-    text = f"the baseline did not end within {took} on {baseline.kept.day} (record); it is tried for {limit} now"
-    return text if baseline.kept.duration_s < budget.trial_timeout_s else f"{text}; {budget.against_timeouts}"
+    took, limit = show_time(baseline.recorded.duration_s), show_time(budget.trial_timeout_s)
+    text = f"the baseline did not end within {took} on {baseline.recorded.day} (record); it is tried for {limit} now"
+    return text if baseline.recorded.duration_s < budget.trial_timeout_s else f"{text}; {budget.against_timeouts}"
 
 
 def speed(then: Known | None, now: TrialResult | None) -> float | None:
@@ -67,9 +67,9 @@ def refusal(known: Known, speed: float | None, leader: TrialResult | None, budge
     limit_s = budget.trial_timeout_s
     if leader is not None and known.config.torch_compile_backend is None:
         limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
-    if known.kept.duration_s / speed < limit_s:
+    if known.recorded.duration_s / speed < limit_s:
         return None
-    return f"did not end within {show_time(known.kept.duration_s)} on {known.kept.day} (record)"
+    return f"did not end within {show_time(known.recorded.duration_s)} on {known.recorded.day} (record)"
 
 
 # By how much the logarithm of a rate differs from one process to the next, beyond what its own steps show: 4 % for
@@ -98,7 +98,7 @@ class Recall:
         searches: Earlier ones with the same key, the latest first.
     """
 
-    def __init__(self, plan: SearchPlan, searches: Sequence[KeptSearch] = ()) -> None:
+    def __init__(self, plan: SearchPlan, searches: Sequence[RecordedSearch] = ()) -> None:
         self._plan = plan
         self._searches = searches
         self._runs = [tried(plan, search, index) for index, search in enumerate(searches)]
@@ -195,8 +195,8 @@ class Recall:
         if known is None or self._was_out_of_time(known):
             return None
         if known.result.measurement is None:
-            return f"{known.kept.status} on {known.kept.day} (record)"
-        return f"gave {show_rate(self._rate(known.result))} samples/s on {known.kept.day} (record)"
+            return f"{known.recorded.status} on {known.recorded.day} (record)"
+        return f"gave {show_rate(self._rate(known.result))} samples/s on {known.recorded.day} (record)"
 
     def lessons(self, history: History) -> list[TrialResult]:
         """Return what the cost model can learn from: recorded trials at the speed that the machine has now."""
@@ -227,7 +227,7 @@ class Recall:
     def _answers(self) -> Iterator[TrainConfig]:
         for search, run in zip(self._searches, self._runs, strict=True):
             if search.verdict in _CONFIRMED_VERDICTS:
-                yield from (c for c, known in run.items() if known.kept.config_id == search.best_config_id)
+                yield from (c for c, known in run.items() if known.recorded.config_id == search.best_config_id)
 
     def _may_be_tried(self, config: TrainConfig) -> bool:
         """Whether a configuration other than the baseline is a point of this search that can fit."""
@@ -270,15 +270,15 @@ class Recall:
         """Return what the candidate is called: it may have been second to the baseline."""
         baseline = self._runs[known.search].get(self._plan.baseline)
         won = baseline is None or self._rate(known.result) >= self._rate(baseline.result)
-        return f"{'the winner' if won else 'what came next to the baseline'} of {known.kept.day} (record)"
+        return f"{'the winner' if won else 'what came next to the baseline'} of {known.recorded.day} (record)"
 
     def _last_day(self) -> str:
-        return max(known.kept.day for known in self._latest.values())
+        return max(known.recorded.day for known in self._latest.values())
 
     def _was_out_of_time(self, known: Known) -> bool:
         """Whether a trial was cut short for want of time, not because it was slow."""
-        usual_s = self._candidate.kept.duration_s if self._candidate else 0.0
-        return known.result.status is TrialStatus.TIMED_OUT and known.kept.duration_s < _HOPELESS_FACTOR * usual_s
+        usual_s = self._candidate.recorded.duration_s if self._candidate else 0.0
+        return known.result.status is TrialStatus.TIMED_OUT and known.recorded.duration_s < _HOPELESS_FACTOR * usual_s
 
     def _refused_for_time(self, config: TrainConfig) -> str | None:
         known = self._latest.get(config)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from autotune.planning.plan import SearchPlan
 from autotune.planning.requests import request_of
-from autotune.storage.recorded import KeptSearch, KeptTrial
+from autotune.storage.recorded import RecordedSearch, RecordedTrial
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Interval, Memory, Outcome, TrialResult, TrialStatus
@@ -26,45 +26,50 @@ _OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 class Known(NamedTuple):
     """A configuration that an earlier search tried."""
 
-    config: TrainConfig
-    kept: KeptTrial
-    result: TrialResult
+    recorded: RecordedTrial
+    result: TrialResult  # what of it this version reads
     search: int  # index of that search, the latest first
 
+    @property
+    def config(self) -> TrainConfig:
+        """What was tried."""
+        return self.result.request.config
 
-def tried(plan: SearchPlan, search: KeptSearch, index: int) -> dict[TrainConfig, Known]:
+
+def tried(plan: SearchPlan, search: RecordedSearch, index: int) -> dict[TrainConfig, Known]:
     """Return what a search tried, by configuration; of several trials of one, the median.
 
     Over other numbers of devices than this search's, trainings are of another search.
     """
     found: dict[TrainConfig, list[Known]] = {}
-    for kept in search.trials:
-        result = _result(plan, kept) if kept.purpose.explores else None
+    for recorded in search.trials:
+        result = _result(plan, recorded) if recorded.purpose.explores else None
         if result is not None and result.request.config.parallelism.world_size in plan.world_sizes:
-            config = result.request.config
-            found.setdefault(config, []).append(Known(config, kept, result, index))
+            found.setdefault(result.request.config, []).append(Known(recorded, result, index))
     return {config: _median(several) for config, several in found.items()}
 
 
 def _median(several: list[Known]) -> Known:
     completed = sorted(
-        (known for known in several if known.kept.samples_per_second is not None),
-        key=lambda known: known.kept.samples_per_second or 0.0,
+        (known for known in several if known.recorded.samples_per_second is not None),
+        key=lambda known: known.recorded.samples_per_second or 0.0,
     )
     return completed[len(completed) // 2] if completed else several[-1]
 
 
-def _result(plan: SearchPlan, kept: KeptTrial) -> TrialResult | None:
+def _result(plan: SearchPlan, recorded: RecordedTrial) -> TrialResult | None:
     """Return a recorded trial as a result; None if it can't be read any more."""
     try:
-        config = TrainConfig.model_validate(kept.config)
-        request = request_of(plan, config, kept.purpose, number=kept.number, timeout_s=kept.duration_s + 1.0)
-        outcome = _OUTCOME.validate_python(kept.outcome)
+        config = TrainConfig.model_validate(recorded.config)
+        request = request_of(
+            plan, config, recorded.purpose, number=recorded.number, timeout_s=recorded.duration_s + 1.0
+        )
+        outcome = _OUTCOME.validate_python(recorded.outcome)
     except ValueError:
         return None
-    limits = request.limits.model_copy(update={"memory_bytes": kept.memory_bytes})
+    limits = request.limits.model_copy(update={"memory_bytes": recorded.memory_bytes})
     request = request.model_copy(update={"limits": limits})
-    return TrialResult(request=request, outcome=outcome, duration_s=kept.duration_s)
+    return TrialResult(request=request, outcome=outcome, duration_s=recorded.duration_s)
 
 
 def scaled(result: TrialResult, factor: float) -> TrialResult:
@@ -89,16 +94,16 @@ def beyond(every: Sequence[Known], budget_bytes: int) -> dict[TrainConfig, str]:
     for known in every:
         measured = known.result.measurement
         if measured is not None and _least_bytes(measured.memory) <= budget_bytes:
-            fitted[known.config] = max(fitted.get(known.config, ""), known.kept.ended)
+            fitted[known.config] = max(fitted.get(known.config, ""), known.recorded.ended)
     found: dict[TrainConfig, str] = {}
     for known in every:
-        measured, kept = known.result.measurement, known.kept
-        if fitted.get(known.config, "") > kept.ended:
+        measured, recorded = known.result.measurement, known.recorded
+        if fitted.get(known.config, "") > recorded.ended:
             continue
         if measured is not None and (needed := _least_bytes(measured.memory)) > budget_bytes * (1 + _MEMORY_NOISE):
-            found.setdefault(known.config, f"took {show_memory(needed)} on {kept.day} (record)")
-        elif kept.status is TrialStatus.OUT_OF_MEMORY and kept.memory_bytes >= budget_bytes:
-            words = f"ran out of memory within {show_memory(kept.memory_bytes)} on {kept.day} (record)"
+            found.setdefault(known.config, f"took {show_memory(needed)} on {recorded.day} (record)")
+        elif recorded.status is TrialStatus.OUT_OF_MEMORY and recorded.memory_bytes >= budget_bytes:
+            words = f"ran out of memory within {show_memory(recorded.memory_bytes)} on {recorded.day} (record)"
             found.setdefault(known.config, words)
     return found
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from autotune.training.peft_arguments import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
+from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
 from autotune.values.adapters import Adapter, PrefixAdapter
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.hardware import Hardware

@@ -1,8 +1,8 @@
 """The knobs of a configuration as options of the command line: derived from the fields of `TrainConfig`.
 
-A field keeps its name with hyphens, or the shorter one below; a field of an adapter, whichever kinds have it, stands
-behind `adapter` (`--adapter-rank`). What was written becomes a value when the configuration is made, which is also what
-checks it.
+An option is called as the field, with hyphens, or by the short name of the knob; a field of an adapter, whichever kinds
+have it, stands behind `adapter` (`--adapter-rank`). What was written becomes a value when the configuration is made,
+which is also what checks it.
 """
 
 from __future__ import annotations
@@ -19,66 +19,29 @@ from pydantic.fields import FieldInfo
 from autotune.errors import InputError, complaint, suggestion
 from autotune.value import Value
 from autotune.values.adapters import ADAPTERS, kinds_with
-from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.config import KNOBS
 from autotune.values.unavailable import why_not
 
 if TYPE_CHECKING:
-    from autotune.values.result import Change
+    from autotune.values.problem import Change
 
 Scalar = bool | int | float | str | None
 
-# Fields whose names are long for a table or a command line.
-SHORT_NAMES = {
-    "per_device_train_batch_size": "micro-batch",
-    "attn_implementation": "attention",
-    "experts_implementation": "experts",
-    "use_liger_kernel": "liger",
-    "torch_compile_backend": "compile",
-    "torch_compile_mode": "compile-mode",
-    "dataloader_num_workers": "workers",
-    "dataloader_prefetch_factor": "prefetch",
-    "dataloader_pin_memory": "pin-memory",
-    "train_sampling_strategy": "sampling",
-    "parallelism.world_size": "devices",
-    "parallelism.sharding": "sharding",
-    "parallelism.tensor_parallel": "tensor-parallel",
-    "parallelism.pipeline_parallel": "pipeline-parallel",
-    "parallelism.offload": "offload",
-    "parallelism.offload_to": "offload-to",
-    "parallelism.nvme_path": "nvme-path",
-    "parallelism.wrapping": "fsdp-wrapping",
-    "parallelism.ddp_bucket_cap_mb": "ddp-bucket-cap-mb",
-    "parallelism.ddp_static_graph": "ddp-static-graph",
-}
+# Knobs whose names are long for a table or a command line.
+SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.short is not None}
 
 
 def shown_changes(changed: Iterable[Change]) -> str:
-    """Return what a configuration changes against the baseline: 'precision bf16, micro-batch 16'; '' for nothing."""
-    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed)
+    """Return what a configuration changes: 'precision bf16, micro-batch 16', or 'the baseline' if nothing."""
+    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "the baseline"
 
-
-# In place of the field's description, which is for who makes a configuration.
-_HELP = {
-    "attn_implementation": "Kernel, such as sdpa, eager or flash_attention_2.",
-    "experts_implementation": "How experts run: grouped_mm, batched_mm or eager.",
-    "use_liger_kernel": "Fused kernels of the package liger-kernel.",
-    "torch_compile_backend": "inductor, or none.",
-    "optim": "As transformers calls it.",
-    "dataloader_num_workers": "Processes that load data.",
-    "dataloader_prefetch_factor": "Batches that each of them prepares ahead.",
-    "dataloader_pin_memory": "Copy to the device from pinned memory.",
-    "adapter.dropout": "Of the adapter's input",
-    "adapter.rank": "Of the adapter's factors",
-    "adapter.target_modules": "all-linear, attention or all-linear+experts",
-    "quantization": "Base weights that bitsandbytes packs, under an adapter: int8, nf4, nf4-double, fp4 or fp4-double.",
-}
 
 # Who names a field of an adapter and no kind means this one, if it has the field.
 _USUAL_ADAPTER = "lora"
 
 
-class Knob(Value):
-    """One knob, and what it is called."""
+class KnobOption(Value):
+    """The option of a knob."""
 
     parameter: str  # as in the files of search spaces, such as 'adapter.rank'
     option: str  # without hyphens before it, such as 'adapter-rank'
@@ -89,41 +52,27 @@ class Knob(Value):
 
 
 @functools.cache
-def knobs() -> tuple[Knob, ...]:
+def knobs() -> tuple[KnobOption, ...]:
     """Return all knobs in the order of the fields."""
     found = []
-    for name, field in TrainConfig.model_fields.items():
-        if name == "parallelism":
-            found += [_knob(p := f"{name}.{f}", SHORT_NAMES[p], i) for f, i in Parallelism.model_fields.items()]
-            continue
-        if name != "adapter":
-            found.append(_knob(name, SHORT_NAMES.get(name, name.replace("_", "-")), field))
-            continue
-        found.append(
-            Knob(
-                parameter=name,
-                option=name,
-                choices=(*ADAPTERS, "none"),
-                is_flag=False,
-                may_be_none=True,
-                help=f"{_either((*ADAPTERS, 'none'))}.",
-            )
-        )
-        found += _adapter_knobs()
+    for name, (knob, field) in KNOBS.items():
+        found.append(_knob(name, knob.short or name.replace("_", "-"), field, knob.help))
+        if name == "adapter":
+            found += _adapter_knobs()
     return tuple(found)
 
 
-def _adapter_knobs() -> list[Knob]:
+def _adapter_knobs() -> list[KnobOption]:
     """Return a knob for each field that any kind of adapter has."""
     fields = dict.fromkeys(f for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
     return [_adapter_knob(field) for field in fields]
 
 
-def _adapter_knob(field: str) -> Knob:
+def _adapter_knob(field: str) -> KnobOption:
     having = {kind: ADAPTERS[kind].model_fields[field] for kind in kinds_with(field)}
     first = next(iter(having.values()))
     knob = _knob(f"adapter.{field}", f"adapter-{field.replace('_', '-')}", first)
-    described = _HELP.get(knob.parameter) or _sentence(first.description or "")
+    described = _sentence(first.description or "") or _either(knob.choices)
     default = _written(first.default)
     others = [f"{_written(f.default)} for {kind}" for kind, f in having.items() if f.default != first.default]
     said = f"{described.removesuffix('.')} [{', '.join((default, *others))}]; of {', '.join(having)}."
@@ -180,12 +129,12 @@ def refused(error: ValidationError) -> InputError:
     return InputError(f"--{option} {first['input']}: {complaint(first)}")
 
 
-def _knob(parameter: str, option: str, field: FieldInfo) -> Knob:
+def _knob(parameter: str, option: str, field: FieldInfo, text: str | None = None) -> KnobOption:
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
-    choices = _choices(field.annotation)
-    described = _HELP.get(parameter) or (f"{_either(choices)}." if choices else _sentence(field.description or ""))
+    choices = (*ADAPTERS, "none") if parameter == "adapter" else _choices(field.annotation)
+    described = text or (_either(choices) if choices else _sentence(field.description or ""))
     default = "" if field.is_required() or field.default in (None, "") else f" [{_written(field.default)}]"
-    return Knob(
+    return KnobOption(
         parameter=parameter,
         option=option,
         choices=choices,

@@ -9,6 +9,7 @@ from autotune.values.budget import Effort
 from autotune.values.config import Allowance, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFacts, ModelSpec, Task
+from autotune.values.problem import Problem
 
 # Counting further would take seconds and tell no more.
 MOST_POINTS = 5000
@@ -31,13 +32,13 @@ _FACTS = ModelFacts(
 
 def points_here(file: SpaceFile, hardware: Hardware, global_batch: int) -> int:
     """Return the legal points of a space at `--effort standard --allow method`, `MOST_POINTS` if there are more."""
-    space = SearchSpace(
-        file,
-        baseline_config(None, global_batch, _FACTS, hardware),
+    problem = Problem(
         workload=Workload(model=_MODEL, task=Task.CAUSAL_LM, sequence_length=512, global_batch_size=global_batch),
         facts=_FACTS,
         hardware=hardware,
+        memory_bytes=hardware.memory_bytes,
         allowance=Allowance.METHOD,
-        effort=Effort.STANDARD,
+        baseline=baseline_config(None, global_batch, _FACTS, hardware),
     )
+    space = SearchSpace(file, problem, effort=Effort.STANDARD)
     return sum(1 for _ in zip(range(MOST_POINTS), space.points(), strict=False))

@@ -19,9 +19,8 @@ from autotune.space.file import SpaceFile
 from autotune.space.points import Scalar, fitting, has_field, make_config, make_point
 from autotune.value import Value
 from autotune.values.budget import Effort
-from autotune.values.config import Allowance, TrainConfig, Workload
-from autotune.values.hardware import Hardware
-from autotune.values.model import ModelFacts
+from autotune.values.config import TrainConfig
+from autotune.values.problem import Problem
 
 Point = dict[str, Scalar]
 
@@ -48,32 +47,15 @@ class SearchSpace:
 
     Args:
         file: The space as written.
-        baseline: Where the search starts; its values are always choices.
-        workload: What is trained.
-        facts: What the model's classes offer.
-        hardware: The device.
-        allowance: The deepest change admitted.
+        problem: What it is bound to; the baseline's values are always choices.
         effort: Parameters that cost too much for it stay at the baseline's value.
     """
 
-    def __init__(
-        self,
-        file: SpaceFile,
-        baseline: TrainConfig,
-        *,
-        workload: Workload,
-        facts: ModelFacts,
-        hardware: Hardware,
-        allowance: Allowance,
-        effort: Effort,
-    ) -> None:
+    def __init__(self, file: SpaceFile, problem: Problem, *, effort: Effort) -> None:
         self.file = file
-        self.baseline = baseline
-        self._workload = workload
-        self._facts = facts
-        self._hardware = hardware
-        self._allowance = allowance
-        self._origin = make_point(baseline)
+        self.baseline = problem.baseline
+        self._problem = problem
+        self._origin = make_point(problem.baseline)
         self.left_out: dict[str, str] = {}
         order = list(Effort)
         self.dimensions = tuple(
@@ -85,9 +67,8 @@ class SearchSpace:
     def _dimension(self, name: str) -> Dimension:
         """Return the dimension `name` with the choices that can be legal; keep why the others can't."""
         parameter = self.file.parameters[name]
-        written = (
-            micro_batches(self._workload.global_batch_size) if parameter.choices == "lattice" else parameter.choices
-        )
+        is_lattice = parameter.choices == "lattice"
+        written = micro_batches(self._problem.workload.global_batch_size) if is_lattice else parameter.choices
         own = self._origin.get(name)
         wanted = list(written)
         if name in self._origin and own not in wanted:
@@ -166,7 +147,7 @@ class SearchSpace:
         return illegal or self._forbidden(config) or self._beyond_allowance(config)
 
     def _illegal(self, config: TrainConfig) -> list[str]:
-        return rules.refusals(config, self._workload, self._facts, self._hardware)
+        return rules.refusals(config, self._problem.workload, self._problem.facts, self._problem.hardware)
 
     def _forbidden(self, config: TrainConfig, *, alone: bool = False) -> str | None:
         """Return the reason of the file's first rule that forbids `config`; `alone`: of rules on one parameter."""
@@ -181,11 +162,12 @@ class SearchSpace:
         return None
 
     def _beyond_allowance(self, config: TrainConfig) -> str | None:
-        needed = allowance_of(config, self.baseline, self._facts, self._hardware)
-        if not self._allowance.admits(needed):
-            beyond = f"changes the {needed} of the training, which --allow {self._allowance} does not admit"
+        needed, allowed = allowance_of(config, self._problem), self._problem.allowance
+        if not allowed.admits(needed):
+            beyond = f"changes the {needed} of the training, which --allow {allowed} does not admit"
             split = config.per_device_train_batch_size != self.baseline.per_device_train_batch_size
-            return f"{beyond}: {self._facts.split_changes}" if split and self._facts.split_changes else beyond
+            why = self._problem.facts.split_changes
+            return f"{beyond}: {why}" if split and why else beyond
         return None
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:

@@ -1,10 +1,9 @@
-"""The lasting record: what the trials of all searches measured, in a database. With the study, all of SQLAlchemy.
+"""The lasting record: a database of what the trials of all searches measured.
 
 By default SQLite in `$AUTOTUNE_HOME`; `AUTOTUNE_RECORD` names another database by its URL, or is "off". Many searches
-may write at once, of one team on many machines: each trial is one short transaction, and its key (search, number) is
-the database's own, so that it is there once however often it is written. What goes wrong is a :class:`RecordError` of
-one line within seconds; the result files of a run directory are what a search relies on, so `writer` goes on
-without.
+may write at once, of one team on many machines: each trial is one short transaction, and (search, number) is its
+primary key, so that it is there once however often it is written. What goes wrong is a :class:`RecordError` of one line
+within seconds; a search relies on the result files of its run directory and goes on without the record.
 """
 
 from __future__ import annotations
@@ -15,31 +14,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
 from autotune.errors import InputError, RecordError
 from autotune.storage.database import VARIABLE, Database
 from autotune.storage.home import home, writable
-from autotune.storage.recorded import LARGE_COLUMNS, KeptSearch, KeptTrial, Key, search_of, search_row, trial_row
+from autotune.storage.recorded import (
+    LARGE_COLUMNS,
+    Key,
+    RecordedSearch,
+    RecordedTrial,
+    search_of,
+    search_row,
+    trial_row,
+)
 
 SCHEMA_VERSION = 1
 RECORD_FILE = "record.db"
 
-# So often tables are tried to be made, where others do the same at the same time.
+# Attempts at making the tables while other processes do the same.
 _ATTEMPTS = 3
 
-# So many searches are named in one statement; SQLite takes 32,766 names (https://www.sqlite.org/limits.html).
+# Searches named in one statement; SQLite takes 32,766 names (https://www.sqlite.org/limits.html).
 _AT_ONCE = 1000
-
-# MySQL's TEXT ends at 64 KiB (https://dev.mysql.com/doc/refman/8.4/en/storage-requirements.html).
-_JSON = sa.Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
-
-# MySQL's default may be an alphabet without half of Unicode.
-_MYSQL: dict[str, Any] = {
-    f"{kind}_{name}": value
-    for kind in ("mysql", "mariadb")
-    for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
-}
 
 _tables = sa.MetaData()
 _about = sa.Table(
@@ -47,7 +43,6 @@ _about = sa.Table(
     _tables,
     sa.Column("name", sa.String(32), primary_key=True),
     sa.Column("value", sa.String(255), nullable=False),
-    **_MYSQL,
 )
 _searches = sa.Table(
     "autotune_searches",
@@ -59,8 +54,7 @@ _searches = sa.Table(
     sa.Column("verdict", sa.String(64)),
     sa.Column("best_config_id", sa.String(16)),
     sa.Column("speedup", sa.Double),
-    sa.Column("about", _JSON, nullable=False),  # of the rest
-    **_MYSQL,
+    sa.Column("about", sa.Text, nullable=False),  # of the rest
 )
 _trials = sa.Table(
     "autotune_trials",
@@ -75,9 +69,8 @@ _trials = sa.Table(
     sa.Column("memory_bytes", sa.BigInteger, nullable=False),
     sa.Column("duration_s", sa.Double, nullable=False),
     sa.Column("ended", sa.String(32), nullable=False),
-    sa.Column("config", _JSON, nullable=False),
-    sa.Column("outcome", _JSON, nullable=False),
-    **_MYSQL,
+    sa.Column("config", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
 )
 
 
@@ -99,7 +92,7 @@ class Record:
 
     Args:
         url: As SQLAlchemy has it.
-        at_home: The file is in the home of lasting things, which is made when it is first written.
+        at_home: The file is in the home of lasting things, which made when it is first written.
 
     Raises:
         InputError: `url` isn't one, or is that of a SQLite file on a network file system.
@@ -116,7 +109,7 @@ class Record:
         """The database, for people; a password is not shown."""
         return self._database.where
 
-    def keep(self, search: KeptSearch, trials: Iterable[KeptTrial]) -> int:
+    def write(self, search: RecordedSearch, trials: Iterable[RecordedTrial]) -> int:
         """Write trials that aren't written yet, and their search; one transaction. Return how many those were.
 
         Raises:
@@ -124,7 +117,6 @@ class Record:
         """
         row = search_row(search)
         with self._writing() as connection:
-            # First the insert: an update of what isn't there would lock the gap, and two of those each other (MySQL).
             self._database.insert_new(connection, _searches, [row])
             connection.execute(sa.update(_searches).where(_searches.c.id == search.id).values(**row))
             known = set(connection.scalars(sa.select(_trials.c.number).where(_trials.c.search_id == search.id)))
@@ -132,7 +124,9 @@ class Record:
             self._database.insert_new(connection, _trials, rows)
         return len(rows)
 
-    def searches(self, *, key: Key | None = None, latest: int | None = None, brief: bool = False) -> list[KeptSearch]:
+    def searches(
+        self, *, key: Key | None = None, latest: int | None = None, brief: bool = False
+    ) -> list[RecordedSearch]:
         """Return searches with their trials, the latest first; of no record yet, none.
 
         Args:
@@ -158,7 +152,7 @@ class Record:
                     rows[row["search_id"]].append(row)
         return list(filter(None, (search_of(row, rows[row["id"]]) for row in found)))
 
-    def forget(self, searches: Sequence[KeptSearch]) -> None:
+    def forget(self, searches: Sequence[RecordedSearch]) -> None:
         """Delete searches with their trials.
 
         Raises:

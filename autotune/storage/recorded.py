@@ -1,7 +1,8 @@
-"""What the lasting record holds: searches and their trials, and the key under which searches compare. Values only.
+"""What the lasting record holds: searches, their trials, the key under which searches compare, and all as rows. Pure.
 
 Two searches have the same key if a trial of one means the same in the other: the same architecture, the same step, the
-same device, the same libraries. Names, paths, the seed, the memory budget and what may change are not in it.
+same device, the same libraries. Names, paths, the seed, the memory budget and what may change are not in it. A row that
+another version wrote and this one can't read is passed over with a warning.
 """
 
 from __future__ import annotations
@@ -18,62 +19,10 @@ from autotune.values.config import Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.trial import Failure, Purpose, TrialResult, TrialStatus
+from autotune.values.trial_row import TrialRow
 from autotune.version import __version__
 
-# Searches and trials as rows of the lasting record, and back. Pure; called by `autotune.storage.record`. A row that
-# another version wrote and this one can't read is passed over with a warning.
-
-
 logger = logging.getLogger(__name__)
-
-# Columns of a trial that hold whole values as JSON.
-LARGE_COLUMNS = ("config", "outcome")
-
-# Fields of a search that are columns; `about` holds the others.
-_SEARCH_COLUMNS = ("id", "model", "started", "verdict", "best_config_id", "speedup")
-
-
-def search_row(search: KeptSearch) -> dict[str, Any]:
-    """Return the row of a search."""
-    written = search.model_dump(mode="json", exclude={"trials"})
-    row = {name: written.pop(name) for name in _SEARCH_COLUMNS}
-    row["model"] = row["model"][:255]
-    return {**row, "key": search.key.short, "about": json.dumps(written)}
-
-
-def search_of(row: Any, trials: Sequence[Any]) -> KeptSearch | None:
-    """Return a search out of its rows, without trials that can't be read; None if it can't."""
-    readable = tuple(filter(None, map(_trial, trials)))
-    columns = {name: row[name] for name in _SEARCH_COLUMNS}
-    try:
-        return KeptSearch.model_validate({**json.loads(row["about"]), **columns, "trials": readable})
-    except ValueError:
-        logger.warning("search %s of the record is passed over: it can't be read", row["id"])
-        return None
-
-
-def trial_row(search_id: str, trial: KeptTrial) -> dict[str, Any]:
-    """Return the row of a trial."""
-    written = trial.model_dump()
-    return {
-        **written,
-        "search_id": search_id,
-        "purpose": str(trial.purpose),
-        "status": str(trial.status),
-        "config": json.dumps(trial.config),
-        "outcome": json.dumps(trial.outcome),
-    }
-
-
-def _trial(row: Any) -> KeptTrial | None:
-    columns = {name: value for name, value in row.items() if name != "search_id"}
-    try:
-        large = {name: json.loads(columns.get(name, "{}")) for name in LARGE_COLUMNS}
-        return KeptTrial.model_validate({**columns, **large})
-    except ValueError:
-        logger.warning("trial %s of search %s in the record is passed over", row["number"], row["search_id"])
-        return None
-
 
 # Packages that a trial doesn't train with.
 _NOT_TRAINING = frozenset({"optuna"})
@@ -143,8 +92,8 @@ def _digest(figures: dict[str, Any]) -> str:
     return _Digested(of=figures).digest()
 
 
-class KeptTrial(Value):
-    """A trial as it is kept: the configuration and the outcome as they were written, whatever version wrote them."""
+class RecordedTrial(Value):
+    """A trial's line, and as JSON its configuration and outcome as the version that ran it wrote them."""
 
     number: NonNegativeInt
     purpose: Purpose
@@ -159,21 +108,16 @@ class KeptTrial(Value):
     outcome: dict[str, Any] = Field(description="the Measurement, or the Failure without its log")
 
     @classmethod
-    def of(cls, result: TrialResult, ended: str) -> KeptTrial:
-        """Return what is kept of a result."""
-        outcome, measured = result.outcome, result.measurement
+    def of(cls, result: TrialResult, ended: str) -> RecordedTrial:
+        """Return what is recorded of a result."""
+        request, outcome, row = result.request, result.outcome, TrialRow.of(result)
         if isinstance(outcome, Failure):
             outcome = outcome.model_copy(update={"log_tail": ""})
         return cls(
-            number=result.request.number,
-            purpose=result.request.purpose,
-            config_id=result.request.config.config_id,
-            config=result.request.config.model_dump(mode="json"),
-            status=result.status,
-            samples_per_second=measured.samples_per_second if measured is not None else None,
-            peak_bytes=outcome.memory.peak_bytes if outcome.memory is not None and outcome.memory.is_known else None,
-            memory_bytes=result.request.limits.memory_bytes,
-            duration_s=result.duration_s,
+            **{name: value for name, value in row if name in cls.model_fields and name != "config"},
+            config_id=request.config.config_id,
+            config=request.config.model_dump(mode="json"),
+            memory_bytes=request.limits.memory_bytes,
             ended=ended,
             outcome=json.loads(outcome.model_dump_json()),
         )
@@ -184,8 +128,8 @@ class KeptTrial(Value):
         return self.ended[:10]
 
 
-class KeptSearch(Value):
-    """A search as it is kept; its answer is unknown while it runs, or if it was killed."""
+class RecordedSearch(Value):
+    """A search with its trials; it has no answer while it runs, or if it was killed."""
 
     id: str = Field(description="of the run directory")
     key: Key
@@ -203,10 +147,59 @@ class KeptSearch(Value):
     verdict: str | None = None
     best_config_id: str | None = Field(default=None, description="of the answer")
     speedup: float | None = None
-    trials: tuple[KeptTrial, ...] = ()
+    trials: tuple[RecordedTrial, ...] = ()
 
     @property
     def best_samples_per_second(self) -> float | None:
         """The highest rate of a trial that explored."""
         rates = [t.samples_per_second for t in self.trials if t.purpose.explores and t.samples_per_second is not None]
         return max(rates, default=None)
+
+
+# Columns of a trial that hold whole values as JSON.
+LARGE_COLUMNS = ("config", "outcome")
+
+# Fields of a search that are columns; `about` holds the others.
+_SEARCH_COLUMNS = ("id", "model", "started", "verdict", "best_config_id", "speedup")
+
+
+def search_row(search: RecordedSearch) -> dict[str, Any]:
+    """Return the row of a search."""
+    written = search.model_dump(mode="json", exclude={"trials"})
+    row = {name: written.pop(name) for name in _SEARCH_COLUMNS}
+    row["model"] = row["model"][:255]
+    return {**row, "key": search.key.short, "about": json.dumps(written)}
+
+
+def search_of(row: Any, trials: Sequence[Any]) -> RecordedSearch | None:
+    """Return a search out of its rows, without trials that can't be read; None if it can't."""
+    readable = tuple(filter(None, map(_trial, trials)))
+    columns = {name: row[name] for name in _SEARCH_COLUMNS}
+    try:
+        return RecordedSearch.model_validate({**json.loads(row["about"]), **columns, "trials": readable})
+    except ValueError:
+        logger.warning("search %s of the record is passed over: it can't be read", row["id"])
+        return None
+
+
+def trial_row(search_id: str, trial: RecordedTrial) -> dict[str, Any]:
+    """Return the row of a trial."""
+    written = trial.model_dump()
+    return {
+        **written,
+        "search_id": search_id,
+        "purpose": str(trial.purpose),
+        "status": str(trial.status),
+        "config": json.dumps(trial.config),
+        "outcome": json.dumps(trial.outcome),
+    }
+
+
+def _trial(row: Any) -> RecordedTrial | None:
+    columns = {name: value for name, value in row.items() if name != "search_id"}
+    try:
+        large = {name: json.loads(columns.get(name, "{}")) for name in LARGE_COLUMNS}
+        return RecordedTrial.model_validate({**columns, **large})
+    except ValueError:
+        logger.warning("trial %s of search %s in the record is passed over", row["number"], row["search_id"])
+        return None

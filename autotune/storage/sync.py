@@ -1,7 +1,7 @@
-"""What of a run directory goes to the lasting record: the search as it is kept, its trials and answer; all at once.
+"""What of a run directory goes to the lasting record: the search, its trials and its answer; all of it at once.
 
-A run directory is known to the record by an identity of its own, written there before the first trial, so that whoever
-writes its trials, and however often, writes the same rows.
+A run directory has an identity of its own, written before the first trial, by which the record knows it: whoever writes
+its trials, and however often, writes the same rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from autotune.planning.plan import SearchPlan
 from autotune.storage.record import Record
-from autotune.storage.recorded import KeptSearch, KeptTrial, key_of, versions_of
+from autotune.storage.recorded import RecordedSearch, RecordedTrial, key_of, versions_of
 from autotune.storage.run_directory import PLAN_FILE, RunDirectory, read_plan
 from autotune.value import Value, read_value, write_value
 from autotune.values.result import ResultData
@@ -24,7 +24,7 @@ from autotune.values.trial import Purpose, TrialResult
 
 IDENTITY_FILE = "record.json"
 
-_KEPT_PURPOSES = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
+_RECORDED = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
 
 
 class Answer(Value):
@@ -36,13 +36,13 @@ class Answer(Value):
 
     @classmethod
     def of(cls, result: ResultData) -> Answer:
-        """Return what is kept of an answer."""
+        """Return what is recorded of an answer."""
         speedup = result.speedup.ratio if result.speedup else None
         return cls(verdict=result.verdict, best_config_id=result.best.config.config_id, speedup=speedup)
 
 
 class Identity(Value):
-    """By what the record knows a run directory, whatever it is called, and what it is to know of its answer."""
+    """By what the record knows a run directory, whatever it is called, and the answer that belongs into the record."""
 
     id: str
     started: str = Field(description="UTC, ISO 8601")
@@ -76,14 +76,14 @@ def note_answer(directory: RunDirectory, answer: Answer) -> None:
     write_value(identity, directory.path / IDENTITY_FILE)
 
 
-def described(plan: SearchPlan, identity: Identity, run_directory: str) -> KeptSearch:
-    """Return a search as it is kept, without trials."""
+def described(plan: SearchPlan, identity: Identity, run_directory: str) -> RecordedSearch:
+    """Return a search as it is recorded, without trials."""
     workload = plan.workload
     batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
     target = f"target {workload.target_length}" if workload.target_length is not None else ""
     data = "real data" if workload.dataset is not None else ""
     words = (str(workload.task), workload.shown_length, target, batch, data)
-    search = KeptSearch(
+    search = RecordedSearch(
         id=identity.id,
         key=key_of(workload, plan.facts, plan.hardware),
         model=workload.model.name,
@@ -101,18 +101,18 @@ def described(plan: SearchPlan, identity: Identity, run_directory: str) -> KeptS
     return answered(search, identity.answer) if identity.answer is not None else search
 
 
-def answered(search: KeptSearch, answer: Answer) -> KeptSearch:
+def answered(search: RecordedSearch, answer: Answer) -> RecordedSearch:
     """Return a search with its answer."""
     return search.model_copy(update=answer.model_dump())
 
 
-def kept_trials(directory: RunDirectory, results: Iterable[TrialResult]) -> list[KeptTrial]:
-    """Return finished trials as they are kept; checks are not."""
+def recorded_trials(directory: RunDirectory, results: Iterable[TrialResult]) -> list[RecordedTrial]:
+    """Return finished trials as they are recorded; checks are not."""
     trials = directory.path / "trials"
     return [
-        KeptTrial.of(result, _moment(trials / f"{result.request.number:04d}" / "result.json"))
+        RecordedTrial.of(result, _moment(trials / f"{result.request.number:04d}" / "result.json"))
         for result in results
-        if result.request.task is None and result.request.purpose in _KEPT_PURPOSES
+        if result.request.task is None and result.request.purpose in _RECORDED
     ]
 
 
@@ -129,8 +129,8 @@ def catch_up(database: Record, path: Path) -> CaughtUp:
         if not plan.record:
             return CaughtUp(run_directory=str(path), trials=0, written=0, wanted=False)
         search = described(plan, identity_of(directory), str(path.absolute()))
-        trials = kept_trials(directory, directory.results())
-        return CaughtUp(run_directory=str(path), trials=len(trials), written=database.keep(search, trials))
+        trials = recorded_trials(directory, directory.results())
+        return CaughtUp(run_directory=str(path), trials=len(trials), written=database.write(search, trials))
 
 
 def _moment(file: Path) -> str:

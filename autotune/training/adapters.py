@@ -1,14 +1,143 @@
-"""Makes a model the one that is trained: the adapter put on, the loss that of the global batch.
+"""Adapters and quantized base weights: the arguments of peft and bitsandbytes, and an adapter put on a model.
 
-Called by the trial's worker and by whoever trains with an exported configuration, so that both train the same.
+Arguments are plain JSON. An adapter's are those of peft's config class for its `peft_type`; BitFit, which peft doesn't
+have, is named :data:`BITFIT` there. Trials and exported configurations both use `prepare_model`, so that they train the
+same model.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-from autotune.training.peft_arguments import BITFIT, CLASSIFICATION_HEADS
+from autotune.values.adapters import (
+    Adapter,
+    DoraAdapter,
+    Ia3Adapter,
+    LohaAdapter,
+    LokrAdapter,
+    LoraAdapter,
+    PTuningAdapter,
+    RsloraAdapter,
+    VeraAdapter,
+)
+from autotune.values.config import Precision
+from autotune.values.model import Task
+
+BITFIT = "BITFIT"
+
+# Names of the attention projections in the families of the catalogue; peft matches the end of a module's name.
+ATTENTION_MODULES = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "query_key_value", "query", "key", "value",
+    "q", "k", "v", "o", "c_attn", "in_proj", "query_proj", "key_proj", "value_proj", "q_lin", "k_lin", "v_lin",
+    "out_lin", "qkv", "Wqkv",
+)  # fmt: skip
+
+# Weights of all experts in one tensor, as transformers 5 has them.
+EXPERT_PARAMETERS = ("experts.gate_up_proj", "experts.down_proj")
+
+# What IA3 scales: keys, values, and the input of the last feed-forward layer. Much as in peft's own table
+# (TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING), which has only a few model types.
+IA3_FEEDFORWARD = (
+    "down_proj", "wo", "fc2", "w2", "dense_4h_to_h", "fc_out", "lin2", "ffn.output.dense", "mlp.c_proj", "output.dense",
+)  # fmt: skip
+IA3_MODULES = (
+    "k_proj", "v_proj", "qkv_proj", "query_key_value", "key", "value", "k", "v", "c_attn", "in_proj", "key_proj",
+    "value_proj", "k_lin", "v_lin", "qkv", "Wqkv", *IA3_FEEDFORWARD,
+)  # fmt: skip
+
+# peft.TaskType, where peft has one. It decides what peft's wrapper does with labels, and that the new head of a
+# classifier is trained along with the adapter.
+_TASK_TYPES = {
+    Task.CAUSAL_LM: "CAUSAL_LM",
+    Task.SEQ2SEQ_LM: "SEQ_2_SEQ_LM",
+    Task.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
+}
+
+# Names of the heads of classifiers, which are never quantized: they are new and have to be trained.
+CLASSIFICATION_HEADS = ("score", "classifier", "classification_head")
+
+_COMPUTE_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16"}
+
+
+def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, Any]:
+    """Return the keyword arguments of peft's config class, and `peft_type`."""
+    known = {"task_type": _TASK_TYPES[task]} if task in _TASK_TYPES else {}
+    return {**_WAYS[adapter.kind](adapter), **known}
+
+
+def quantization_arguments(quantization: str, precision: Precision, task: Task) -> dict[str, Any]:
+    """Return the keyword arguments of `transformers.BitsAndBytesConfig`; products are computed as `precision` says."""
+    is_classifier = task in (Task.SEQUENCE_CLASSIFICATION, Task.IMAGE_CLASSIFICATION, Task.AUDIO_CLASSIFICATION)
+    kept = {"llm_int8_skip_modules": list(CLASSIFICATION_HEADS)} if is_classifier else {}
+    if quantization == "int8":
+        return {"load_in_8bit": True, **kept}
+    kind, _, double = quantization.partition("-")
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": bool(double),
+        "bnb_4bit_compute_dtype": _COMPUTE_DTYPES.get(precision, "bfloat16"),
+        **kept,
+    }
+
+
+def _lora(adapter: LoraAdapter | RsloraAdapter | DoraAdapter) -> dict[str, Any]:
+    arguments = {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": adapter.dropout,
+        **_targets(adapter),
+    }
+    if adapter.target_modules == "all-linear+experts":
+        arguments["target_parameters"] = list(EXPERT_PARAMETERS)
+    if isinstance(adapter, RsloraAdapter):
+        arguments["use_rslora"] = True
+    if isinstance(adapter, DoraAdapter):
+        arguments["use_dora"] = True
+    return arguments
+
+
+def _vera(adapter: VeraAdapter) -> dict[str, Any]:
+    return {"peft_type": "VERA", "r": adapter.rank, "vera_dropout": adapter.dropout, **_targets(adapter)}
+
+
+def _ia3(adapter: Ia3Adapter) -> dict[str, Any]:
+    modules, feedforward = list(IA3_MODULES), list(IA3_FEEDFORWARD)
+    return {"peft_type": "IA3", "target_modules": modules, "feedforward_modules": feedforward}
+
+
+def _lycoris(adapter: LohaAdapter | LokrAdapter) -> dict[str, Any]:
+    return {"peft_type": adapter.kind.upper(), "r": adapter.rank, "alpha": adapter.alpha, **_targets(adapter)}
+
+
+def _prompt(adapter: Any) -> dict[str, Any]:
+    names = {"prefix": "PREFIX_TUNING", "prompt": "PROMPT_TUNING", "p-tuning": "P_TUNING"}
+    arguments = {"peft_type": names[adapter.kind], "num_virtual_tokens": adapter.virtual_tokens}
+    if isinstance(adapter, PTuningAdapter):
+        arguments["encoder_hidden_size"] = adapter.encoder_hidden_size
+    return arguments
+
+
+def _bitfit(adapter: Adapter) -> dict[str, Any]:
+    return {"peft_type": BITFIT}
+
+
+def _targets(adapter: Any) -> dict[str, Any]:
+    attention = adapter.target_modules == "attention"
+    return {"target_modules": list(ATTENTION_MODULES) if attention else "all-linear"}
+
+
+_WAYS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    **dict.fromkeys(("lora", "rslora", "dora"), _lora),
+    "vera": _vera,
+    "ia3": _ia3,
+    **dict.fromkeys(("loha", "lokr"), _lycoris),
+    **dict.fromkeys(("prefix", "prompt", "p-tuning"), _prompt),
+    "bitfit": _bitfit,
+}
 
 
 def prepare_model(model: Any, adapter: dict[str, Any] | None) -> Any:
@@ -16,7 +145,7 @@ def prepare_model(model: Any, adapter: dict[str, Any] | None) -> Any:
 
     Args:
         model: A transformers model.
-        adapter: Of `peft_arguments.adapter_arguments`; None trains all weights.
+        adapter: Of `adapter_arguments`; None trains all weights.
 
     Raises:
         ValueError: The adapter finds nothing in the model that it could be put on.
@@ -27,26 +156,25 @@ def prepare_model(model: Any, adapter: dict[str, Any] | None) -> Any:
 
 
 def put_on(model: Any, adapter: dict[str, Any]) -> Any:
-    """Return `model` with an adapter of new weights, on whatever device it is; see :func:`prepare_model`."""
+    """Return `model` with an adapter of new weights, on the model's device; raises as `prepare_model` does."""
     config = peft_config(adapter)
     if config is None:
         return _only_biases(model)
     from peft import get_peft_model
 
     if config.is_prompt_learning and config.task_type == "SEQ_2_SEQ_LM":
-        # Prefixes are the decoder's; peft counts the layers of the encoder, which usually has as many.
+        # Prefixes are the decoder's, but peft counts the layers of the encoder.
         layers = (getattr(model.config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
         config.num_layers = next((count for count in layers if count), None)
     with warnings.catch_warnings():
-        # GPT-2's layers hold their weights the other way round, which peft finds out itself and then warns of.
+        # Of what peft does by itself: GPT-2's layers hold their weights transposed, experts have fused weights.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
-        # Nor are patterns a mistake that it makes itself for the fused weights of experts.
         warnings.filterwarnings("ignore", message=r"The following \w+_pattern keys did not match")
         return get_peft_model(model, config)
 
 
 def peft_config(adapter: dict[str, Any]) -> Any | None:
-    """Return the peft config of an adapter's arguments, None for BitFit, which peft hasn't."""
+    """Return the peft config of an adapter's arguments; None for BitFit, which peft doesn't have."""
     if adapter.get("peft_type") == BITFIT:
         return None
     import peft
@@ -55,7 +183,7 @@ def peft_config(adapter: dict[str, Any]) -> Any | None:
 
 
 def _only_biases(model: Any) -> Any:
-    """Freeze all but the biases and the head of a classifier, which is new.
+    """Freeze all but the biases and the new head of a classifier.
 
     Raises:
         ValueError: The model has no biases.

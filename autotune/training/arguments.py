@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import Field
 
+from autotune.training.adapters import adapter_arguments, quantization_arguments
 from autotune.training.parallel_arguments import model_arguments, parallel_arguments
-from autotune.training.peft_arguments import adapter_arguments, quantization_arguments
 from autotune.value import Value
 from autotune.values import checkpointing
-from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.config import KNOBS, Precision, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.optimizers import OPTIMIZERS
 
@@ -51,15 +51,15 @@ def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> Trainin
 
 def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[str, Any]:
     arguments: dict[str, Any] = {
-        "per_device_train_batch_size": config.per_device_train_batch_size,
+        name: getattr(config, name)
+        for name, (knob, field) in _ONE_TO_ONE.items()
+        if knob.argument == "always" or getattr(config, name) != field.default
+    }
+    arguments |= {
         "gradient_accumulation_steps": workload.accumulation_steps(config),
-        "optim": config.optim,
         "bf16": config.precision is Precision.BF16,
         "fp16": config.precision is Precision.FP16,
-        "dataloader_num_workers": config.dataloader_num_workers,
-        "dataloader_pin_memory": config.dataloader_pin_memory,
         "dataloader_persistent_workers": config.dataloader_num_workers > 0,
-        "train_sampling_strategy": config.train_sampling_strategy,
         **checkpointing.arguments(config.checkpointing, transformers_version(hardware)),
     }
     if OPTIMIZERS[config.optim].targets and "optim_target_modules" not in workload.fixed_arguments:
@@ -68,18 +68,17 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments["tf32"] = True
     elif hardware.has_tf32 and config.precision is Precision.BF16 and asks_for_tf32_the_old_way(config):
         arguments["tf32"] = False  # or TrainingArguments would switch it on
-    if config.dataloader_num_workers and config.dataloader_prefetch_factor:
-        arguments["dataloader_prefetch_factor"] = config.dataloader_prefetch_factor
+    if not config.dataloader_num_workers:
+        arguments.pop("dataloader_prefetch_factor", None)
     if hardware.is_cpu:
         arguments["use_cpu"] = True
-    if config.use_liger_kernel:
-        arguments["use_liger_kernel"] = True
     if config.torch_compile_backend is not None:
-        arguments |= {"torch_compile": True, "torch_compile_backend": config.torch_compile_backend}
-        if config.torch_compile_mode is not None:
-            arguments["torch_compile_mode"] = config.torch_compile_mode
-    spread = parallel_arguments(config, is_cpu=hardware.is_cpu, transformers=transformers_version(hardware))
-    return arguments | spread
+        arguments["torch_compile"] = True
+    else:
+        arguments.pop("torch_compile_mode", None)
+    place = {name: i for i, name in enumerate(_ORDER)}
+    arguments = dict(sorted(arguments.items(), key=lambda item: place.get(item[0], len(place))))
+    return arguments | parallel_arguments(config, is_cpu=hardware.is_cpu, transformers=transformers_version(hardware))
 
 
 def effective_tf32(config: TrainConfig, hardware: Hardware) -> bool:
@@ -137,7 +136,7 @@ def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
     What the configuration doesn't name has the default of TrainingArguments, whatever the user has set.
     """
     theirs = {"seed", *workload.fixed_arguments}
-    decided = {**_DEFAULTS, **{name: value for name, value in mapping.tuned.items() if name not in theirs}}
+    decided = {name: value for name, value in {**_DEFAULTS, **mapping.tuned}.items() if name not in theirs}
     for part in ("", "_kwargs"):  # one argument, which newer versions call otherwise and keep the old name of
         new, old = f"activation_checkpointing{part}", f"gradient_checkpointing{part}"
         if new in mapping.tuned:
@@ -160,18 +159,18 @@ _HARNESS: dict[str, Any] = {
     "dataloader_drop_last": True,
 }
 
-# TrainingArguments that the search decides. A baseline's values for these become its TrainConfig.
-SEARCHED_ARGUMENTS = frozenset(
-    {
-        "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "bf16", "fp16", "tf32", "use_cpu",
-        "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
-        "activation_checkpointing_kwargs", "torch_compile", "torch_compile_backend", "torch_compile_mode",
-        "use_liger_kernel", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
-        "dataloader_prefetch_factor", "train_sampling_strategy", "ddp_bucket_cap_mb", "ddp_static_graph",
-    }
+_ONE_TO_ONE = {name: known for name, known in KNOBS.items() if known.knob.argument is not None}
+
+# The order in which arguments are written; what isn't named follows.
+_ORDER = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "bf16", "fp16", "dataloader_num_workers",
+    "dataloader_pin_memory", "dataloader_persistent_workers", "train_sampling_strategy", "gradient_checkpointing",
+    "gradient_checkpointing_kwargs", "activation_checkpointing", "activation_checkpointing_kwargs",
+    "optim_target_modules", "tf32", "dataloader_prefetch_factor", "use_cpu", "use_liger_kernel", "torch_compile",
+    "torch_compile_backend", "torch_compile_mode",
 )  # fmt: skip
 
-# Of these, what a configuration needn't name, as TrainingArguments has it by default (held against it by a test).
+# What a configuration needn't name, as TrainingArguments has it by default (held against it by a test).
 _DEFAULTS: dict[str, Any] = {
     "tf32": None,
     "use_cpu": False,
@@ -180,11 +179,16 @@ _DEFAULTS: dict[str, Any] = {
     "activation_checkpointing": False,
     "activation_checkpointing_kwargs": None,
     "torch_compile": False,
-    "torch_compile_backend": None,
-    "torch_compile_mode": None,
-    "use_liger_kernel": False,
-    "dataloader_prefetch_factor": None,
+    **{name: field.default for name, (knob, field) in _ONE_TO_ONE.items() if knob.argument == "unless default"},
 }
+
+# TrainingArguments that the search decides. A baseline's values for these become its TrainConfig.
+SEARCHED_ARGUMENTS = frozenset(
+    {
+        *_ONE_TO_ONE, *_DEFAULTS, "gradient_accumulation_steps", "bf16", "fp16", "dataloader_persistent_workers",
+        "ddp_bucket_cap_mb", "ddp_static_graph",
+    }
+)  # fmt: skip
 
 # What only a trial of the user's own code needs: columns are removed as the code has it, and what waits for evaluations
 # or checkpoints has none to wait for.

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.values.checkpointing import Checkpointing, kind_of
-from autotune.values.config import Parallelism, Precision, TrainConfig
+from autotune.values.config import KNOBS, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 
@@ -136,27 +136,21 @@ def baseline_config(
     given = arguments.searched if arguments else {}
     if given.get("bf16") and given.get("fp16"):
         raise InputError("--baseline: bf16 and fp16 are both set; the Trainer takes one")
-    compiled = any(given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"))
+    is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
+    as_given = {name: value for name, value in given.items() if name in is_said and (value or is_said[name])}
+    as_given.setdefault("per_device_train_batch_size", default_micro_batch(global_batch and global_batch // devices))
+    if given.get("torch_compile") or "torch_compile_mode" in as_given:
+        as_given.setdefault("torch_compile_backend", "inductor")
+    if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
+        as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
     try:
         return TrainConfig(
-            per_device_train_batch_size=given.get(
-                "per_device_train_batch_size",
-                default_micro_batch(global_batch and global_batch // devices),
-            ),
+            **as_given,
             precision=Precision.BF16 if given.get("bf16") else Precision.FP16 if given.get("fp16") else Precision.FP32,
             tf32=bool(given.get("tf32")) or (hardware.has_tf32 and hardware.starts_with_tf32),
-            optim=given.get("optim", "adamw_torch_fused"),
             checkpointing=_checkpointing(given),
             attn_implementation=facts.attn_implementations[0] if facts.attn_implementations else None,
-            torch_compile_backend=(given.get("torch_compile_backend") or "inductor") if compiled else None,
-            torch_compile_mode=given.get("torch_compile_mode") if compiled else None,
             experts_implementation=facts.experts_implementations[0] if facts.experts_implementations else None,
-            use_liger_kernel=bool(given.get("use_liger_kernel")),
-            dataloader_num_workers=given.get("dataloader_num_workers", 0),
-            dataloader_prefetch_factor=given.get("dataloader_prefetch_factor") or None,
-            train_sampling_strategy=given.get("train_sampling_strategy", "random"),
-            # The Trainer's default is to pin, which it drops by itself where there is no accelerator.
-            dataloader_pin_memory=not hardware.is_cpu and given.get("dataloader_pin_memory", True),
             parallelism=_parallelism(given, devices),
         )
     except ValidationError as error:

@@ -39,7 +39,7 @@ class Adapter(Value):
 class _LowRank(Adapter):
     """Factors of low rank beside frozen weights."""
 
-    rank: PositiveInt = 16
+    rank: PositiveInt = Field(default=16, description="of the adapter's factors")
     alpha: PositiveInt = Field(default=32, description="the adapter's output is scaled by alpha / rank")
     target_modules: Targets = "all-linear"
 
@@ -84,7 +84,7 @@ class VeraAdapter(Adapter):
     on_quantized: ClassVar[bool] = True
 
     kind: Literal["vera"] = "vera"
-    rank: PositiveInt = 256
+    rank: PositiveInt = Field(default=256, description="of the adapter's factors")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="of the adapter's input")
     target_modules: Targets = "all-linear"
 
@@ -106,7 +106,7 @@ class LohaAdapter(_LowRank):
     """Products of two low-rank factors, element by element (arXiv:2108.06098)."""
 
     kind: Literal["loha"] = "loha"
-    rank: PositiveInt = 8
+    rank: PositiveInt = Field(default=8, description="of the adapter's factors")
     alpha: PositiveInt = Field(default=8, description="the adapter's output is scaled by alpha / rank")
 
 
@@ -114,7 +114,7 @@ class LokrAdapter(_LowRank):
     """Kronecker products of low-rank factors (arXiv:2212.10650)."""
 
     kind: Literal["lokr"] = "lokr"
-    rank: PositiveInt = 8
+    rank: PositiveInt = Field(default=8, description="of the adapter's factors")
     alpha: PositiveInt = Field(default=8, description="the adapter's output is scaled by alpha / rank")
 
 

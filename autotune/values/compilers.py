@@ -7,7 +7,11 @@ guides of another time recommend; what each is for is what torch's and accelerat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from autotune.errors import suggestion
 
 Use = Literal["training", "debugging", "inference", "other device", "gone"]
 
@@ -50,6 +54,15 @@ BACKENDS: dict[str, Backend] = {
     "aot_ts_nvfuser": _gone("aot_ts_nvfuser"),
     "nvprims_nvfuser": _gone("nvprims_nvfuser"),
 }
+
+
+def _known(name: str) -> str:
+    if name not in BACKENDS:
+        raise ValueError(f"{name!r} is no backend of torch.compile{suggestion(name, BACKENDS)}")
+    return name
+
+
+BackendName = Annotated[str, AfterValidator(_known)]
 
 # Of inductor: `torch._inductor.list_mode_options()`.
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]

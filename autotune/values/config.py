@@ -6,18 +6,21 @@ Nothing here acts when constructed, and derived values are properties.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
-from autotune.errors import suggestion
 from autotune.value import Value
+from autotune.values import knob
 from autotune.values.adapters import AnyAdapter
 from autotune.values.checkpointing import Checkpointing
-from autotune.values.compilers import BACKENDS, Mode
+from autotune.values.compilers import BackendName, Mode
+from autotune.values.knob import Knob, each, knobs_of, only
 from autotune.values.model import ModelSpec, Task
-from autotune.values.optimizers import OPTIMIZERS, SUCCESSORS
+from autotune.values.optimizers import OptimizerName
 from autotune.values.unavailable import why_not
 from autotune.values.user_code import OwnCode, OwnStep
 
@@ -76,24 +79,38 @@ Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zer
 class Parallelism(Value):
     """How one training is spread over several devices: the degrees multiply to the world size."""
 
-    world_size: PositiveInt = Field(default=1, description="processes, one a device")
-    sharding: Sharding = Field(
+    world_size: Annotated[PositiveInt, Knob(knob.of_redrawing, "devices", feature="several")] = Field(
+        default=1, description="processes, one a device"
+    )
+    sharding: Annotated[Sharding, Knob(knob.of_sharding, "sharding", feature="sharding={}")] = Field(
         default="none",
         description="what data-parallel ranks split among them instead of each keeping all: none is DDP, fsdp is "
         "FSDP2, zero is DeepSpeed",
     )
-    tensor_parallel: PositiveInt = Field(default=1, description="devices that share each layer's matrices")
-    pipeline_parallel: PositiveInt = Field(default=1, description="stages that the layers are dealt to")
-    offload: Literal["none", "optimizer", "parameters"] = Field(
+    tensor_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "tensor-parallel")] = Field(
+        default=1, description="devices that share each layer's matrices"
+    )
+    pipeline_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "pipeline-parallel")] = Field(
+        default=1, description="stages that the layers are dealt to"
+    )
+    offload: Annotated[Literal["none", "optimizer", "parameters"], Knob("exact", "offload")] = Field(
         default="none", description="what is kept outside of the devices; parameters: the optimizer's states as well"
     )
-    offload_to: Literal["cpu", "nvme"] = Field(default="cpu", description="where to; it says nothing without offload")
-    nvme_path: str | None = Field(default=None, description="folder on an NVMe disk, for what is offloaded there")
-    wrapping: Literal["layers", "size"] = Field(
+    offload_to: Annotated[Literal["cpu", "nvme"], Knob("exact", "offload-to")] = Field(
+        default="cpu", description="where to; it says nothing without offload"
+    )
+    nvme_path: Annotated[str | None, Knob("exact", "nvme-path")] = Field(
+        default=None, description="folder on an NVMe disk, for what is offloaded there"
+    )
+    wrapping: Annotated[Literal["layers", "size"], Knob("exact", "fsdp-wrapping")] = Field(
         default="layers", description="FSDP units: each transformer layer, or as many parameters as make a unit"
     )
-    ddp_bucket_cap_mb: PositiveInt | None = Field(default=None, description="MB of gradients a message; None: 25")
-    ddp_static_graph: bool = Field(default=False, description="the same parameters take part in every step")
+    ddp_bucket_cap_mb: Annotated[PositiveInt | None, Knob("exact", "ddp-bucket-cap-mb")] = Field(
+        default=None, description="MB of gradients a message; None: 25"
+    )
+    ddp_static_graph: Annotated[bool, Knob("exact", "ddp-static-graph")] = Field(
+        default=False, description="the same parameters take part in every step"
+    )
 
     @property
     def data_parallel(self) -> int:
@@ -118,42 +135,96 @@ class TrainConfig(Value):
         ('adamw_torch_fused', 'all-linear')
     """
 
-    per_device_train_batch_size: PositiveInt = Field(le=LARGEST_BATCH, description="the micro-batch, in samples")
-    precision: Precision = Precision.FP32
-    tf32: bool = Field(default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer")
-    optim: str = Field(default="adamw_torch_fused", description="a value of transformers' OptimizerNames")
-    checkpointing: Checkpointing = "none"
-    attn_implementation: str | None = Field(default=None, description="None: the model has no attention")
-    experts_implementation: str | None = Field(default=None, description="None: the model has no experts to choose for")
-    experts_per_token: PositiveInt | None = Field(default=None, description="in place of the model's own top-k")
-    expert_capacity: PositiveInt | None = Field(default=None, description="tokens an expert takes, for the model's own")
-    use_liger_kernel: bool = Field(default=False, description="fused kernels of the package liger-kernel")
-    torch_compile_backend: str | None = Field(default=None, description="None: not compiled")
-    torch_compile_mode: Mode | None = Field(default=None, description="of inductor; None: its default")
-    adapter: AnyAdapter | None = Field(default=None, description="None: all weights are trained")
-    quantization: Quantization | None = Field(default=None, description="of the frozen base weights; None: not packed")
-    dataloader_num_workers: int = Field(default=0, ge=0)
-    dataloader_prefetch_factor: PositiveInt | None = Field(default=None, description="batches ahead; None: torch's 2")
-    dataloader_pin_memory: bool = True
-    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = "random"
-    packing: bool = Field(default=False, description="samples of a micro-batch in one row, without padding")
+    per_device_train_batch_size: Annotated[PositiveInt, Knob(knob.of_split, "micro-batch", argument="always")] = Field(
+        le=LARGEST_BATCH, description="the micro-batch, in samples"
+    )
+    precision: Annotated[Precision, Knob(knob.of_precision, feature=each("precision={}"))] = Precision.FP32
+    tf32: Annotated[bool, Knob(knob.of_rounding, feature="tf32", word="tf32")] = Field(
+        default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer"
+    )
+    optim: Annotated[OptimizerName, Knob(knob.of_optimizer, argument="always", feature=each("optim={}"))] = Field(
+        default="adamw_torch_fused", description="as transformers calls it"
+    )
+    checkpointing: Annotated[Checkpointing, Knob("exact", feature="checkpointing={}", word="checkpointing {}")] = "none"
+    # None: the model has no attention.
+    attn_implementation: Annotated[
+        str | None, Knob("exact", "attention", feature=each("attention={}"), word="{} attention")
+    ] = Field(default=None, description="kernel, such as sdpa, eager or flash_attention_2")
+    # None: the model has no experts to choose for.
+    experts_implementation: Annotated[str | None, Knob("exact", "experts", feature="experts={}", word="{} experts")] = (
+        Field(default=None, description="how experts run: grouped_mm, batched_mm or eager")
+    )
+    experts_per_token: Annotated[PositiveInt | None, Knob("method", word="{} experts a token")] = Field(
+        default=None, description="in place of the model's own top-k"
+    )
+    expert_capacity: Annotated[PositiveInt | None, Knob("method", word="expert capacity {}")] = Field(
+        default=None, description="tokens an expert takes, for the model's own"
+    )
+    use_liger_kernel: Annotated[
+        bool, Knob("numerics", "liger", argument="unless default", feature="liger", word="Liger")
+    ] = Field(default=False, description="fused kernels of the package liger-kernel")
+    torch_compile_backend: Annotated[
+        BackendName | None,
+        Knob(
+            knob.of_compiling,
+            "compile",
+            help="inductor, or none",
+            argument="unless default",
+            feature="compile={}",
+            word="compile {}",
+        ),
+    ] = Field(default=None, description="None: not compiled")
+    torch_compile_mode: Annotated[
+        Mode | None, Knob(knob.of_compiling, "compile-mode", argument="unless default", word=" {}")
+    ] = Field(default=None, description="of inductor; None: its default")
+    adapter: Annotated[AnyAdapter | None, Knob("method", feature="adapter", word="{0.shown}")] = Field(
+        default=None, description="None: all weights are trained"
+    )
+    quantization: Annotated[
+        Quantization | None,
+        Knob(
+            "method",
+            help="Base weights that bitsandbytes packs, under an adapter: int8, nf4, nf4-double, fp4 or fp4-double",
+            feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}",
+            word="{} base weights",
+        ),
+    ] = Field(default=None, description="of the frozen base weights; None: not packed")
+    dataloader_num_workers: Annotated[
+        int, Knob("exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers")
+    ] = Field(default=0, ge=0, description="processes that load data")
+    # None: torch's 2.
+    dataloader_prefetch_factor: Annotated[
+        PositiveInt | None, Knob("exact", "prefetch", argument="unless default", is_traced=False)
+    ] = Field(default=None, description="batches that each of them prepares ahead")
+    dataloader_pin_memory: Annotated[bool, Knob("exact", "pin-memory", argument="always", is_traced=False)] = Field(
+        default=True, description="copy to the device from pinned memory"
+    )
+    train_sampling_strategy: Annotated[
+        Literal["random", "sequential", "group_by_length"],
+        Knob(
+            "numerics",
+            "sampling",
+            argument="always",
+            feature=only("group_by_length", "grouped"),
+            word=only("group_by_length", "grouped by length"),
+        ),
+    ] = "random"
+    packing: Annotated[bool, Knob(knob.of_redrawing, feature="packed", word="packed")] = Field(
+        default=False, description="samples of a micro-batch in one row, without padding"
+    )
+    torch_empty_cache_steps: Annotated[
+        PositiveInt | None,
+        Knob(
+            "exact",
+            "empty-cache",
+            argument="unless default",
+            is_traced=False,
+            feature="empty-cache={}",
+            word="cache emptied every {} steps",
+            is_later=True,
+        ),
+    ] = Field(default=None, description="steps between two that give unused memory back to the device; or none")
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="over how many devices, and how")
-
-    @field_validator("optim")
-    @classmethod
-    def _known_optimizer(cls, name: str) -> str:
-        if name in SUCCESSORS:
-            raise ValueError(f"{name} is gone from transformers 5; use {SUCCESSORS[name]}")
-        if name not in OPTIMIZERS:
-            raise ValueError(f"transformers has no optimizer {name!r}{suggestion(name, OPTIMIZERS)}")
-        return name
-
-    @field_validator("torch_compile_backend")
-    @classmethod
-    def _known_backend(cls, name: str | None) -> str | None:
-        if name is not None and name not in BACKENDS:
-            raise ValueError(f"{name!r} is no backend of torch.compile{suggestion(name, BACKENDS)}")
-        return name
 
     @field_validator("adapter", mode="before")
     @classmethod
@@ -170,8 +241,18 @@ class TrainConfig(Value):
 
     @property
     def config_id(self) -> str:
-        """Short hash of the canonical JSON."""
-        return self.digest()
+        """Short hash of the canonical JSON, without later knobs that are at their defaults."""
+        later = (
+            name for name, (knob, field) in KNOBS.items() if knob.is_later and getattr(self, name) == field.default
+        )
+        return self.digest(leave_out=frozenset(later))
+
+
+# Every knob by its name, with its field: as `TrainConfig` has them, those of several devices behind "parallelism.".
+KNOBS = knobs_of(TrainConfig)
+
+# The values of a configuration's knobs, in their order.
+knob_values: Callable[[TrainConfig], tuple[Any, ...]] = attrgetter(*KNOBS)
 
 
 class LengthProfile(Value):

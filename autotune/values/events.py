@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from autotune.value import Value
 from autotune.values.config import TrainConfig
-from autotune.values.result import Change
+from autotune.values.problem import Change
 from autotune.values.trial import Prediction, Purpose, TrialResult
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from autotune.value import Value
 from autotune.values.config import TrainConfig
-from autotune.values.result import Change
+from autotune.values.problem import Change
 from autotune.values.trial import Interval
 
 # in turn: measured beside the winner, in the same rounds; once: by one trial of the search; elsewhere: by two trials of

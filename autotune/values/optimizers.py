@@ -7,7 +7,11 @@ read off its `trainer_optimizer.py` and seen by running each. What they cost is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from autotune.errors import suggestion
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,17 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
 
 # Names that transformers 5 no longer has, and what does the same.
 SUCCESSORS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
+
+
+def _known(name: str) -> str:
+    if name in SUCCESSORS:
+        raise ValueError(f"{name} is gone from transformers 5; use {SUCCESSORS[name]}")
+    if name not in OPTIMIZERS:
+        raise ValueError(f"transformers has no optimizer {name!r}{suggestion(name, OPTIMIZERS)}")
+    return name
+
+
+OptimizerName = Annotated[str, AfterValidator(_known)]
 
 # Distributions that rows name, for who looks at what is installed.
 PACKAGES = tuple(sorted({facts.package for facts in OPTIMIZERS.values() if facts.package is not None}))

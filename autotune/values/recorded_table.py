@@ -21,9 +21,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 from autotune.errors import InputError, complaint
 from autotune.value import Value, write_text
 from autotune.values.budget import Budget
-from autotune.values.config import Allowance, TrainConfig, Workload
-from autotune.values.hardware import Hardware
-from autotune.values.model import ModelFacts
+from autotune.values.config import TrainConfig
+from autotune.values.problem import Problem
 from autotune.values.trial import Failure, Measurement, Memory, Outcome, TrialResult, TrialStatus
 
 TABLE_SCHEMA_VERSION: Literal[1] = 1
@@ -31,25 +30,19 @@ TABLE_SCHEMA_VERSION: Literal[1] = 1
 V = TypeVar("V", bound=Value)
 
 
-class TableHeader(Value):
+class TableHeader(Problem):
     """What the points of a table have in common."""
 
     schema_version: Literal[1] = TABLE_SCHEMA_VERSION
     autotune_version: str
     date: str = Field(description="when the table was written, UTC")
-    workload: Workload
-    facts: ModelFacts
-    hardware: Hardware
-    memory_bytes: PositiveInt = Field(description="the memory budget of every trial")
     budget: Budget = Field(description="limits of each trial; the effort says which parameters were open")
-    allowance: Allowance
     space: dict[str, Any] = Field(description="the space file, as `autotune.space.file.SpaceFile` writes it")
-    baseline: TrainConfig
     repeats: PositiveInt = Field(description="trials of each point when the table is complete")
 
 
-class RecordedTrial(Value):
-    """How one trial of a point ended."""
+class TableTrial(Value):
+    """How one trial of a point ended: a `TrialResult` without its request, which the header and the point stand for."""
 
     number: NonNegativeInt = Field(description="position in the order of running: drift shows along it")
     status: TrialStatus
@@ -59,14 +52,14 @@ class RecordedTrial(Value):
     memory: Memory | None = Field(default=None, description="peak seen before a failure")
 
     @model_validator(mode="after")
-    def _check(self) -> RecordedTrial:
+    def _check(self) -> TableTrial:
         completed = self.status is TrialStatus.COMPLETED
         if completed != (self.measurement is not None) or completed == (self.cause is not None):
             raise ValueError("a completed trial has a measurement, any other a cause")
         return self
 
     @classmethod
-    def of(cls, result: TrialResult) -> RecordedTrial:
+    def of(cls, result: TrialResult) -> TableTrial:
         """Return what is kept of `result`."""
         number, duration_s, outcome = result.request.number, result.duration_s, result.outcome
         if isinstance(outcome, Measurement):
@@ -87,7 +80,7 @@ class RecordedPoint(Value):
     """One configuration and its trials, in the order they ran."""
 
     config: TrainConfig
-    trials: tuple[RecordedTrial, ...] = Field(min_length=1)
+    trials: tuple[TableTrial, ...] = Field(min_length=1)
 
     @property
     def rates(self) -> tuple[float, ...]:

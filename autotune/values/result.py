@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from autotune.value import Value, save_value
 from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
@@ -13,19 +13,12 @@ from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.objective import Objective
+from autotune.values.problem import Change, Problem
 from autotune.values.time_spent import Spent
-from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
+from autotune.values.trial import Interval, Measurement
+from autotune.values.trial_row import TrialRow
 
 SCHEMA_VERSION: Literal[1] = 1
-
-
-class Change(Value):
-    """One knob that differs from the user's own training."""
-
-    knob: str
-    before: str
-    after: str
-    allowance: Allowance
 
 
 class Contender(Value):
@@ -49,21 +42,6 @@ class Speedup(Value):
     ratio: float
     interval: Interval
     reference: str = Field(description="what the best is compared with")
-
-
-class TrialSummary(Value):
-    """One line of the search's story."""
-
-    retired: ClassVar[frozenset[str]] = frozenset({"depths"})
-
-    number: int | None = Field(description="None: refused without a trial")
-    purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
-    config: TrainConfig
-    status: TrialStatus
-    samples_per_second: float | None = None
-    peak_bytes: int | None = None
-    prediction: Prediction | None = Field(default=None, description="of rate and peak, before the trial ran")
-    cause: str | None = None
 
 
 class Arguments(Value):
@@ -96,7 +74,10 @@ class ResultData(Value):
     workload: Workload
     facts: ModelFacts
     hardware: Hardware
-    memory_budget_bytes: int
+    memory_bytes: int = Field(
+        validation_alias=AliasChoices("memory_bytes", "memory_budget_bytes"),
+        description="the memory budget, of each device",
+    )
     allowance: Allowance
     baseline: Contender
     baseline_cause: str | None = Field(default=None, description="why the baseline has no measurement")
@@ -114,12 +95,24 @@ class ResultData(Value):
     )
     best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
     runners_up: tuple[Contender, ...]
-    trials: tuple[TrialSummary, ...]
+    trials: tuple[TrialRow, ...]
     outshone: str | None = Field(default=None, description="why a trial that was faster isn't the best; None: none was")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
     disturbances: tuple[str, ...] = Field(default=(), description="what went on beside the trials, a line each")
     search_time_s: float
     spent: Spent | None = Field(default=None, description="where the time went; None: not recorded then")
+
+    @property
+    def problem(self) -> Problem:
+        """What the answer is an answer to."""
+        return Problem(
+            workload=self.workload,
+            facts=self.facts,
+            hardware=self.hardware,
+            memory_bytes=self.memory_bytes,
+            allowance=self.allowance,
+            baseline=self.baseline.config,
+        )
 
     def __repr__(self) -> str:
         """Return the verdict in a line; `model_dump_json()` has everything."""

@@ -48,6 +48,10 @@ class Purpose(StrEnum):
         """Whether the search learns from it; the others measure again or check what was found."""
         return self in (Purpose.BASELINE, Purpose.SEARCH)
 
+    def label(self, number: int) -> str:
+        """Return what a trial is called: those of `autotune explain` have numbers of their own."""
+        return f"explain {number}" if self is Purpose.EXPLAIN else str(number)
+
     @property
     def closes(self) -> bool:
         """Whether it is of the finals and checks, before which the search has ended."""

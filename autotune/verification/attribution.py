@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.explanation import Contribution, Explanation
-from autotune.values.result import Change, ResultData
+from autotune.values.problem import Change
+from autotune.values.result import ResultData
 from autotune.values.statistics import ratio_of_means
 from autotune.values.trial import Interval, Purpose, TrialResult, TrialStatus
 
@@ -72,9 +73,8 @@ def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -
 
 
 def label(trial: TrialResult) -> str:
-    """Return what a trial is called: those of `autotune explain` have numbers of their own."""
-    number = trial.request.number
-    return f"explain {number}" if trial.request.purpose is Purpose.EXPLAIN else str(number)
+    """Return what a trial is called."""
+    return trial.request.purpose.label(trial.request.number)
 
 
 def explanation_of(

@@ -124,7 +124,7 @@ class Proof:
         if len(curves) < len(runs):
             return None
         base, again, own = curves
-        changed = changes(config, self._plan.baseline, self._plan.facts, self._plan.hardware)
+        changed = changes(config, self._plan)
         return compare(base, again, own, changed, self._plan.facts, self._loss_task().pass_steps)
 
     def reference(self) -> TrainConfig | None:
@@ -284,8 +284,7 @@ def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
     same = [
         r
         for r in history.ranking()
-        if {c.knob for c in changes(r.request.config, plan.baseline, plan.facts, plan.hardware)}
-        == {"per_device_train_batch_size"}
+        if {c.knob for c in changes(r.request.config, plan)} == {"per_device_train_batch_size"}
     ]
     return max(same, key=lambda r: r.request.config.per_device_train_batch_size, default=None)
 

@@ -28,8 +28,7 @@ def outshone(finals: Finals, best: TrainConfig) -> str | None:
     fastest = max(others, key=lambda r: r.measurement.samples_per_second if r.measurement else 0.0, default=None)
     if fastest is None or fastest.measurement is None or not _is_shown_faster(fastest.measurement, answer):
         return None
-    changed = changes(fastest.request.config, plan.baseline, plan.facts, plan.hardware)
-    what = shown_changes(changed) or "the baseline"
+    what = shown_changes(changes(fastest.request.config, plan))
     rate, steps = show_rate(fastest.measurement.samples_per_second), len(fastest.measurement.step_times_s)
     return (
         f"trial {fastest.request.number} ({what}) gave {rate} samples/s, more than the answer: one trial of {steps} "

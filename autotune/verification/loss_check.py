@@ -29,7 +29,7 @@ from enum import StrEnum
 from autotune.values.checks import LossCurve, LossVerdict
 from autotune.values.config import Allowance, Precision
 from autotune.values.model import ModelFacts
-from autotune.values.result import Change
+from autotune.values.problem import Change
 
 # The share of what the reference learnt by which the curve may differ: between what bf16 was seen to do and what a
 # learning rate 1.25 times as high does. And the share that another optimizer must learn.

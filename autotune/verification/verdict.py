@@ -18,9 +18,10 @@ from autotune.training.arguments import plan as training_plan
 from autotune.units import show_memory, show_rate
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.objective import break_even_steps, cold_start_s
-from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, TrialSummary, Verdict
+from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, Verdict
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.values.trial_row import TrialRow, rows_of
 from autotune.verification.checks import largest_default
 from autotune.verification.disturbance import disturbance_notes
 from autotune.verification.faster_trial import outshone
@@ -50,12 +51,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
     return ResultData(
         autotune_version=__version__,
         verdict=verdict,
-        workload=plan.workload,
-        facts=plan.facts,
-        hardware=plan.hardware,
-        memory_budget_bytes=plan.memory_bytes,
-        allowance=plan.allowance,
-        baseline=_contender(finals, plan.baseline),
+        **{**plan.problem_fields(), "baseline": _contender(finals, plan.baseline)},
         baseline_cause=_baseline_cause(finals),
         best=_contender(finals, best),
         arguments=Arguments(
@@ -74,7 +70,10 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         kept_because=kept_because,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
         runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
-        trials=(*(_summary(r, finals) for r in results), *(_refusal(c, reason) for c, reason in refused.items())),
+        trials=(
+            *(_row(row, finals) for row in rows_of(results)),
+            *(_refusal(c, reason) for c, reason in refused.items()),
+        ),
         notes=plan.notes + _notes(finals.state),
         disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
         outshone=outshone(finals, best),
@@ -128,7 +127,7 @@ def _doubt(finals: Finals, config: TrainConfig) -> str | None:
     ours = min(_measurements(finals, config), key=lambda m: plan.objective.rate(m[1]))
     if plan.objective.rate(ours[1]) >= plan.objective.rate(theirs[1]):
         return None
-    what = shown_changes(changes(config, plan.baseline, plan.facts, plan.hardware))
+    what = shown_changes(changes(config, plan))
     return (
         f"the baseline gave {show_rate(theirs[1].samples_per_second)} samples/s in trial {theirs[0]}, {what} "
         f"{show_rate(ours[1].samples_per_second)} in trial {ours[0]}"
@@ -178,7 +177,7 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
 
 def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
     """Return how far from the user's training a configuration is: the deepest class, then the number of changes."""
-    changed = changes(config, plan.baseline, plan.facts, plan.hardware)
+    changed = changes(config, plan)
     return max((c.allowance.rank for c in changed), default=-1), len(changed)
 
 
@@ -209,7 +208,7 @@ def _contender(finals: Finals, config: TrainConfig) -> Contender:
     trials = [known.request.number] if known else []
     return Contender(
         config=config,
-        changes=changes(config, plan.baseline, plan.facts, plan.hardware),
+        changes=changes(config, plan),
         measurement=again or (known.measurement if known else None),
         trials=tuple(trials + [r.request.number for r in finals.trials(config)]),
         confirmed=again is not None,
@@ -227,26 +226,16 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
     return found
 
 
-def _summary(result: TrialResult, finals: Finals) -> TrialSummary:
-    """Return a trial's line; one whose losses are refused completed as a trial, and is invalid for what it showed."""
-    failure = result.outcome if result.outcome.kind == "failure" else None
-    verdict = finals.proof.verdict(result.request.config) if result.request.purpose is Purpose.LOSS_CHECK else None
-    refused = verdict.statement if verdict is not None and not verdict.passed else None
-    memory = result.outcome.memory
-    return TrialSummary(
-        number=result.request.number,
-        purpose=result.request.purpose,
-        config=result.request.config,
-        status=TrialStatus.INVALID if refused else result.status,
-        samples_per_second=result.measurement.samples_per_second if result.measurement else None,
-        peak_bytes=memory.peak_bytes if memory else None,
-        prediction=result.request.prediction,
-        cause=failure.cause if failure else refused,
-    )
+def _row(row: TrialRow, finals: Finals) -> TrialRow:
+    """Return a trial's line; a loss check that refused its configuration is invalid, although the trial completed."""
+    verdict = finals.proof.verdict(row.config) if row.purpose is Purpose.LOSS_CHECK else None
+    if verdict is None or verdict.passed:
+        return row
+    return row.model_copy(update={"status": TrialStatus.INVALID, "cause": row.cause or verdict.statement})
 
 
-def _refusal(config: TrainConfig, reason: str) -> TrialSummary:
-    return TrialSummary(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
+def _refusal(config: TrainConfig, reason: str) -> TrialRow:
+    return TrialRow(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
 
 
 def _notes(state: SearchState) -> tuple[str, ...]:
@@ -268,10 +257,7 @@ def _proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
     plan = finals.plan
     refused = []
     for config, reason in finals.proof.refusals().items():
-        what = (
-            ", ".join(f"{c.knob} {c.after}" for c in changes(config, plan.baseline, plan.facts, plan.hardware))
-            or "the baseline"
-        )
+        what = shown_changes(changes(config, plan))
         refused.append(f"refused as the winner: {what}: {reason}")
     measured = finals.merged(best)
     if (measured is not None and measured.ran_short) or _runs_short(finals, best):
@@ -293,8 +279,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
         )
     # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
-    changed = changes(closest.request.config, plan.baseline, plan.facts, plan.hardware)
-    what = ", ".join(f"{c.knob} {c.after}" for c in changed) or "the baseline"
+    what = shown_changes(changes(closest.request.config, plan))
     seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""
     remedies = ["a larger --memory", "a shorter --seq-len"]
     if plan.allowance is not Allowance.METHOD:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from autotune.values.checks import PASSES, LossCurve, LossTask
 from autotune.values.config import Allowance
-from autotune.values.result import Change
+from autotune.values.problem import Change
 from autotune.values.trial import Purpose
 from autotune.verification.loss_check import compare
 from pack.check import Check, Kind

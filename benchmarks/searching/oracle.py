@@ -15,7 +15,7 @@ from autotune.search.study import StudyTrials
 from autotune.space.space import Point, SearchSpace
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.recorded_table import RecordedTrial, Table
+from autotune.values.recorded_table import Table, TableTrial
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 
@@ -50,11 +50,11 @@ def tightened(table: Table, share: float) -> Table:
     return Table(header=header, points=tuple(points))
 
 
-def _within(trial: RecordedTrial, budget_bytes: int) -> RecordedTrial:
+def _within(trial: TableTrial, budget_bytes: int) -> TableTrial:
     found = trial.measurement
     if found is None or found.memory.peak_bytes <= budget_bytes:
         return trial
-    return RecordedTrial(
+    return TableTrial(
         number=trial.number,
         status=TrialStatus.OUT_OF_MEMORY,
         duration_s=min(trial.duration_s, found.startup_s + found.first_step_s),

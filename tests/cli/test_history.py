@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from factories import OUT_OF_MEMORY, make_config, make_plan, make_result
-from kept_searches import make_kept_search, make_kept_trial
+from recorded_searches import recorded_search, recorded_trial
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
@@ -18,12 +18,12 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.value import write_value
 
 BEST = make_config(16, precision="bf16")
-GPT2 = make_kept_search(
-    make_kept_trial(BEST, 25.0), make_kept_trial(make_config(4), OUT_OF_MEMORY),
+GPT2 = recorded_search(
+    recorded_trial(BEST, 25.0), recorded_trial(make_config(4), OUT_OF_MEMORY),
     id="a", model="openai-community/gpt2", host="node7", verdict="faster", best_config_id=BEST.config_id, speedup=2.5,
 )  # fmt: skip
 AGAIN = GPT2.model_copy(update={"id": "b", "started": "2026-11-19T12:00:00+00:00", "verdict": None, "speedup": None})
-T5 = make_kept_search(id="c", model="google-t5/t5-small", key=Key(model="t", workload="w", hardware="h", versions="v"))
+T5 = recorded_search(id="c", model="google-t5/t5-small", key=Key(model="t", workload="w", hardware="h", versions="v"))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def path(tmp_path, monkeypatch) -> Path:
 def filled(path) -> Record:
     database = Record(f"sqlite:///{path}")
     for search in (GPT2, AGAIN, T5):
-        database.keep(search, search.trials)
+        database.write(search, search.trials)
     return database
 
 
@@ -183,11 +183,11 @@ def test_bad_input_is_one_line(filled, arguments, said):
 def test_a_beginning_that_several_keys_have_is_not_enough(filled):
     searches = {}
     for length in range(1, 40):  # two keys that begin alike
-        other = make_kept_search(id=f"n{length}", key=Key(model=str(length), workload="", hardware="", versions=""))
+        other = recorded_search(id=f"n{length}", key=Key(model=str(length), workload="", hardware="", versions=""))
         searches.setdefault(other.key.short[0], []).append(other)
     alike = next(found for found in searches.values() if len(found) > 1)[:2]
     for search in alike:
-        filled.keep(search, [])
+        filled.write(search, [])
     assert "could be" in line_of(run("show", alike[0].key.short[0], code=2))
 
 

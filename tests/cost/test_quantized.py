@@ -12,9 +12,9 @@ from autotune.cost.kinds import CONTRACTION, ELEMENTWISE
 from autotune.cost.memory import components
 from autotune.cost.profile import Profile
 from autotune.cost.profiler import profile
+from autotune.training.adapters import quantization_arguments
 from autotune.training.build import build_model
-from autotune.training.peft_arguments import quantization_arguments
-from autotune.training.quantized import quantized_layers
+from autotune.training.random_weights import quantized_layers
 from autotune.values.adapters import ADAPTERS, is_new_weight
 from autotune.values.config import Precision
 from autotune.values.model import Task

@@ -11,13 +11,15 @@ import torch
 from factories import make_config, make_request, make_workload
 
 from autotune.execution.checking import CheckError, CheckpointSaver, around_training, findings
-from autotune.execution.guard import is_out_of_memory
-from autotune.execution.randomness import is_random, randomness_off
+from autotune.execution.gradients import is_random, randomness_off
+from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trainer_setup import data_of
+from autotune.execution.trial import Trial
 from autotune.training.build import build_config
 from autotune.training.dataset import prepare
 from autotune.training.resolve import resolve
 from autotune.values.checks import LossTask, SoakTask
+from autotune.values.stopwatch import Stopwatch
 from autotune.values.trial import Memory, Purpose, TrialStatus
 
 MIB = 1 << 20
@@ -229,7 +231,8 @@ def test_a_loss_run_reads_the_same_samples_again_and_again_whatever_the_sampler(
         task = LossTask(steps=10, pass_steps=2, seed=1)
         request = make_request(config, workload=workload, task=task)
         model_config = build_config(workload.model, workload.task)
-        data, _ = data_of(request, tmp_path / "run" / "trials" / "0000", model_config, samples=40, longest_first=4)
+        trial = Trial(request, tmp_path / "run" / "trials" / "0000", Stopwatch("data_s"), None, None)
+        data, _ = data_of(trial, model_config, 40, longest_first=4)
         return [data[index]["input_ids"].tolist() for index in range(40)]
 
     usual = rows(make_config(2))

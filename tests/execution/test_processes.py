@@ -1,7 +1,8 @@
-"""Processes are ended by what they carry, whoever their parents are."""
+"""Processes are ended by what they carry, whoever their parents are, and leave nothing in shared memory."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.execution.processes import MARK_VARIABLE, end_marked, marked
+from autotune.execution.processes import MARK_VARIABLE, end_marked, marked, remove_orphans, shared_files
 
 # A process that leaves a daemon behind: its own session, its parent gone. It prints the daemon's id.
 DAEMON = (
@@ -80,3 +81,41 @@ if {how == "is ending"}:
     pid = int(done.stdout)
     while is_running(pid):  # the time limit of the test is the limit
         os.sched_yield()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """In place of /dev/shm, with a file of an earlier process."""
+    (tmp_path / "torch_1_old_0").write_bytes(b"x")
+    return tmp_path
+
+
+def test_new_files_that_nobody_uses_are_removed(folder):
+    before = shared_files(folder)
+    for name in ("torch_42_new_0", "nccl-AbCdEf", "deepspeed_allreduce_buffer_0"):
+        (folder / name).write_bytes(b"x" * 8192)
+    assert remove_orphans(before, folder) == ("deepspeed_allreduce_buffer_0", "nccl-AbCdEf", "torch_42_new_0")
+    assert shared_files(folder) == before
+
+
+def test_files_that_were_there_before_and_files_of_other_programs_stay(folder):
+    before = shared_files(folder)
+    (folder / "sem.mp-1").write_bytes(b"x")
+    (folder / "torch_folder").mkdir()
+    assert remove_orphans(before, folder) == ()
+    assert shared_files(folder) == before | {"sem.mp-1", "torch_folder"}
+
+
+def test_a_file_that_is_open_or_mapped_stays(folder):
+    before = shared_files(folder)
+    (folder / "torch_open").write_bytes(b"x" * 4096)
+    (folder / "torch_mapped").write_bytes(b"x" * 4096)
+    with (folder / "torch_mapped").open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096)
+    with (folder / "torch_open").open("rb"), mapped:
+        assert remove_orphans(before, folder) == ()
+    assert remove_orphans(before, folder) == ("torch_mapped", "torch_open")
+
+
+def test_a_machine_without_shared_memory_has_nothing_to_remove(tmp_path):
+    assert remove_orphans(shared_files(tmp_path / "none"), tmp_path / "none") == ()

@@ -10,7 +10,7 @@ from typing import Any
 import misbehaving_ranks
 import pytest
 
-from autotune.execution.shared_memory import names
+from autotune.execution.processes import shared_files
 from autotune.training.resolve import resolve
 from autotune.values.checks import LossTask, RoutingTask, SoakTask
 from autotune.values.config import Parallelism
@@ -117,7 +117,7 @@ def assert_nothing_is_left(directory: Path, is_running, shared_before: frozenset
     assert [pid for pid in left["pids"] if is_running(pid)] == []
     with socket.create_server(("127.0.0.1", left["port"])):
         pass  # nobody listens there
-    made = names() - shared_before  # other programs share memory, too
+    made = shared_files() - shared_before  # other programs share memory, too
     assert [name for name in made if name.startswith(("torch_", "nccl-", "deepspeed_"))] == []
 
 
@@ -134,7 +134,7 @@ def assert_nothing_is_left(directory: Path, is_running, shared_before: frozenset
 def test_the_first_rank_that_fails_ends_the_trial_with_its_cause(
     bench, misbehave, is_running, what, status, cause, workers
 ):
-    before = names()
+    before = shared_files()
     config = {"per_device_train_batch_size": 128, "dataloader_num_workers": workers}
     result = misbehave(what, config=config, limits={"memory_bytes": 640 * MIB})
     assert result.status == status
@@ -147,7 +147,7 @@ def test_the_first_rank_that_fails_ends_the_trial_with_its_cause(
 
 @pytest.mark.slow
 def test_a_rank_that_sleeps_is_named_at_the_time_limit(bench, misbehave, is_running):
-    before = names()
+    before = shared_files()
     result = misbehave("fall_asleep", limits={"timeout_s": 15})
     assert result.status is TrialStatus.TIMED_OUT
     assert result.outcome.cause.startswith("no result within 15 s; rank 0 stood in ")

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
 
-from autotune.execution.user_data import OwnData, View, keep_lengths, lengths_of, longest_of, view
+from autotune.execution.user_data import UserData, View, keep_lengths, lengths_of, longest_of, view
 from autotune.values.checks import LossTask
 from autotune.values.user_code import OwnCode
 
@@ -58,7 +58,7 @@ def data_of(directory, samples, *, micro_batch=2, **fields):
     workload = make_workload(own_code=CODE, global_batch_size=4)
     steps = workload.global_batch_size // micro_batch
     request = make_request(config=make_config(micro_batch), workload=workload, accumulation_steps=steps, **fields)
-    return OwnData(request, Plain(), directory, samples=samples)
+    return UserData(request, Plain(), directory, samples=samples)
 
 
 def test_the_longest_come_first_and_then_all_at_random(tmp_path):

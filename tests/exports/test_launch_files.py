@@ -1,28 +1,33 @@
-"""How a measured configuration is launched, and the files that launchers and libraries read."""
+"""How an answer is launched: commands, the files that launchers and libraries read, and a user's own script."""
 
 import json
 from typing import Any
 
 import pytest
 import yaml
-from factories import make_config, make_gpu, make_hardware, make_spec, make_workload
+from exporting import GPU, answer_of
+from factories import make_config, make_hardware, make_plan, make_result, make_spec, make_workload
 
 from autotune.errors import InputError
 from autotune.exports import launch_files
-from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, Measured
-from autotune.training.arguments import plan
+from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, unsaid, user_launch
+from autotune.training.arguments import laid_over, plan
+from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
+from autotune.values.trial import Purpose
+from autotune.values.user_code import OwnCode
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
+from autotune.verification.verdict import assemble
 
 
-def measured(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None = None, **spread: Any) -> Measured:
+def measured(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None = None, **spread: Any) -> TuningResult:
     config = make_config(2, parallelism=Parallelism(world_size=world_size, **spread), **(knobs or {}))
-    hardware = hardware or make_gpu(cores=8)
     workload = make_workload(
         model=make_spec(config={"hidden_size": 100}), fixed_arguments=(knobs or {}) and {"max_grad_norm": 0.5}
     )
-    arguments = plan(config, workload, hardware).tuned
-    return Measured(config, workload, arguments, is_cpu=hardware.is_cpu, cores=hardware.cores)
+    return answer_of(config, workload=workload, hardware=hardware or GPU)
 
 
 def document(name: str, *args: Any, **spread: Any) -> dict[str, Any]:
@@ -31,23 +36,23 @@ def document(name: str, *args: Any, **spread: Any) -> dict[str, Any]:
 
 
 def test_one_process_needs_no_launcher():
-    assert launch_files.commands(measured(1)) == ("python train.py",)
+    assert launch_files.launch_commands(measured(1)) == ("python train.py",)
 
 
 def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
-    first, second = launch_files.commands(measured(4))
+    first, second = launch_files.launch_commands(measured(4))
     assert first == "OMP_NUM_THREADS=2 torchrun --standalone --nproc_per_node 4 train.py"
     assert second == "OMP_NUM_THREADS=2 accelerate launch --config_file accelerate.yaml train.py"
 
 
 def test_accelerate_would_start_one_process_on_a_cpu():
-    assert len(launch_files.commands(measured(2, hardware=make_hardware()))) == 1
+    assert len(launch_files.launch_commands(measured(2, hardware=make_hardware()))) == 1
     with pytest.raises(InputError, match="torchrun starts them all"):
         document(ACCELERATE, 2, hardware=make_hardware())
 
 
 def test_offload_on_one_device_is_launched_all_the_same():
-    commands = launch_files.commands(measured(1, sharding="zero_2", offload="optimizer"))
+    commands = launch_files.launch_commands(measured(1, sharding="zero_2", offload="optimizer"))
     assert commands[0].endswith("torchrun --standalone --nproc_per_node 1 train.py")
 
 
@@ -174,3 +179,81 @@ def test_training_arguments_take_deepspeeds_file_beside_their_own(sharding, tmp_
     by_file = TrainingArguments(str(tmp_path), **{**own, "deepspeed": str(tmp_path / "deepspeed.json")})
     assert by_file.hf_deepspeed_config.mismatches == []
     assert by_file.hf_deepspeed_config.is_zero3() == (sharding == "zero_3")
+
+
+def user_answer(config, code=None, **workload):
+    """The answer of a search in which `config` was seen to be faster than the Trainer's defaults."""
+    base = make_config()
+    code = code or OwnCode(kind="script", shown="python train.py", command=("train.py", "--lr", "1"), directory="/")
+    made = make_workload(**workload)
+    own = laid_over(plan(base, made, make_hardware()), made)  # the script's arguments are those of the baseline
+    code = code.model_copy(update={"arguments": own})
+    trials = [
+        make_result(base, 10.0, purpose=Purpose.BASELINE),
+        make_result(config, 20.0, number=1),
+    ]
+    search = make_plan(workload=made.model_copy(update={"own_code": code}), baseline=base, hardware=make_hardware())
+    found = assemble(Finals(SearchState(search, trials)), 12.5)
+    assert found is not None
+    assert found.best.config == config
+    return with_methods(found)
+
+
+def test_flags_say_what_differs_from_the_scripts_own_arguments_and_nothing_else():
+    found = flags(user_answer(make_config(16, precision="bf16", optim="adafactor")))
+    assert dict(zip(found[::2], found[1::2], strict=True)) == {
+        "--per_device_train_batch_size": "16",
+        "--gradient_accumulation_steps": "1",
+        "--optim": "adafactor",
+        "--bf16": "True",
+    }
+
+
+def test_options_of_checkpointing_are_json_under_the_newer_name_alone():
+    found = flags(user_answer(make_config(checkpointing="every-2nd")))
+    assert found == (
+        "--activation_checkpointing",
+        "True",
+        "--activation_checkpointing_kwargs",
+        '{"use_reentrant": false, "every_n_layers": 2}',
+    )
+    assert flags(user_answer(make_config(checkpointing="full"))) == ("--activation_checkpointing", "True")
+
+
+def test_what_flags_can_not_say_is_said():
+    best = make_config(attn_implementation="eager", precision="pure_bf16", adapter={"rank": 4})
+    found = user_answer(best)
+    assert set(unsaid(found)) == {
+        "model.set_attn_implementation('eager')",
+        f"peft's {best.adapter.shown}",
+        "weights in bfloat16",
+    }
+
+
+def test_a_script_is_run_again_by_a_command_that_can_be_copied():
+    found = user_answer(make_config(16))
+    first, second = user_launch(found, "runs/my run/best-config.json")
+    assert first == "train with it: autotune script --apply 'runs/my run/best-config.json' -- python train.py --lr 1"
+    assert "--per_device_train_batch_size 16 --gradient_accumulation_steps 1" in second
+    assert found.launch_commands == ("autotune script --apply best-config.json -- python train.py --lr 1",)
+
+
+def test_a_trainer_is_trained_from_python():
+    code = OwnCode(kind="pickle", shown="trainer Trainer", directory="/")
+    (line,) = user_launch(user_answer(make_config(16), code), "best-config.json")
+    assert "result.training_arguments(output_dir)" in line
+
+
+@pytest.mark.parametrize("field", ["build_model", "training_data"])
+def test_a_model_and_data_of_the_users_code_are_not_made_up(field):
+    arguments = (1,) if field == "training_data" else ()
+    with pytest.raises(InputError, match=r"python train.py makes its own model and data"):
+        getattr(user_answer(make_config(16)), field)(*arguments)
+
+
+def test_a_loss_that_the_users_code_computes_is_left_alone():
+    from torch import nn
+
+    model = nn.Linear(2, 2)
+    assert user_answer(make_config(16)).prepare_model(model) is model
+    assert type(model) is nn.Linear

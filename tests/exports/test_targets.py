@@ -10,7 +10,7 @@ from exporting import CPU, answer_with, drafted
 from transformers import Trainer, TrainingArguments
 
 from autotune.errors import InputError
-from autotune.exports import loop_optimizers, targets
+from autotune.exports import accelerate_loop, targets
 from autotune.exports.winner import DEFAULTS
 from autotune.values.model import Task
 from autotune.values.optimizers import OPTIMIZERS
@@ -33,6 +33,7 @@ KNOBS = {
     "adapter": {"kind": "lora"},
     "dataloader_num_workers": 2,
     "dataloader_pin_memory": True,
+    "torch_empty_cache_steps": 4,
     "train_sampling_strategy": "group_by_length",
     "packing": True,
     "micro_batch": 8,
@@ -55,6 +56,13 @@ def test_an_argument_of_the_users_own_is_said_or_told(target):
     assert "label_smoothing_factor" in text(made)
     if target not in ("python", "trl", "llama-factory"):  # whose arguments are TrainingArguments
         assert made.lost == ("your own argument label_smoothing_factor=0.125",)
+
+
+@pytest.mark.parametrize("target", [*SCRIPTS, *FILES])
+def test_a_knob_that_is_one_argument_is_said_or_told(target):
+    made = drafted(target, torch_empty_cache_steps=4)
+    assert made.lost == (("torch_empty_cache_steps=4",) if target == "accelerate-loop" else ())
+    assert "torch_empty_cache_steps" in text(made)
 
 
 @pytest.mark.parametrize("target", [*SCRIPTS, *FILES])
@@ -122,7 +130,7 @@ def test_defaults_that_are_written_out_are_those_of_the_trainer(tmp_path):
     assert {name: getattr(TrainingArguments(str(tmp_path), use_cpu=True), name) for name in DEFAULTS} == DEFAULTS
 
 
-@pytest.mark.parametrize("name", loop_optimizers.NAMES)
+@pytest.mark.parametrize("name", accelerate_loop.NAMES)
 def test_a_loop_makes_the_optimizer_that_the_trainer_makes(name, tmp_path):
     package = OPTIMIZERS[name].package
     if package is not None:
@@ -130,7 +138,7 @@ def test_a_loop_makes_the_optimizer_that_the_trainer_makes(name, tmp_path):
     own = {"learning_rate": 1e-3, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-7}
     arguments = TrainingArguments(str(tmp_path), optim=name, use_cpu=True, **own)
     kind, told = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    made = loop_optimizers.made(name, lambda hyperparameter: getattr(arguments, hyperparameter))
+    made = accelerate_loop.made(name, lambda hyperparameter: getattr(arguments, hyperparameter))
     assert made.name == kind.__name__
     assert made.arguments == told
 

@@ -23,7 +23,7 @@ def test_a_completed_trial():
     assert entry.metrics["predicted_samples_per_second"] == 12.0
     assert entry.metrics["predicted_peak_memory_gib"] == 2.0
     assert entry.tags["status"] == "completed"
-    assert entry.tags["changes"] == "per_device_train_batch_size 16"
+    assert entry.tags["changes"] == "micro-batch 16"
 
 
 def test_a_trial_that_failed_says_why():

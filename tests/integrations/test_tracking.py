@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InputError, MachineError
-from autotune.integrations import tracking
+from autotune.integrations.trackers import check
 from autotune.integrations.tracking import Tracking
 from autotune.output.gather import command
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory
 from autotune.value import write_value
 from autotune.values.events import TrialEnded
@@ -157,22 +157,15 @@ def test_without_trackers_nothing_is_written(directory):
     assert list(directory.path.iterdir()) == []
 
 
-def test_names_are_read_as_they_are_typed(monkeypatch):
-    monkeypatch.setattr(tracking, "check", lambda names: None)
-    assert tracking.names("wandb, MLflow,wandb") == ("wandb", "mlflow")
-    assert tracking.names(["tensorboard"]) == ("tensorboard",)
-    assert tracking.names("") == ()
-
-
 def test_an_unknown_tracker_is_bad_input():
     with pytest.raises(InputError, match=r"--report-to tensorbord: expected tensorboard, wandb, mlflow.*did you mean"):
-        tracking.names("tensorbord")
+        check(("tensorbord",))
 
 
 def test_a_missing_library_is_said_before_the_search(monkeypatch):
     monkeypatch.setattr("autotune.integrations.trackers.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineError, match=r'wandb is not installed; pip install "autotune-train\[wandb\]"'):
-        tracking.names("wandb")
+        check(("wandb",))
 
 
 def test_a_folder_called_like_a_library_is_none(monkeypatch, tmp_path):
@@ -180,7 +173,7 @@ def test_a_folder_called_like_a_library_is_none(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     with pytest.raises(MachineError, match="is not installed"):
-        tracking.names("wandb")
+        check(("wandb",))
 
 
 def test_an_unknown_tracker_ends_the_command_with_2(tmp_path):
@@ -192,5 +185,5 @@ def test_an_unknown_tracker_ends_the_command_with_2(tmp_path):
 
 
 def test_the_command_of_a_search_names_its_trackers():
-    options = Options(model="gpt2", report_to=("wandb", "mlflow"))
+    options = SearchOptions(model="gpt2", report_to=("wandb", "mlflow"))
     assert command(options) == "autotune find --model gpt2 --report-to wandb,mlflow"

@@ -20,7 +20,7 @@ from autotune.output.run_report import Breakdown
 from autotune.units import GIB
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.explanation import Contribution, Explanation
-from autotune.values.result import Change
+from autotune.values.problem import Change
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval
 

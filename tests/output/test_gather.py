@@ -8,13 +8,13 @@ from factories import OUT_OF_MEMORY, make_config, make_result
 from finished_searches import BASE, BEST, make_search
 
 from autotune.errors import InputError, RunDirectoryError
-from autotune.output.gather import command, ends_s, gather
-from autotune.planning.options import Options
+from autotune.output.gather import command, gather
+from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.tuning_result import load
 from autotune.value import write_value
-from autotune.values.result import TrialSummary
 from autotune.values.trial import Purpose, TrialStatus
+from autotune.values.trial_row import TrialRow
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_search_in_which_nothing_fits(run):
         folder.mkdir(parents=True)
         write_value(make_result(make_config(2 - number), OUT_OF_MEMORY, number=number), folder / "result.json")
     report = gather(run)
-    assert report.nothing.startswith("nothing fits 8.00 GiB: the closest, per_device_train_batch_size 1, still")
+    assert report.nothing.startswith("nothing fits 8.00 GiB: the closest, micro-batch 1, still")
     assert {t.status for t in report.trials} == {TrialStatus.OUT_OF_MEMORY}
     assert report.explanation is None
 
@@ -88,7 +88,7 @@ def test_refused_configurations_come_with_their_reasons(run):
     path = run / "best-config.json"
     answer = load(path)
     config = make_config(2)
-    refused = TrialSummary(number=None, config=config, status=TrialStatus.REJECTED, cause="too slow")
+    refused = TrialRow(number=None, config=config, status=TrialStatus.REJECTED, cause="too slow")
     answer.model_copy(update={"trials": (*answer.trials, refused)}).save(path)
     last = gather(run).trials[-1]
     assert (last.label, last.purpose, last.config, last.cause) == ("", None, config, "too slow")
@@ -121,17 +121,6 @@ def test_a_search_that_was_not_traced_has_no_breakdown(run):
     assert report.no_breakdown == "the model was not traced in this search"
 
 
-def test_trials_ended_one_after_the_other_where_they_do_not_tell():
-    trials = [make_result(number=n, duration_s=s) for n, s in enumerate((3.0, 4.0, 5.0))]
-    assert ends_s(trials) == [3.0, 7.0, 12.0]
-
-
-def test_pauses_are_left_out_and_what_ran_at_once_counts_once():
-    began = [(100.0, 10.0), (102.0, 4.0), (110.0, 5.0), (9000.0, 2.0)]  # at once, after it, and the day after
-    trials = [make_result(number=n, duration_s=s).model_copy(update={"began": b}) for n, (b, s) in enumerate(began)]
-    assert ends_s(trials) == [10.0, 6.0, 15.0, 17.0]
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -149,7 +138,7 @@ def test_pauses_are_left_out_and_what_ran_at_once_counts_once():
     ],
 )
 def test_the_command_says_what_differs_from_the_defaults(fields, words):
-    assert command(Options(model="gpt2", **fields)) == f"autotune find --model gpt2{words}"
+    assert command(SearchOptions(model="gpt2", **fields)) == f"autotune find --model gpt2{words}"
 
 
 def test_every_option_is_one_of_the_command_line():
@@ -158,14 +147,16 @@ def test_every_option_is_one_of_the_command_line():
 
     from autotune.cli.main import app
 
-    known = {o for p in typer.main.get_command(app).commands["find"].params for o in (*p.opts, *p.secondary_opts)}
-    for name, field in Options.model_fields.items():
+    find = typer.main.get_command(app).commands["find"]
+    parameters = find.get_params(find.make_context("find", [], resilient_parsing=True))
+    known = {o for p in parameters for o in (*p.opts, *p.secondary_opts)}
+    for name, field in SearchOptions.model_fields.items():
         example = {bool: True, int: 3, float: 2.0, str: "exact"}
         values = [v for kind, v in example.items() if kind.__name__ in str(field.annotation)] or [field.default]
         if name in ("model", "record"):
             continue
         try:
-            options = Options(**{"model": "m", name: values[0] if values[0] != field.default else 5})
+            options = SearchOptions(**{"model": "m", name: values[0] if values[0] != field.default else 5})
         except ValueError:
             continue  # an enumeration whose words are others
         options_written = [w for w in command(options).split() if w.startswith("--") and w != "--model"]
@@ -176,6 +167,6 @@ def test_the_command_is_kept_with_the_plan(tmp_path):
     run = tmp_path / "run"
     plan, _ = make_search(run)
     assert gather(run).command is None
-    write_value(plan.model_copy(update={"options": Options(model="tiny", effort="quick")}), run / "search.json")
+    write_value(plan.model_copy(update={"options": SearchOptions(model="tiny", effort="quick")}), run / "search.json")
     assert read_plan(run).options.effort == "quick"
     assert gather(run).command == "autotune find --model tiny --effort quick"

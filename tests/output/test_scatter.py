@@ -77,7 +77,7 @@ def test_a_budget_far_off_is_beyond_a_break_of_the_axis(tmp_path):
     (budget,) = marks(chart, "budget")
     marked = [float(m.get("cx")) for kind in ("trial", "front") for m in marks(chart, kind)]
     assert max(marked) < float(budget.get("x1")) < 620
-    near = report.model_copy(update={"memory_budget_bytes": int(2.1 * GIB)})
+    near = report.model_copy(update={"memory_bytes": int(2.1 * GIB)})
     (line,) = marks(throughput_against_memory(near, 620.0), "budget")
     assert float(line.get("x1")) > max(marked)
 

@@ -104,13 +104,13 @@ def test_refusals_are_told_once_with_the_first_reasons(told):
     told.refused.update({make_config(size): f"too large by {size}" for size in (32, 64, 128, 256, 512)})
     told.started()
     assert told.details == [
-        "refused: per_device_train_batch_size 32: too large by 32",
-        "refused: per_device_train_batch_size 64: too large by 64",
-        "refused: per_device_train_batch_size 128: too large by 128",
+        "refused: micro-batch 32: too large by 32",
+        "refused: micro-batch 64: too large by 64",
+        "refused: micro-batch 128: too large by 128",
         "refused: 2 more (the report has them all)",
     ]
     told.started()
     assert len(told.details) == 4
     told.refused[make_config(2)] = "throughput did not grow"
     told.started()
-    assert told.details[4:] == ["refused: per_device_train_batch_size 2: throughput did not grow"]
+    assert told.details[4:] == ["refused: micro-batch 2: throughput did not grow"]

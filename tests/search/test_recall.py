@@ -21,8 +21,8 @@ from factories import (
     make_result,
     make_space_file,
 )
-from kept_searches import DAY, make_kept_search, make_kept_trial
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
+from recorded_searches import DAY, recorded_search, recorded_trial
 
 from autotune.execution.pool import OnePlace
 from autotune.search.recall import Recall
@@ -30,7 +30,7 @@ from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.history import History
 from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.writer import Keeper
+from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.events import Note
@@ -51,7 +51,7 @@ TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "no result")
 
 
 def kept(*trials, plan=PLAN, **fields):
-    return make_kept_search(*trials, plan=plan, **fields)
+    return recorded_search(*trials, plan=plan, **fields)
 
 
 def history_of(*measured: tuple[TrainConfig, object]) -> History:
@@ -69,7 +69,7 @@ def recall_of(*searches, plan=PLAN, now=()) -> Recall:
     return recall
 
 
-TYPICAL = kept(make_kept_trial(FAST, 20.0), make_kept_trial(SECOND, 15.0))
+TYPICAL = kept(recorded_trial(FAST, 20.0), recorded_trial(SECOND, 15.0))
 
 
 def test_an_empty_record_changes_nothing():
@@ -81,7 +81,7 @@ def test_an_empty_record_changes_nothing():
 
 
 def test_what_was_trained_over_other_numbers_of_devices_is_another_search():
-    earlier = kept(make_kept_trial(BASE, 10.0), make_kept_trial(FAST, 20.0))
+    earlier = kept(recorded_trial(BASE, 10.0), recorded_trial(FAST, 20.0))
     two = PLAN.model_copy(update={"baseline": make_config(8, parallelism=Parallelism(world_size=2))})
     assert not recall_of(earlier).is_empty
     assert recall_of(earlier, plan=two).is_empty
@@ -91,45 +91,45 @@ def test_what_was_trained_over_other_numbers_of_devices_is_another_search():
 
 class TestMemory:
     def test_what_ran_out_of_memory_within_this_budget_is_refused_without_a_trial(self):
-        recall = Recall(PLAN, [kept(make_kept_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
+        recall = Recall(PLAN, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
         assert recall.refusal(FAST) == f"ran out of memory within 8.00 GiB on {DAY} (record)"
 
     @pytest.mark.parametrize(("budget", "refused"), [(4, True), (8, True), (9, False)])
     def test_within_a_larger_budget_it_may_fit(self, budget, refused):
         plan = PLAN.model_copy(update={"memory_bytes": budget * GIB})
-        recall = Recall(plan, [kept(make_kept_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
+        recall = Recall(plan, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
         assert (recall.refusal(FAST) is not None) == refused
 
     def test_so_is_what_is_harder_on_memory_and_not_what_is_easier(self):
-        recall = Recall(PLAN, [kept(make_kept_trial(SECOND, OUT_OF_MEMORY))])
+        recall = Recall(PLAN, [kept(recorded_trial(SECOND, OUT_OF_MEMORY))])
         assert recall.refusal(FAST).startswith("a configuration no harder on memory ran out of memory within 8.00 GiB")
         assert recall.refusal(make_config(4, precision="bf16")) is None
         assert recall.refusal(make_config(16)) is None, "of another kind"
 
     def test_what_fitted_later_is_not_refused(self):
-        shortage = make_kept_trial(FAST, OUT_OF_MEMORY, ended="2026-11-01T00:00:00+00:00")
-        success = make_kept_trial(FAST, 20.0, ended="2026-11-02T00:00:00+00:00")
+        shortage = recorded_trial(FAST, OUT_OF_MEMORY, ended="2026-11-01T00:00:00+00:00")
+        success = recorded_trial(FAST, 20.0, ended="2026-11-02T00:00:00+00:00")
         assert Recall(PLAN, [kept(success), kept(shortage, id="b")]).refusal(FAST) is None
-        again = make_kept_trial(FAST, OUT_OF_MEMORY, ended="2026-11-03T00:00:00+00:00")
+        again = recorded_trial(FAST, OUT_OF_MEMORY, ended="2026-11-03T00:00:00+00:00")
         assert Recall(PLAN, [kept(again), kept(success, id="b")]).refusal(FAST) is not None
 
     @pytest.mark.parametrize(("peak", "refused"), [(7.9, False), (8.05, False), (8.2, True)])
     def test_a_peak_beyond_the_budget_is_refused_where_it_is_beyond_the_noise(self, peak, refused):
         measured = make_measurement(20.0, memory=Memory(resident_bytes=int(peak * GIB)))
-        recall = Recall(PLAN, [kept(make_kept_trial(FAST, measured))])
+        recall = Recall(PLAN, [kept(recorded_trial(FAST, measured))])
         expected = f"took {peak:.2f} GiB on {DAY} (record)" if refused else None
         assert recall.refusal(FAST) == expected
 
     def test_of_a_gpu_what_the_allocator_kept_unused_does_not_count(self):
         plan = make_plan(hardware=make_gpu(), space=make_space_file(PARAMETERS))
         memory = Memory(allocated_bytes=7 * GIB, reserved_bytes=9 * GIB, device_bytes=int(9.5 * GIB))
-        tight = kept(make_kept_trial(FAST, make_measurement(20.0, memory=memory)), plan=plan)
+        tight = kept(recorded_trial(FAST, make_measurement(20.0, memory=memory)), plan=plan)
         assert Recall(plan, [tight]).refusal(FAST) is None
         less = plan.model_copy(update={"memory_bytes": 7 * GIB})
         assert Recall(less, [tight]).refusal(FAST) == f"took 7.50 GiB on {DAY} (record)"
 
     def test_it_is_refused_even_where_the_rates_have_changed(self):
-        search = kept(*map(make_kept_trial, (FAST, make_config(16)), (20.0, OUT_OF_MEMORY)))
+        search = kept(*map(recorded_trial, (FAST, make_config(16)), (20.0, OUT_OF_MEMORY)))
         recall = recall_of(search, now=[(BASE, 10.0), (FAST, 5.0)])
         assert recall.refusal(make_config(16)) is not None
 
@@ -143,7 +143,7 @@ class TestTheOldWinner:
     def test_it_is_the_answer_where_single_trials_can_not_tell(self):
         """Answers were measured again, in turn with the baseline."""
         search = kept(
-            make_kept_trial(FAST, 20.0), make_kept_trial(SECOND, 19.5),
+            recorded_trial(FAST, 20.0), recorded_trial(SECOND, 19.5),
             verdict="faster", best_config_id=SECOND.config_id,
         )  # fmt: skip
         assert recall_of(search, now=[(BASE, 10.0)]).candidate == SECOND
@@ -151,12 +151,12 @@ class TestTheOldWinner:
         assert recall_of(unsure, now=[(BASE, 10.0)]).candidate == FAST
 
     def test_something_clearly_faster_than_the_answer_comes_first(self):
-        search = kept(make_kept_trial(SECOND, 15.0), verdict="faster", best_config_id=SECOND.config_id)
-        later = kept(make_kept_trial(FAST, 20.0), id="b")
+        search = kept(recorded_trial(SECOND, 15.0), verdict="faster", best_config_id=SECOND.config_id)
+        later = kept(recorded_trial(FAST, 20.0), id="b")
         assert recall_of(later, search, now=[(BASE, 10.0)]).candidate == FAST
 
     def test_where_the_baseline_won_it_is_what_came_next(self):
-        search = kept(make_kept_trial(SECOND, 9.0), verdict="no clear winner", best_config_id=BASE.config_id)
+        search = kept(recorded_trial(SECOND, 9.0), verdict="no clear winner", best_config_id=BASE.config_id)
         recall = recall_of(search, now=[(BASE, 10.0)])
         assert recall.candidate == SECOND
         assert f"next is what came next to the baseline of {DAY}" in recall.statements[-1]
@@ -174,13 +174,13 @@ class TestTheOldWinner:
     def test_what_this_search_may_not_try_is_not_asked_for(self, change):
         fits = make_measurement(12.0, memory=Memory(resident_bytes=GIB // 2))
         checkpointed = make_config(16, checkpointing="full")
-        search = kept(make_kept_trial(FAST, 20.0), make_kept_trial(checkpointed, fits))
+        search = kept(recorded_trial(FAST, 20.0), recorded_trial(checkpointed, fits))
         plan = PLAN.model_copy(update=change)
         assert recall_of(search, plan=plan, now=[(BASE, 10.0)]).candidate == checkpointed
 
     def test_rates_of_several_searches_are_compared_by_their_baselines(self):
-        slow_day = kept(make_kept_trial(BASE, 5.0, purpose=Purpose.BASELINE), make_kept_trial(FAST, 10.0))
-        fast_day = kept(make_kept_trial(SECOND, 15.0), id="b")
+        slow_day = kept(recorded_trial(BASE, 5.0, purpose=Purpose.BASELINE), recorded_trial(FAST, 10.0))
+        fast_day = kept(recorded_trial(SECOND, 15.0), id="b")
         assert recall_of(fast_day, slow_day, now=[(BASE, 10.0)]).candidate == FAST
 
     def test_a_compiled_one_counts_for_what_the_run_makes_of_it(self):
@@ -188,11 +188,11 @@ class TestTheOldWinner:
         space = make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]})
         plan = make_plan(space=space, objective=Objective(run_samples=100.0))
         slow_start = make_measurement(30.0, first_step_s=60.0)
-        search = kept(make_kept_trial(compiled, slow_start), make_kept_trial(SECOND, 15.0), plan=plan)
+        search = kept(recorded_trial(compiled, slow_start), recorded_trial(SECOND, 15.0), plan=plan)
         assert recall_of(search, plan=plan, now=[(BASE, 10.0)]).candidate == SECOND
 
     def test_if_nothing_else_completed_there_is_none(self):
-        recall = recall_of(kept(make_kept_trial(FAST, CRASHED)), now=[(BASE, 10.0)])
+        recall = recall_of(kept(recorded_trial(FAST, CRASHED)), now=[(BASE, 10.0)])
         assert recall.candidate is None
         assert "it guides the predictions" in recall.statements[-1]
 
@@ -214,7 +214,7 @@ class TestConfirmation:
     @pytest.mark.parametrize(("hardware", "agrees"), [("cpu", True), ("gpu", False)])
     def test_a_cpu_is_noisier_than_a_gpu(self, hardware, agrees):
         plan = make_plan(space=make_space_file(PARAMETERS), **({"hardware": make_gpu()} if hardware == "gpu" else {}))
-        search = kept(make_kept_trial(FAST, 20.0), plan=plan)
+        search = kept(recorded_trial(FAST, 20.0), plan=plan)
         recall = recall_of(search, plan=plan, now=[(plan.baseline, 10.0), (FAST, 18.0)])
         assert (recall.counted > 0 or recall.refusal(FAST) is not None) == agrees
 
@@ -229,7 +229,7 @@ class TestConfirmation:
 
     def test_without_a_baseline_in_common_rates_are_compared_as_they_are(self):
         other = make_config(2)
-        search = kept(make_kept_trial(other, 3.0, purpose=Purpose.BASELINE), make_kept_trial(FAST, 20.0))
+        search = kept(recorded_trial(other, 3.0, purpose=Purpose.BASELINE), recorded_trial(FAST, 20.0))
         assert recall_of(search, now=[(BASE, 10.0), (FAST, 20.5)]).refusal(other) is not None
         assert recall_of(search, now=[(BASE, OUT_OF_MEMORY), (FAST, 20.5)]).refusal(other) is not None
         assert recall_of(search, now=[(BASE, 10.0), (FAST, 10.0)]).refusal(other) is None
@@ -237,8 +237,8 @@ class TestConfirmation:
     def test_what_failed_counts_as_tried_but_not_what_time_cut_short(self):
         crashed, slow, short = make_config(1), make_config(2), make_config(4)
         search = kept(
-            make_kept_trial(FAST, 20.0), make_kept_trial(crashed, CRASHED),
-            make_kept_trial(slow, TIMED_OUT, duration_s=40.0), make_kept_trial(short, TIMED_OUT, duration_s=12.0),
+            recorded_trial(FAST, 20.0), recorded_trial(crashed, CRASHED),
+            recorded_trial(slow, TIMED_OUT, duration_s=40.0), recorded_trial(short, TIMED_OUT, duration_s=12.0),
         )  # fmt: skip
         recall = recall_of(search, now=[(BASE, 10.0), (FAST, 20.0)])
         assert recall.refusal(crashed) == f"crashed on {DAY} (record)"
@@ -248,7 +248,7 @@ class TestConfirmation:
     def test_with_all_that_counts_the_trials_of_a_search_can_be_used_up(self):
         plan = PLAN.model_copy(update={"budget": make_budget(max_trials=3)})
         recall = recall_of(
-            kept(make_kept_trial(FAST, 20.0), make_kept_trial(SECOND, 15.0), make_kept_trial(make_config(4), 8.0)),
+            kept(recorded_trial(FAST, 20.0), recorded_trial(SECOND, 15.0), recorded_trial(make_config(4), 8.0)),
             plan=plan, now=[(BASE, 10.0), (FAST, 20.0)],
         )  # fmt: skip
         assert recall.counted == 2
@@ -271,8 +271,8 @@ class TestTime:
 
     def refusal(self, duration_s: float, *, then=10.0, now=10.0) -> str | None:
         search = kept(
-            make_kept_trial(BASE, then, purpose=Purpose.BASELINE),
-            make_kept_trial(self.SLOW, TIMED_OUT, duration_s=duration_s),
+            recorded_trial(BASE, then, purpose=Purpose.BASELINE),
+            recorded_trial(self.SLOW, TIMED_OUT, duration_s=duration_s),
         )
         return recall_of(search, plan=self.PLAN, now=[(BASE, now)]).refusal(self.SLOW)
 
@@ -295,19 +295,19 @@ class TestTime:
         assert self.refusal(61.0, now=CRASHED) is None
 
     def test_nothing_is_refused_before_the_baseline_has_run(self):
-        search = kept(make_kept_trial(self.SLOW, TIMED_OUT, duration_s=300.0))
+        search = kept(recorded_trial(self.SLOW, TIMED_OUT, duration_s=300.0))
         assert Recall(self.PLAN, [search]).refusal(self.SLOW) is None
 
     def test_how_many_are_left_out_is_said(self):
-        search = kept(make_kept_trial(self.SLOW, TIMED_OUT, duration_s=61.0))
+        search = kept(recorded_trial(self.SLOW, TIMED_OUT, duration_s=61.0))
         recall = recall_of(search, plan=self.PLAN, now=[(BASE, 10.0)])
         assert recall.statements[-1].endswith("; 1 that did not end in time left out")
 
     def test_of_a_baseline_that_did_not_end_it_is_said_before_it_runs_with_what_helps(self):
-        short = kept(make_kept_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=30.0))
+        short = kept(recorded_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=30.0))
         said = f"the baseline did not end within 30 s on {DAY} (record); it is tried for 60 s now"
         assert Recall(self.PLAN, [short]).foreword == said
-        whole = kept(make_kept_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=61.0))
+        whole = kept(recorded_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=61.0))
         assert Recall(self.PLAN, [whole]).foreword.endswith("or a smaller --global-batch may help")
         assert Recall(self.PLAN, [TYPICAL]).foreword is None
 
@@ -330,23 +330,23 @@ class TestLessons:
         assert self.rates(recall_of(TYPICAL, now=now), *now)[SECOND] == pytest.approx(15.0 * 1.1**0.5)
 
     def test_a_shortage_keeps_the_budget_it_met(self):
-        recall = Recall(PLAN, [kept(make_kept_trial(FAST, OUT_OF_MEMORY, memory_bytes=3 * GIB))])
+        recall = Recall(PLAN, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=3 * GIB))])
         lesson = next(r for r in recall.lessons(History()) if r.status is TrialStatus.OUT_OF_MEMORY)
         assert lesson.request.limits.memory_bytes == 3 * GIB
 
     def test_the_latest_search_is_believed_and_of_repeats_the_middle_one(self):
-        early = kept(make_kept_trial(FAST, 18.0))
-        late = kept(*(make_kept_trial(FAST, rate) for rate in (26.0, 20.0, 5.0)), id="b")
+        early = kept(recorded_trial(FAST, 18.0))
+        late = kept(*(recorded_trial(FAST, rate) for rate in (26.0, 20.0, 5.0)), id="b")
         assert self.rates(Recall(PLAN, [late, early]))[FAST] == 20.0
 
     def test_finals_are_not_trials_of_a_search(self):
-        search = kept(make_kept_trial(FAST, 20.0), make_kept_trial(FAST, 99.0, purpose=Purpose.FINAL))
+        search = kept(recorded_trial(FAST, 20.0), recorded_trial(FAST, 99.0, purpose=Purpose.FINAL))
         assert self.rates(Recall(PLAN, [search]))[FAST] == 20.0
 
     def test_what_another_version_wrote_is_passed_over(self):
-        unknown = make_kept_trial(FAST, 20.0).model_copy(update={"config": {"warp_drive": True}})
-        odd = make_kept_trial(make_config(3), 20.0)  # does not divide the global batch
-        recall = Recall(PLAN, [kept(unknown, odd, make_kept_trial(SECOND, 15.0))])
+        unknown = recorded_trial(FAST, 20.0).model_copy(update={"config": {"warp_drive": True}})
+        odd = recorded_trial(make_config(3), 20.0)  # does not divide the global batch
+        recall = Recall(PLAN, [kept(unknown, odd, recorded_trial(SECOND, 15.0))])
         assert set(self.rates(recall)) == {BASE, SECOND}
 
 
@@ -382,12 +382,12 @@ class Searches:
         """Keep an earlier search that tried these, at what the machine gives now."""
         limits = make_limits(memory_bytes=memory_bytes)
         found = [
-            make_kept_trial(config, self.outcome(make_request(config, limits=limits)), memory_bytes=memory_bytes,
+            recorded_trial(config, self.outcome(make_request(config, limits=limits)), memory_bytes=memory_bytes,
                             purpose=Purpose.BASELINE if config == BASE else Purpose.SEARCH)
             for config in (BASE, *configs)
         ]  # fmt: skip
         search = kept(*found, verdict="faster", best_config_id=winner.config_id)
-        self.database.keep(search, search.trials)
+        self.database.write(search, search.trials)
 
     def run(self, name: str, *, stop_after: int | None = None, **fields):
         """Run the search in this folder, or go on with it; return its answer and the configurations it explored."""
@@ -408,11 +408,11 @@ class Searches:
             if isinstance(event, Note):
                 self.notes.append(event.text)
 
-        with Keeper(self.database, plan, directory, listen) as keeper:
-            recall = Recall(plan, keeper.earlier())
+        with RecordWriter(self.database, plan, directory, listen) as writer:
+            recall = Recall(plan, writer.earlier())
             model = self.model if self.guided else None
-            tuner = Tuner(plan, directory, OnePlace(runner), keeper, model=model, recall=recall)
-            return keeper.end(tuner.run()), runner.searched
+            tuner = Tuner(plan, directory, OnePlace(runner), writer, model=model, recall=recall)
+            return writer.end(tuner.run()), runner.searched
 
 
 @pytest.fixture

@@ -739,7 +739,7 @@ def test_a_winner_that_fails_a_check_is_refused_with_its_reason_and_the_next_is_
     assert result.soaked is not None
     reason = {"unfit": "soak, trial", "diverging": "its losses leave the baseline's"}[fault]
     assert len(result.proof_notes) == 1
-    assert result.proof_notes[0].startswith("refused as the winner: per_device_train_batch_size 16, precision bf16")
+    assert result.proof_notes[0].startswith("refused as the winner: micro-batch 16, precision bf16")
     assert reason in result.proof_notes[0]
     assert BEST not in [c.config for c in (*result.runners_up, *result.best_by_allowance.values())]
     line = next(t for t in result.trials if t.config == BEST and t.purpose in (Purpose.SOAK, Purpose.LOSS_CHECK)

@@ -1,7 +1,7 @@
 """What a configuration changes, and how deep."""
 
 import pytest
-from factories import make_config, make_facts, make_gpu, make_hardware
+from factories import make_config, make_facts, make_gpu, make_hardware, make_problem
 
 from autotune.space.changes import allowance_of, changes
 from autotune.values.config import Allowance, Parallelism, TrainConfig
@@ -10,6 +10,11 @@ BASE = make_config()
 GPU, OLD_GPU, CPU = make_gpu(), make_gpu(capability=(7, 5)), make_hardware()
 COUPLED, RANDOM = make_facts(batch_coupled="batch norm"), make_facts(has_dropout=True)
 
+
+def problem(baseline=BASE, facts=None, hardware=GPU):
+    return make_problem(baseline=baseline, facts=facts or make_facts(), hardware=hardware)
+
+
 CLASSES = [
     ({"micro_batch": 16}, make_facts(), "exact"),
     ({"micro_batch": 16}, COUPLED, "numerics"),
@@ -17,6 +22,7 @@ CLASSES = [
     ({"attn_implementation": "eager"}, make_facts(), "exact"),
     ({"dataloader_num_workers": 2}, make_facts(), "exact"),
     ({"dataloader_pin_memory": True}, make_facts(), "exact"),
+    ({"torch_empty_cache_steps": 1}, RANDOM, "exact"),
     ({"dataloader_prefetch_factor": 4}, make_facts(), "exact"),
     ({"packing": True}, make_facts(), "exact"),
     ({"packing": True}, RANDOM, "numerics"),
@@ -52,12 +58,12 @@ CLASSES = [
 
 @pytest.mark.parametrize(("knobs", "facts", "allowance"), CLASSES)
 def test_the_class_of_a_single_change(knobs, facts, allowance):
-    assert allowance_of(make_config(**knobs), BASE, facts, GPU) is Allowance(allowance)
+    assert allowance_of(make_config(**knobs), problem(BASE, facts)) is Allowance(allowance)
 
 
 @pytest.mark.parametrize(("knobs", "facts", "allowance"), CLASSES)
 def test_undoing_a_change_is_as_deep_as_making_it(knobs, facts, allowance):
-    assert allowance_of(BASE, make_config(**knobs), facts, GPU) is Allowance(allowance)
+    assert allowance_of(BASE, problem(make_config(**knobs), facts)) is Allowance(allowance)
 
 
 ONE_ANOTHERS_TF32 = [  # of two configurations, whether a compiler or the user switches TF32 on in one of them alone
@@ -74,12 +80,13 @@ ONE_ANOTHERS_TF32 = [  # of two configurations, whether a compiler or the user s
 
 @pytest.mark.parametrize(("hardware", "before", "after", "allowance"), ONE_ANOTHERS_TF32)
 def test_compiling_changes_the_numerics_where_it_switches_tf32_on(hardware, before, after, allowance):
-    found = allowance_of(make_config(**after), make_config(**before), make_facts(), hardware)
+    found = allowance_of(make_config(**after), problem(make_config(**before), make_facts(), hardware))
     assert found is Allowance(allowance)
 
 
 def test_every_knob_has_a_case():
-    changed = {change.knob for knobs, facts, _ in CLASSES for change in changes(make_config(**knobs), BASE, facts, GPU)}
+    found = (changes(make_config(**knobs), problem(BASE, facts)) for knobs, facts, _ in CLASSES)
+    changed = {change.knob for one in found for change in one}
     of_devices = {f"parallelism.{field}" for field in Parallelism.model_fields}
     assert changed == set(TrainConfig.model_fields) - {"parallelism"} | of_devices
 
@@ -100,21 +107,21 @@ def test_each_library_of_sharding_rounds_16_bits_its_own_way(before, after, in_1
         return make_config(precision=precision, parallelism=Parallelism(world_size=2, sharding=sharding))
 
     expected = "exact" if precision == "fp32" else in_16_bits
-    assert allowance_of(spread(after), spread(before), RANDOM, GPU) is Allowance(expected)
+    assert allowance_of(spread(after), problem(spread(before), RANDOM)) is Allowance(expected)
 
 
 def test_nothing_changed_is_exact_and_empty():
-    assert changes(BASE, BASE, make_facts(), GPU) == ()
-    assert allowance_of(BASE, BASE, make_facts(), GPU) is Allowance.EXACT
+    assert changes(BASE, problem()) == ()
+    assert allowance_of(BASE, problem()) is Allowance.EXACT
 
 
 def test_the_deepest_change_decides():
     config = make_config(16, precision="bf16", optim="adafactor")
-    assert allowance_of(config, BASE, make_facts(), GPU) is Allowance.OPTIMIZER
+    assert allowance_of(config, problem()) is Allowance.OPTIMIZER
 
 
 def test_changes_are_told_in_the_order_of_the_fields_with_before_and_after():
-    found = changes(make_config(16, optim="adafactor", torch_compile_backend="inductor"), BASE, make_facts(), GPU)
+    found = changes(make_config(16, optim="adafactor", torch_compile_backend="inductor"), problem())
     assert [(c.knob, c.before, c.after) for c in found] == [
         ("per_device_train_batch_size", "8", "16"),
         ("optim", "adamw_torch_fused", "adafactor"),
@@ -123,5 +130,5 @@ def test_changes_are_told_in_the_order_of_the_fields_with_before_and_after():
 
 
 def test_an_adapter_is_told_by_rank_and_targets():
-    (change,) = changes(make_config(adapter={"rank": 4}), BASE, make_facts(), GPU)
+    (change,) = changes(make_config(adapter={"rank": 4}), problem())
     assert (change.before, change.after) == ("none", "lora rank 4 on all-linear")

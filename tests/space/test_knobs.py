@@ -1,10 +1,12 @@
 """Every field of a configuration is an option, derived from it."""
 
 import pytest
+from factories import make_config, make_problem
 from pydantic import ValidationError
 
 from autotune.errors import InputError
-from autotune.space.knobs import knobs, point_of, refused, shown
+from autotune.space.changes import changes
+from autotune.space.knobs import knobs, point_of, refused, shown, shown_changes
 from autotune.values.adapters import ADAPTERS, LoraAdapter
 from autotune.values.config import Parallelism, TrainConfig
 
@@ -88,3 +90,9 @@ def test_an_option_is_shown_as_it_is_written():
     assert (shown("tf32", True), shown("tf32", False)) == ("--tf32", "--no-tf32")
     assert shown("compile", None) == "--compile none"
     assert shown("adapter-dropout", 0.0) == "--adapter-dropout 0.0"
+
+
+def test_changes_are_told_by_the_short_names_of_the_knobs():
+    changed = changes(make_config(16, precision="bf16", parallelism=Parallelism(world_size=2)), make_problem())
+    assert shown_changes(changed) == "micro-batch 16, precision bf16, devices 2"
+    assert shown_changes(()) == "the baseline"

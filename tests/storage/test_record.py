@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from at_once import run_at_once
 from factories import OUT_OF_MEMORY, make_config
-from kept_searches import make_kept_search, make_kept_trial
+from recorded_searches import recorded_search, recorded_trial
 
 from autotune.errors import InputError, RecordError
 from autotune.storage import database as databases
@@ -36,11 +36,11 @@ def _hasty(monkeypatch):
 
 def keep(database: Record, *searches) -> None:
     for search in searches:
-        database.keep(search, search.trials)
+        database.write(search, search.trials)
 
 
 def test_what_was_kept_is_read_again(database):
-    search = make_kept_search(make_kept_trial(make_config(16), 12.5), make_kept_trial(make_config(4), OUT_OF_MEMORY))
+    search = recorded_search(recorded_trial(make_config(16), 12.5), recorded_trial(make_config(4), OUT_OF_MEMORY))
     keep(database, search)
     assert database.searches() == [search]
 
@@ -51,46 +51,46 @@ def test_reading_makes_nothing(database, tmp_path):
 
 
 def test_a_trial_that_is_kept_again_stays_as_it_is(database):
-    search = make_kept_search(make_kept_trial())
+    search = recorded_search(recorded_trial())
     keep(database, search, search)
-    database.keep(search, [search.trials[1].model_copy(update={"duration_s": 99.0})])
+    database.write(search, [search.trials[1].model_copy(update={"duration_s": 99.0})])
     assert database.searches() == [search]
 
 
 def test_how_many_were_not_there_is_told(database):
-    search = make_kept_search(make_kept_trial(), make_kept_trial())
-    assert database.keep(search, search.trials[:1]) == 1
-    assert database.keep(search, search.trials) == 2
+    search = recorded_search(recorded_trial(), recorded_trial())
+    assert database.write(search, search.trials[:1]) == 1
+    assert database.write(search, search.trials) == 2
 
 
 def test_who_writes_the_same_trial_at_the_same_moment_writes_it_once(database, monkeypatch):
     """Both have looked before either wrote: what one then finds written isn't written again, and is no error."""
-    search = make_kept_search(make_kept_trial())
+    search = recorded_search(recorded_trial())
     keep(database, search)
     monkeypatch.setattr(module, "trial_row", lambda search_id, trial: {**trial_row(search_id, trial), "number": 1})
     late = search.trials[1].model_copy(update={"number": 7, "duration_s": 99.0})
-    database.keep(search, [late])
+    database.write(search, [late])
     assert database.searches() == [search]
 
 
 def test_trials_come_one_by_one_and_the_answer_last(database):
-    search = make_kept_search(make_kept_trial())
+    search = recorded_search(recorded_trial())
     for trial in search.trials:
-        database.keep(search, [trial])
+        database.write(search, [trial])
     answered = search.model_copy(update={"verdict": "faster", "best_config_id": "x", "speedup": 1.5})
-    database.keep(answered, [])
+    database.write(answered, [])
     assert database.searches() == [answered]
 
 
 def test_the_latest_search_comes_first(database):
-    searches = [make_kept_search(id=str(day), started=f"2026-11-0{day}T00:00:00+00:00") for day in (2, 3, 1)]
+    searches = [recorded_search(id=str(day), started=f"2026-11-0{day}T00:00:00+00:00") for day in (2, 3, 1)]
     keep(database, *searches)
     assert [search.id for search in database.searches()] == ["3", "2", "1"]
     assert [search.id for search in database.searches(latest=1)] == ["3"]
 
 
 def test_searches_are_found_by_their_key(database):
-    mine, other = make_kept_search(), make_kept_search(id="b", key=OTHER)
+    mine, other = recorded_search(), recorded_search(id="b", key=OTHER)
     keep(database, mine, other)
     assert database.searches(key=mine.key) == [mine]
     assert database.searches(key=OTHER) == [other]
@@ -98,7 +98,7 @@ def test_searches_are_found_by_their_key(database):
 
 def test_more_searches_than_a_statement_takes_names(database, monkeypatch):
     monkeypatch.setattr(module, "_AT_ONCE", 2)
-    searches = [make_kept_search(id=str(number)) for number in range(5)]
+    searches = [recorded_search(id=str(number)) for number in range(5)]
     keep(database, *searches)
     assert database.searches() == searches
     database.forget(searches[1:])
@@ -106,13 +106,13 @@ def test_more_searches_than_a_statement_takes_names(database, monkeypatch):
 
 
 def test_in_brief_configurations_and_outcomes_are_left_out(database):
-    keep(database, make_kept_search())
+    keep(database, recorded_search())
     (search,) = database.searches(brief=True)
     assert [(t.config, t.outcome, t.samples_per_second) for t in search.trials] == [({}, {}, 10.0)]
 
 
 def test_what_is_forgotten_is_gone_and_the_rest_is_not(database):
-    mine, other = make_kept_search(), make_kept_search(id="b", key=OTHER)
+    mine, other = recorded_search(), recorded_search(id="b", key=OTHER)
     keep(database, mine, other)
     database.forget([mine])
     assert database.searches() == [other]
@@ -121,15 +121,15 @@ def test_what_is_forgotten_is_gone_and_the_rest_is_not(database):
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[3])
-from kept_searches import make_kept_search, make_kept_trial
+from recorded_searches import recorded_search, recorded_trial
 from autotune.storage.record import Record
 
-search = make_kept_search(*(make_kept_trial() for _ in range(30)), id=sys.argv[2])
+search = recorded_search(*(recorded_trial() for _ in range(30)), id=sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
 database = Record(f"sqlite:///{sys.argv[1]}")
 for trial in search.trials:
-    database.keep(search, [trial])
+    database.write(search, [trial])
 """
 
 
@@ -140,18 +140,18 @@ def test_two_processes_write_at_once_into_a_record_that_neither_has_made(path, d
 
 @pytest.mark.usefixtures("_hasty")
 def test_a_locked_record_is_one_line_after_a_moment(path):
-    keep(Record(f"sqlite:///{path}"), make_kept_search())
+    keep(Record(f"sqlite:///{path}"), recorded_search())
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     late = Record(f"sqlite:///{path}")
     with pytest.raises(RecordError, match=r"record\.db: in use by another process") as caught:
-        keep(late, make_kept_search(id="b"))
+        keep(late, recorded_search(id="b"))
     assert "\n" not in str(caught.value)
     assert caught.value.is_temporary
     assert len(late.searches()) == 1, "who only reads doesn't wait for a writer"
     holder.execute("ROLLBACK")
     holder.close()
-    keep(late, make_kept_search(id="b"))
+    keep(late, recorded_search(id="b"))
     assert len(late.searches()) == 2
 
 
@@ -166,7 +166,7 @@ def test_a_damaged_record_is_one_line_and_left_as_it_is(path, content):
     assert path.read_bytes() == content * 20
 
 
-SEARCH = make_kept_search()
+SEARCH = recorded_search()
 
 
 def test_a_record_of_a_newer_autotune_is_refused(path, database):
@@ -189,7 +189,7 @@ def test_a_file_of_somebody_else_is_added_to_and_not_touched(path, database):
 
 
 def test_a_row_that_can_not_be_read_is_passed_over(path, database, caplog):
-    keep(database, make_kept_search(make_kept_trial()))
+    keep(database, recorded_search(recorded_trial()))
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE autotune_trials SET purpose = 'of another time' WHERE number = 1")
     connection.close()

@@ -15,7 +15,7 @@ from factories import (
     make_workload,
 )
 
-from autotune.storage.recorded import KeptTrial, key_of, versions_of
+from autotune.storage.recorded import RecordedTrial, key_of, versions_of
 from autotune.values.config import LengthProfile
 from autotune.values.model import Task
 from autotune.values.trial import Memory, TrialStatus
@@ -100,7 +100,7 @@ def test_other_versions_of_what_trains_make_another_key():
 
 def test_a_completed_trial_is_kept_with_its_whole_measurement():
     measured = make_measurement(12.0, memory=Memory(resident_bytes=5), loss=math.nan)
-    kept = KeptTrial.of(make_result(outcome=measured), "2026-11-20T12:00:00+00:00")
+    kept = RecordedTrial.of(make_result(outcome=measured), "2026-11-20T12:00:00+00:00")
     assert (kept.status, kept.samples_per_second, kept.peak_bytes) == (TrialStatus.COMPLETED, 12.0, 5)
     assert kept.outcome["step_times_s"] == list(measured.step_times_s)
     assert kept.day == "2026-11-20"
@@ -108,7 +108,7 @@ def test_a_completed_trial_is_kept_with_its_whole_measurement():
 
 def test_of_a_failure_the_log_is_not_kept():
     failure = make_failure(TrialStatus.OUT_OF_MEMORY, log_tail="many lines", memory=Memory(resident_bytes=7))
-    kept = KeptTrial.of(make_result(outcome=failure), "2026-11-20T12:00:00+00:00")
+    kept = RecordedTrial.of(make_result(outcome=failure), "2026-11-20T12:00:00+00:00")
     assert (kept.status, kept.samples_per_second, kept.peak_bytes) == (TrialStatus.OUT_OF_MEMORY, None, 7)
     assert kept.outcome["log_tail"] == ""
-    assert KeptTrial.of(make_result(outcome=OUT_OF_MEMORY), "2026").peak_bytes is None
+    assert RecordedTrial.of(make_result(outcome=OUT_OF_MEMORY), "2026").peak_bytes is None

@@ -8,8 +8,8 @@ from factories import OUT_OF_MEMORY, make_budget, make_plan, make_result, make_s
 from autotune.errors import RunDirectoryError
 from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.sync import Answer, catch_up, identity_of, kept_trials, note_answer
-from autotune.storage.writer import Keeper
+from autotune.storage.sync import Answer, catch_up, identity_of, note_answer, recorded_trials
+from autotune.storage.writer import RecordWriter
 from autotune.value import write_value
 from autotune.values.checks import SoakTask
 from autotune.values.trial import Purpose
@@ -47,8 +47,8 @@ def test_all_that_a_killed_search_left_is_written_once(database, directory):
 
 
 def test_it_is_the_search_that_the_keeper_wrote(database, directory):
-    keeper = Keeper(database, PLAN, directory, lambda event: None)
-    keeper.keep(directory.results()[:1])
+    writer = RecordWriter(database, PLAN, directory, lambda event: None)
+    writer.write(directory.results()[:1])
     assert catch_up(database, directory.path).written == 1
     assert len(database.searches()) == 1
 
@@ -82,11 +82,13 @@ def test_checks_are_not_kept(directory):
         make_result(number=2, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(8,))),
         make_result(number=3, purpose=Purpose.FINAL),
     ]
-    assert [trial.number for trial in kept_trials(directory, results)] == [0, 3]
+    assert [trial.number for trial in recorded_trials(directory, results)] == [0, 3]
 
 
 def test_times_are_those_of_the_files(directory):
     for file in (directory.path / "search.json", directory.path / "trials" / "0000" / "result.json"):
         os.utime(file, (1_000_000_000, 1_000_000_000))
     assert identity_of(directory).started == "2001-09-09T01:46:40+00:00"
-    assert [trial.ended for trial in kept_trials(directory, directory.results()[:1])] == ["2001-09-09T01:46:40+00:00"]
+    assert [trial.ended for trial in recorded_trials(directory, directory.results()[:1])] == [
+        "2001-09-09T01:46:40+00:00"
+    ]

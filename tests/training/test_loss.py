@@ -12,11 +12,12 @@ import pytest
 import torch
 import transformers
 from factories import installed_arguments
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from autotune.training.dataset import PadCollator, Repeated, StackCollator
-from autotune.training.facts import HEADS, facts_of
+from autotune.training.build import HEADS
+from autotune.training.dataset import PadCollator, Repeated
+from autotune.training.facts import facts_of
 from autotune.training.inputs import audio_input
 from autotune.training.loss import normalize_loss
 from autotune.values.model import Task
@@ -229,7 +230,7 @@ def _labels(task, ids, index, random):
 
 def collator_for(name):
     _, task, figures = CASES[name]
-    return PadCollator(figures["pad_token_id"]) if task.takes_text else StackCollator()
+    return PadCollator(figures["pad_token_id"]) if task.takes_text else default_data_collator
 
 
 def reference(model, name, samples=None):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError
 from autotune.search.exhaustive import table_of
-from autotune.values.recorded_table import RecordedPoint, RecordedTrial, Table, load_table, write_table
+from autotune.values.recorded_table import RecordedPoint, Table, TableTrial, load_table, write_table
 from autotune.values.trial import Interval, Memory, TrialStatus
 
 FAST, SLOW, LARGE = make_config(8), make_config(4), make_config(16)
@@ -49,14 +49,14 @@ def test_points_stand_in_the_order_in_which_they_first_ran(table):
 
 def test_a_trial_gives_back_the_outcome_it_was_recorded_with():
     measured = make_result(FAST, 12.0)
-    assert RecordedTrial.of(measured).outcome == measured.outcome
+    assert TableTrial.of(measured).outcome == measured.outcome
     failed = make_result(FAST, OUT_OF_MEMORY.model_copy(update={"memory": Memory(resident_bytes=5)}))
-    assert RecordedTrial.of(failed).outcome == failed.outcome
+    assert TableTrial.of(failed).outcome == failed.outcome
 
 
 def test_the_log_of_a_failure_is_not_kept():
     failed = make_result(FAST, CRASHED.model_copy(update={"log_tail": "File /home/somebody/secret.py"}))
-    assert RecordedTrial.of(failed).outcome == CRASHED
+    assert TableTrial.of(failed).outcome == CRASHED
 
 
 def test_the_throughput_of_a_point_is_the_mean_of_its_completed_trials(table):
@@ -84,7 +84,7 @@ def test_a_point_needs_a_trial():
 )
 def test_a_trial_has_either_a_measurement_or_a_cause(fields):
     with pytest.raises(ValidationError, match="a completed trial has a measurement, any other a cause"):
-        RecordedTrial(number=0, duration_s=1.0, **fields)
+        TableTrial(number=0, duration_s=1.0, **fields)
 
 
 BROKEN = {

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from factories import installed_arguments, make_config, make_facts, make_hardware, make_workload
+from factories import installed_arguments, make_config, make_facts, make_problem, make_workload
 
 from autotune.space.changes import changes
 from autotune.values.checks import LossCurve, LossTask
@@ -16,7 +16,7 @@ from autotune.verification.loss_check import Yardstick, compare, smoothed, yards
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BASE, CPU = make_config(8), make_hardware()
+BASE = make_config(8)
 RESPLIT = make_config(4)
 ROUNDED = make_config(precision="bf16")
 OTHER_OPTIMIZER = make_config(optim="adafactor")
@@ -32,7 +32,8 @@ def falling(by: float = 0.5, *, start: float = 6.0, steps: int = 20, off: float 
 def judged(curve, config=RESPLIT, *, reference=None, again=None, facts=None):
     reference = reference or falling()
     facts = facts or make_facts()
-    return compare(reference, again or reference, curve, changes(config, BASE, facts, CPU), facts, 4)
+    changed = changes(config, make_problem(baseline=BASE, facts=facts))
+    return compare(reference, again or reference, curve, changed, facts, 4)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def judged(curve, config=RESPLIT, *, reference=None, again=None, facts=None):
 )
 def test_the_yardstick_follows_from_the_deepest_change(config, facts, expected):
     facts = make_facts(**facts)
-    assert yardstick(changes(config, BASE, facts, CPU), facts) is expected
+    assert yardstick(changes(config, make_problem(baseline=BASE, facts=facts)), facts) is expected
 
 
 def test_the_same_losses_pass_whatever_changed():
@@ -210,7 +211,7 @@ def verdict(baselines, tmp_path):
 
     def hold(config=RESPLIT, **how):
         facts = make_facts(has_dropout=True)
-        changed = changes(config, BASE, facts, CPU)
+        changed = changes(config, make_problem(baseline=BASE, facts=facts))
         return compare(*baselines, trained(tmp_path, **how), changed, facts, TASK.pass_steps)
 
     return functools.partial(hold)

@@ -298,7 +298,7 @@ def test_nothing_fits_names_the_closest_miss_and_what_would_help():
     error = refused([(BASE, OUT_OF_MEMORY), (make_config(1, checkpointing="full"), seen)], allowance=Allowance.EXACT)
     assert isinstance(error, NothingFitsError)
     assert str(error) == (
-        "nothing fits 2.00 GiB: the closest, per_device_train_batch_size 1, checkpointing full, still ran out "
+        "nothing fits 2.00 GiB: the closest, micro-batch 1, checkpointing full, still ran out "
         "(it had reached 1.00 GiB); what could make it fit: --allow method (LoRA, pure bf16), a larger --memory, "
         "a shorter --seq-len"
     )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from autotune.execution.divergence import watch_losses
+from autotune.execution.trial import watch_losses
 
 
 class Scripted(nn.Module):

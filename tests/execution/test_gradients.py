@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from factories import make_config, make_facts, make_hardware
+from factories import make_config, make_facts, make_problem
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from autotune.execution.splitting import Gradient, Split, compared, gradient_of, is_short, split_of_trainer, split_told
+from autotune.execution.gradients import Gradient, Split, compared, gradient_of, is_short, split_told
+from autotune.execution.user_limits import split_of_trainer
 from autotune.space.changes import allowance_of
 from autotune.values.config import Allowance
 
@@ -182,8 +183,8 @@ def test_another_split_needs_the_permission_for_another_method_where_it_changes_
     facts, lines = split_told(make_facts(), Split(changes="the gradient of a step changes"), None)
     assert lines == ("the gradient of a step changes: another micro-batch is another training, tried with --allow "
                      "method alone",)  # fmt: skip
-    assert allowance_of(make_config(16), make_config(8), facts, make_hardware()) is Allowance.METHOD
+    assert allowance_of(make_config(16), make_problem(facts=facts)) is Allowance.METHOD
     facts, lines = split_told(make_facts(), Split(unknown="no rows"), "the loss is T.compute_loss's")
-    assert allowance_of(make_config(16), make_config(8), facts, make_hardware()) is Allowance.NUMERICS
+    assert allowance_of(make_config(16), make_problem(facts=facts)) is Allowance.NUMERICS
     assert "could not be measured: no rows" in lines[0]
     assert split_told(make_facts(), Split(), None) == (make_facts(), ())

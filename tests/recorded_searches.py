@@ -7,7 +7,7 @@ from typing import Any
 from factories import make_config, make_plan, make_request, make_result
 
 from autotune.planning.plan import SearchPlan
-from autotune.storage.recorded import KeptSearch, KeptTrial, key_of
+from autotune.storage.recorded import RecordedSearch, RecordedTrial, key_of
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Outcome, Purpose
 
@@ -15,25 +15,25 @@ DAY = "2026-11-20"
 MOMENT = f"{DAY}T12:00:00+00:00"
 
 
-def make_kept_trial(
+def recorded_trial(
     config: TrainConfig | None = None,
     outcome: Outcome | float = 10.0,
     *,
     ended: str = MOMENT,
     memory_bytes: int | None = None,
     **fields: Any,
-) -> KeptTrial:
+) -> RecordedTrial:
     """A trial; a bare number is the throughput it measured."""
     limits = make_request().limits
     if memory_bytes is not None:
         limits = limits.model_copy(update={"memory_bytes": memory_bytes})
-    return KeptTrial.of(make_result(config or make_config(), outcome, limits=limits, **fields), ended)
+    return RecordedTrial.of(make_result(config or make_config(), outcome, limits=limits, **fields), ended)
 
 
-def make_kept_search(*trials: KeptTrial, plan: SearchPlan | None = None, **fields: Any) -> KeptSearch:
+def recorded_search(*trials: RecordedTrial, plan: SearchPlan | None = None, **fields: Any) -> RecordedSearch:
     """A search of a plan that began with its baseline at 10 samples a second, unless its trials say otherwise."""
     plan = plan or make_plan()
-    baseline = make_kept_trial(plan.baseline, purpose=Purpose.BASELINE)
+    baseline = recorded_trial(plan.baseline, purpose=Purpose.BASELINE)
     found = trials if any(t.purpose is Purpose.BASELINE for t in trials) else (baseline, *trials)
     defaults = {
         "id": "a",
@@ -50,4 +50,4 @@ def make_kept_search(*trials: KeptTrial, plan: SearchPlan | None = None, **field
         "run_directory": "/runs/tiny",
         "trials": tuple(t.model_copy(update={"number": n}) for n, t in enumerate(found)),
     }
-    return KeptSearch(**{**defaults, **fields})
+    return RecordedSearch(**{**defaults, **fields})

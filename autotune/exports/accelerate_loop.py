@@ -1,0 +1,190 @@
+"""A training script with a loop of its own, which takes the step of the Trainer with accelerate.
+
+Its optimizers are those of `trainer_optimizer.py` in transformers 5.23; a test compares each with what the Trainer has.
+Optimizers that project gradients, step inside the backward pass or schedule themselves are more than a class with
+arguments: :data:`STAND_IN` takes their place, and the script says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from autotune.errors import InputError
+from autotune.exports import scripts
+from autotune.exports.launch_files import mixed_precision
+from autotune.exports.templating import Code, literal, rendered
+from autotune.exports.winner import Draft, Winner, lost_arguments
+from autotune.training.arguments import effective_tf32, transformers_version
+
+LOOP = "accelerate_loop.py"
+
+# In place of an optimizer that a loop can't make.
+STAND_IN = "adamw_torch_fused"
+
+
+def accelerate_loop(winner: Winner) -> Draft:
+    """Return a script with a loop of its own.
+
+    Raises:
+        InputError: The training is sharded, which libraries do and not a loop.
+    """
+    spread = winner.config.parallelism
+    if spread.sharding != "none" or spread.tensor_parallel > 1 or spread.pipeline_parallel > 1:
+        how = spread.sharding if spread.sharding != "none" else "a model in parts"
+        raise InputError(f"accelerate-loop: {how} was measured with the Trainer, not in a loop; use --to python")
+    lost = lost_arguments(winner, _said(winner))
+    optimizer = _optimizer(winner)
+    if optimizer is None:
+        given = f" with {winner.arguments['optim_args']}" if winner.arguments.get("optim_args") else ""
+        name = f"{winner.config.optim}{given}"
+        lost.append(f"optimizer {name}: it is more than a class to call; {STAND_IN} in its place")
+        optimizer = made(STAND_IN, winner.hyperparameter)
+    context = {
+        **scripts.context(winner, LOOP),
+        **_loop(winner),
+        "optimizer": optimizer,
+        "lost": lost,
+        "weighs": False,
+        "count_by_loss_type": False,  # it is the Trainer that counts labels by it
+    }
+    return Draft({LOOP: rendered("accelerate_loop.py.j2", context)}, scripts.launch(winner, LOOP), tuple(lost))
+
+
+def _said(winner: Winner) -> set[str]:
+    """Return the names of the user's arguments that the loop follows, or that the optimizer's line tells."""
+    said = {"seed", "lr_scheduler_kwargs", "optim_args", *scripts.user_steps(winner)}
+    said |= {"liger_kernel_config"} if winner.config.use_liger_kernel else set()
+    return said | ({"ddp_find_unused_parameters"} if winner.config.parallelism.world_size > 1 else set())
+
+
+def _loop(winner: Winner) -> dict[str, Any]:
+    """Return what a loop does that the Trainer does by its arguments."""
+    config, arguments = winner.config, winner.arguments
+    warmup = winner.hyperparameter("warmup_steps")
+    ddp, compiled = _ddp(winner), _compile(winner)
+    classes = ["Accelerator"] + ["DistributedDataParallelKwargs"] * bool(ddp)
+    utilities = ["GradientAccumulationPlugin"] + ["TorchDynamoPlugin"] * bool(compiled) + ["set_seed"]
+    return {
+        "accelerate_imports": Code(", ".join(classes)),
+        "accelerate_utilities": Code(", ".join(utilities)),
+        "tf32": effective_tf32(config, winner.result.hardware),
+        "mixed_precision": mixed_precision(config),
+        "compile": compiled,
+        "ddp": ddp,
+        "checkpointing": _checkpointing(winner),
+        "liger_config": arguments.get("liger_kernel_config"),
+        "scheduler_arguments": arguments.get("lr_scheduler_kwargs"),
+        "warmup_share": 0 < warmup < 1,
+        "warmup": Code(f"math.ceil({literal(warmup)} * options.steps)") if 0 < warmup < 1 else int(warmup),
+    }
+
+
+def _compile(winner: Winner) -> Code:
+    config = winner.config
+    if config.torch_compile_backend is None:
+        return Code("")
+    mode = f", mode={literal(config.torch_compile_mode)}" if config.torch_compile_mode is not None else ""
+    return Code(f"backend={literal(config.torch_compile_backend)}{mode}")
+
+
+def _ddp(winner: Winner) -> Code:
+    """Return what the Trainer tells DDP (`_build_accelerator_args`); nothing for one process."""
+    config, arguments = winner.config, winner.arguments
+    if config.parallelism.world_size == 1:
+        return Code("")
+    looks = config.checkpointing == "none" or winner.peft_arguments is not None
+    told = {"find_unused_parameters": arguments.get("ddp_find_unused_parameters", looks)}
+    told |= {own: arguments[f"ddp_{own}"] for own in ("bucket_cap_mb", "static_graph") if f"ddp_{own}" in arguments}
+    return Code(", ".join(f"{name}={literal(value)}" for name, value in told.items()))
+
+
+def _checkpointing(winner: Winner) -> Code:
+    """Return the call that switches checkpointing on, with the Trainer's arguments; empty without."""
+    if winner.config.checkpointing == "none":
+        return Code("")
+    version = transformers_version(winner.result.hardware)
+    name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in winner.arguments)
+    options = dict(winner.arguments[f"{name}_kwargs"])
+    own = {key: options.pop(key) for key in ("every_n_layers", "offload") if key in options}
+    told = "".join(f", {key}={literal(value)}" for key, value in own.items())
+    assert version >= (5, 23) or not own, "older versions have no such kinds"
+    return Code(f"{name}_enable({literal(options)}{told})")
+
+
+class LoopOptimizer(NamedTuple):
+    """An optimizer in a loop."""
+
+    module: str
+    name: str
+    arguments: dict[str, Any]  # without the parameters
+
+    @property
+    def is_8bit(self) -> bool:
+        """Whether bitsandbytes keeps its states in 8 bits; those of embeddings stay in 32."""
+        return self.arguments.get("optim_bits") == 8
+
+
+def _optimizer(winner: Winner) -> LoopOptimizer | None:
+    """Return the optimizer of a configuration; None if it is more than a class with arguments."""
+    if winner.config.optim not in _ROWS or "optim_args" in winner.arguments:
+        return None
+    return made(winner.config.optim, winner.hyperparameter)
+
+
+def made(name: str, of: Callable[[str], Any]) -> LoopOptimizer:
+    """Return an optimizer of the table.
+
+    Args:
+        name: Of `OptimizerNames`.
+        of: Gives a hyperparameter by its name in TrainingArguments.
+    """
+    module, class_name, takes, own = _ROWS[name]
+    betas = (of("adam_beta1"), of("adam_beta2"))
+    shared = {
+        "adam": {"betas": betas, "eps": of("adam_epsilon")},
+        "betas": {"betas": betas},
+        "ademamix": {"betas": (*betas, 0.9999), "alpha": 5.0, "eps": of("adam_epsilon")},
+        "": {},
+    }
+    return LoopOptimizer(module, class_name, {"lr": of("learning_rate"), **shared[takes], **own})
+
+
+_Row = tuple[str, str, str, dict[str, Any]]
+
+
+def _bitsandbytes(name: str, takes: str, bits: int, *, paged: bool | None = False) -> _Row:
+    own: dict[str, Any] = {"optim_bits": bits} if paged is None else {"optim_bits": bits, "is_paged": paged}
+    return ("bitsandbytes.optim", name, takes, own)
+
+
+_TORCHAO = {"block_size": 256, "bf16_stochastic_round": False}
+
+# Module, class, which hyperparameters it takes, and arguments of its own.
+_ROWS: dict[str, _Row] = {
+    "adafactor": ("transformers", "Adafactor", "", {"scale_parameter": False, "relative_step": False}),
+    "adagrad": ("torch.optim", "Adagrad", "", {}),
+    "adamw_torch": ("torch.optim", "AdamW", "adam", {}),
+    "adamw_torch_fused": ("torch.optim", "AdamW", "adam", {"fused": True}),
+    "rmsprop": ("torch.optim", "RMSprop", "", {}),
+    "sgd": ("torch.optim", "SGD", "", {}),
+    "adamw_torch_4bit": ("torchao.optim", "AdamW4bit", "adam", _TORCHAO),
+    "adamw_torch_8bit": ("torchao.optim", "AdamW8bit", "adam", _TORCHAO),
+    "adamw_8bit": _bitsandbytes("AdamW", "adam", 8),
+    "adamw_bnb_8bit": _bitsandbytes("AdamW", "adam", 8),
+    "paged_adamw_32bit": _bitsandbytes("AdamW", "adam", 32, paged=True),
+    "paged_adamw_8bit": _bitsandbytes("AdamW", "adam", 8, paged=True),
+    "ademamix": _bitsandbytes("AdEMAMix", "ademamix", 32),
+    "ademamix_8bit": _bitsandbytes("AdEMAMix", "ademamix", 8),
+    "paged_ademamix_32bit": _bitsandbytes("AdEMAMix", "ademamix", 32, paged=True),
+    "paged_ademamix_8bit": _bitsandbytes("AdEMAMix", "ademamix", 8, paged=True),
+    "lion_32bit": _bitsandbytes("Lion", "betas", 32),
+    "lion_8bit": _bitsandbytes("Lion", "betas", 8),
+    "paged_lion_32bit": _bitsandbytes("Lion", "betas", 32, paged=True),
+    "paged_lion_8bit": _bitsandbytes("Lion", "betas", 8, paged=True),
+    "rmsprop_bnb": _bitsandbytes("RMSprop", "", 32, paged=None),
+    "rmsprop_bnb_32bit": _bitsandbytes("RMSprop", "", 32, paged=None),
+    "rmsprop_bnb_8bit": _bitsandbytes("RMSprop", "", 8, paged=None),
+}
+
+NAMES = tuple(_ROWS)

@@ -1,0 +1,86 @@
+"""One trial in a line: what tables, reports and the lasting record have of it. A `TrialResult` has all of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from autotune.value import Value
+from autotune.values.config import TrainConfig
+from autotune.values.problem import Change
+from autotune.values.trial import Interval, Prediction, Purpose, TrialResult, TrialStatus
+
+
+class TrialRow(Value):
+    """One trial, or a configuration that was refused without one."""
+
+    retired: ClassVar[frozenset[str]] = frozenset({"depths"})
+
+    number: int | None = Field(description="None: refused without a trial")
+    purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
+    config: TrainConfig
+    changes: tuple[Change, ...] | None = Field(default=None, description="against the baseline; None: not told")
+    status: TrialStatus
+    samples_per_second: float | None = None
+    interval: Interval | None = Field(default=None, description="of the samples per second")
+    tokens_per_second: float | None = None
+    peak_bytes: int | None = Field(default=None, description="peak memory")
+    prediction: Prediction | None = Field(default=None, description="of rate and peak, before the trial ran")
+    duration_s: float | None = None
+    ended_s: float | None = Field(default=None, description="seconds of trials until this one ended, pauses left out")
+    cause: str | None = Field(default=None, description="why it has no measurement, or was refused")
+
+    @classmethod
+    def of(cls, trial: TrialResult, ended_s: float | None = None) -> TrialRow:
+        """Return the line of a trial."""
+        measured, memory = trial.measurement, trial.outcome.memory
+        return cls(
+            number=trial.request.number,
+            purpose=trial.request.purpose,
+            config=trial.request.config,
+            status=trial.status,
+            samples_per_second=measured.samples_per_second if measured else None,
+            interval=measured.shown_interval if measured else None,
+            tokens_per_second=measured.tokens_per_second if measured else None,
+            peak_bytes=memory.peak_bytes if memory is not None and memory.is_known else None,
+            prediction=trial.request.prediction,
+            duration_s=trial.duration_s,
+            ended_s=ended_s,
+            cause=trial.outcome.cause if trial.outcome.kind == "failure" else None,
+        )
+
+    @property
+    def label(self) -> str:
+        """What the trial is called: its number, 'explain N' of `autotune explain`; empty: refused without a trial."""
+        return "" if self.number is None or self.purpose is None else self.purpose.label(self.number)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its rate belongs beside the others: checks train otherwise, and explaining comes later."""
+        usual = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
+        return self.purpose in usual and self.samples_per_second is not None
+
+
+def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:
+    """Return the lines of the trials of one search, in their order."""
+    return [TrialRow.of(trial, ended_s) for trial, ended_s in zip(trials, _ends_s(trials), strict=True)]
+
+
+def _ends_s(trials: Sequence[TrialResult]) -> list[float]:
+    """Return when each trial ended, in seconds during which trials ran: a search may be stopped for a night.
+
+    Trials without a time at which they began are taken to have run one after the other.
+    """
+    spans = [(t.began, t.began + t.duration_s) for t in trials if t.began is not None]
+    if len(spans) < len(trials):
+        return list(itertools.accumulate(t.duration_s for t in trials))
+    busy: list[tuple[float, float]] = []
+    for began, ended in sorted(spans):
+        if busy and began <= busy[-1][1]:
+            busy[-1] = (busy[-1][0], max(busy[-1][1], ended))
+        else:
+            busy.append((began, ended))
+    return [sum(min(end, stop) - start for start, stop in busy if start < end) for _, end in spans]
