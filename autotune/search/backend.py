@@ -10,8 +10,7 @@ from typing import NamedTuple
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import Place, hardware_of, places_of, shared_note
 from autotune.execution.pool import LocalPool, OnePlace, Pool
-from autotune.execution.ray_pool import RayPool
-from autotune.execution.ray_session import joined
+from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner
 from autotune.planning.options import SearchOptions
 from autotune.values.hardware import Hardware, detect
