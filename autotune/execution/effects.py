@@ -77,8 +77,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def _watch_dtype(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
             if type(module).forward in _PLAIN and not is_new_weight(f"{name}."):  # peft keeps an adapter's in fp32
-                handle = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
-                self._hooks.callback(handle.remove)
+                hook = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
+                self._hooks.enter_context(hook)
                 return
 
     def _watch_checkpointing(self, model: nn.Module) -> None:

@@ -249,11 +249,8 @@ def _stepping(found: Watched) -> Iterator[None]:
         found.weights = _joined(found.weights, gradient_of(parameters, of=lambda p: p))
         found.is_short |= is_short(parameters)
 
-    handle = register_optimizer_step_pre_hook(about_to_step)
-    try:
+    with register_optimizer_step_pre_hook(about_to_step):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager

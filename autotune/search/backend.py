@@ -13,8 +13,7 @@ from typing import NamedTuple
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import Place, hardware_of, places_of, shared_note
 from autotune.execution.pool import LocalPool
-from autotune.execution.ray_pool import RayPool
-from autotune.execution.ray_session import joined
+from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.planning.options import SearchOptions
 from autotune.search.parallel import FanOut
