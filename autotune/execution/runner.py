@@ -173,7 +173,7 @@ class LocalRunner:
         return answer
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
-        """Have a child that touches no device answer `request` by `entry` in the directory `name`, which is returned."""
+        """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")

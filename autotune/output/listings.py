@@ -11,7 +11,7 @@ from rich.text import Text
 from autotune.doctor import Report
 from autotune.output.fitted import Fitted
 from autotune.space.file import SpaceFile
-from autotune.space.sizing import MOST_POINTS
+from autotune.space.space import MOST_POINTS
 from autotune.values.catalogue import CatalogueEntry
 
 

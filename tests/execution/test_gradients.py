@@ -10,7 +10,7 @@ from factories import make_config, make_facts, make_problem
 from torch import nn
 
 from autotune.execution.gradients import Gradient, Split, compared, gradient_of, is_short, split_told
-from autotune.space.changes import allowance_of
+from autotune.space.knobs import allowance_of
 from autotune.values.config import Allowance
 
 
