@@ -167,8 +167,6 @@ def _forget_dead_builder(name: str) -> None:
     from torch.utils.cpp_extension import _get_build_directory
 
     lock = Path(_get_build_directory(name, verbose=False)) / "lock"
-    try:
+    with contextlib.suppress(FileNotFoundError):
         if time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
             lock.unlink()
-    except FileNotFoundError:
-        return
