@@ -125,7 +125,7 @@ def _distance_of_norms(one: Gradient, other: Gradient) -> float:
     return abs(one.norm - other.norm) / max(one.norm, other.norm)
 
 
-def split_told(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
+def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
     """Return the facts with what the measurement showed, and the note for the user.
 
     `whose` says whose loss it is, as 'the loss is ...', where that is a reason to doubt it.

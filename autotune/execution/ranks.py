@@ -9,8 +9,6 @@ for the libraries that they would do by themselves under torchrun:
   were forked, so that nobody else can take it; torchrun's workers meet at their agent's. The limit of a collective is
   the trial's, since on the CPU `TrainingArguments.ddp_timeout` is not passed on.
 * A group that computes on CUDA can send what lies on the host as well, which decisions are made by.
-
-Called by the launcher (`rank_environment`) and by whoever runs inside a rank.
 """
 
 from __future__ import annotations

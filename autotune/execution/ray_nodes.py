@@ -135,13 +135,13 @@ class Cluster:
             if answer in ready:
                 del self._asked[id_]
                 if id_ in by_id:
-                    self._known[id_] = self._told(by_id[id_], answer)
+                    self._known[id_] = self._reported(by_id[id_], answer)
             elif wait_s:
                 self.ray.cancel(answer, force=True)
                 del self._asked[id_]
                 self._known[id_] = f"it did not answer within {wait_s:.0f} s"
 
-    def _told(self, found: dict[str, Any], answer: Any) -> Node | str:
+    def _reported(self, found: dict[str, Any], answer: Any) -> Node | str:
         """Return what a node is by its own words, or why it can't be used."""
         try:
             report = NodeReport.model_validate_json(self.ray.get(answer))
