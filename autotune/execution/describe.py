@@ -172,7 +172,7 @@ def _tf32_is_on() -> bool:
 
 
 def _written(args: Any) -> dict[str, Any]:
-    """Return TrainingArguments as the code has them, what was laid over them left out; what is no JSON too."""
+    """Return TrainingArguments as the code has them, without the overlay and without what JSON can't hold."""
     written = {**args.to_dict(), **{k: getattr(v, "value", v) for k, v in theirs(args).items()}}
     return {name: value for name, value in written.items() if _is_json(value)}
 
@@ -210,7 +210,7 @@ def _check(trainer: Any, arguments: dict[str, Any]) -> None:
 
 
 def _batch(trainer: Any, batches: str | None, lengths: Any) -> tuple[Any, int, bool]:
-    """Return a batch of a few samples, the tokens of its rows (0: none), and whether these are its longest sample's."""
+    """Return a batch of a few samples, the length of its rows (0: none), and whether that is its longest sample's."""
     samples = trainer.train_dataset
     if batches is None:
         samples = view(samples, np.arange(min(_FEW, len(samples)), dtype=np.int64))
@@ -261,7 +261,7 @@ def _whose_loss(trainer: Any, base: Any) -> str:
 
 
 def _notes(trainer: Any, found: OwnFound, profile: LengthProfile | None, batches: str | None) -> tuple[str, ...]:
-    """Say what is tuned, and what of the code's own isn't run."""
+    """Return notes: what is tuned, and what the trials leave out."""
     spec = f"{type(trainer).__name__} with {found.spec.name}"
     lines = [
         f"your own training: {spec}; trials end with its training: nothing is pushed or reported to trackers, its "

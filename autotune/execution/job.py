@@ -49,7 +49,7 @@ _STACK_S = 0.5  # to write down where a process stands, before it is killed at t
 
 
 class Host(NamedTuple):
-    """What a job's processes need to know of their launcher."""
+    """The launcher, as far as a job's processes need to know it."""
 
     pid: int
     private: tuple[int, ...]  # open files that they must not inherit
@@ -214,7 +214,7 @@ def _note_ends(processes: Sequence[_Process], selector: selectors.BaseSelector) 
 
 
 def _note_failures(processes: Sequence[_Process], directory: Path) -> bool:
-    """Note which ranks have failed since it was last looked; return whether any has."""
+    """Note which ranks have failed since the last call; return whether any has."""
     now = time.monotonic()
     for process in processes:
         if process.failed_at is None and has_failed(directory / outcome_file(process.number), process.has_ended):

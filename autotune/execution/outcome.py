@@ -210,7 +210,7 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
 
 
 def _where_they_stood(directory: Path, outcomes: Sequence[Outcome]) -> str:
-    """Say at which call each rank without a measurement stood when the time was up, those at the same call together."""
+    """Return at which call each rank without a measurement stood at the time limit, those at the same call together."""
     standing: dict[str, list[int]] = {}
     for rank, outcome in enumerate(outcomes):
         if isinstance(outcome, Failure):

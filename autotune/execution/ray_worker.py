@@ -1,8 +1,8 @@
 """What a node of a cluster does for a search: says what it is, runs a trial, cleans up after the search.
 
-Each function is called as a Ray task, in a worker process of the node, with text in and text out; nothing here knows
-Ray. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials
-of a slot run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
+Each function is called as a Ray task, in a worker process of the node, with text in and text out; nothing here imports
+Ray. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials of a slot
+run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
 """
 
 from __future__ import annotations

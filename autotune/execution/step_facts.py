@@ -175,7 +175,7 @@ def _watched() -> Iterator[Watched]:
 
 @contextmanager
 def _reading(found: Watched) -> Iterator[None]:
-    """Count the samples of batches, and their rows, as loaders hand them out; workers are told of some before."""
+    """Count the samples of batches, and their rows, as loaders hand them out; their workers draw some ahead."""
     kind = dataloader._BaseDataLoaderIter
     original, drawing = kind.__next__, kind._next_index
     ahead: WeakKeyDictionary[Any, deque[int]] = WeakKeyDictionary()
