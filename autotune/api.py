@@ -21,7 +21,7 @@ from autotune.values.budget import Effort
 from autotune.values.config import Allowance
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.model import Task
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import DescribeRequest
 
 

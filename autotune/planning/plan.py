@@ -13,10 +13,9 @@ from autotune.planning.options import SearchOptions
 from autotune.space.file import SpaceFile
 from autotune.space.space import SearchSpace
 from autotune.value import Value
-from autotune.values.budget import Budget
+from autotune.values.budget import Budget, Objective
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.hardware import Hardware
-from autotune.values.objective import Objective
 from autotune.values.placement import Fleet
 from autotune.values.problem import Problem
 

@@ -20,7 +20,7 @@ from autotune.storage.writer import RecordWriter, record_writer
 from autotune.value import check_savable
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.result import ResultData
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 
 # The file in which the user wants the answer beside the run directory: looked at first, written last. Called by
 # `autotune.api`, so that it holds for Python and the command line, and for who goes on with a search.

@@ -19,7 +19,7 @@ from optuna.storages.journal._file import LOCK_FILE_SUFFIX
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.space.space import Point, SearchSpace
-from autotune.values.objective import Objective
+from autotune.values.budget import Objective
 from autotune.values.trial import TrialResult, TrialStatus
 
 STUDY_FILE = "study.log"

@@ -31,9 +31,9 @@ from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
+from autotune.values.budget import Objective
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.events import Note
-from autotune.values.objective import Objective
 from autotune.values.trial import Memory, Purpose, TrialRequest, TrialStatus
 
 PARAMETERS = {

@@ -1,9 +1,10 @@
-"""What a search maximises: the steady state, or a run with its start."""
+"""What a search may take, and what it maximises: the steady state, or a run with its start."""
 
 import pytest
-from factories import make_measurement
+from factories import make_budget, make_measurement
+from pydantic import ValidationError
 
-from autotune.values.objective import Objective, break_even_steps, cold_start_s
+from autotune.values.budget import Budget, Effort, Objective, break_even_steps, cold_start_s
 
 
 def measured(step_s: float, first_step_s: float, samples: int = 16):
@@ -41,3 +42,21 @@ def test_slower_steps_never_win_it_back():
 
 def test_a_first_step_that_is_no_slower_costs_nothing():
     assert cold_start_s(measured(1.0, 0.5)) == 0.0
+
+
+def test_more_effort_is_more_of_everything():
+    quick, standard, thorough = map(Budget.of, Effort)
+    for less, more in ((quick, standard), (standard, thorough)):
+        assert less.max_trials < more.max_trials
+        assert less.max_time_s < more.max_time_s
+        assert less.relative_interval > more.relative_interval
+        assert less.finalists <= more.finalists
+
+
+def test_a_quick_search_ends_within_five_minutes():
+    assert Budget.of(Effort.QUICK).max_time_s <= 300
+
+
+def test_a_trial_longer_than_the_search_is_refused():
+    with pytest.raises(ValidationError, match="longer than the search"):
+        make_budget(max_time_s=10.0, trial_timeout_s=60.0)
