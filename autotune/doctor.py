@@ -14,8 +14,7 @@ from pydantic import Field
 from autotune.cost.calibrate import calibrate, rates_by_table
 from autotune.errors import MachineError
 from autotune.execution.environment import ENVIRONMENT
-from autotune.storage.home import writable
-from autotune.storage.learned import rates_path, read_rates, write_rates
+from autotune.storage.home import rates_path, read_rates, writable, write_rates
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.estimate import Rates

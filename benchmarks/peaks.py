@@ -27,7 +27,7 @@ from autotune.cost.profiler import profile
 from autotune.errors import AutotuneError
 from autotune.execution.runner import LocalRunner
 from autotune.space.rules import refusals
-from autotune.storage.learned import rates_of
+from autotune.storage.home import rates_of
 from autotune.training.build import default_task, describe
 from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter

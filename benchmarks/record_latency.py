@@ -117,7 +117,7 @@ def record_figures(plan: SearchPlan, results: Sequence[TrialResult], url: str) -
     search = described(plan, Identity(id="latency", started="2026-01-01T00:00:00+00:00"), "/runs/latency")
     for result in results:
         trial = RecordedTrial.of(result, "2026-01-01T00:00:00+00:00")
-        written.measure(lambda trial=trial: database.keep(search, [trial]))
+        written.measure(lambda trial=trial: database.write(search, [trial]))
     for _ in range(5):
         found = read.measure(lambda: database.searches(key=search.key, latest=20))
         assert sum(len(kept.trials) for kept in found) == len(results)

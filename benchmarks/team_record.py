@@ -3,7 +3,7 @@ r"""Counts what is lost when searches share a record on a server that is stopped
     AUTOTUNE_RECORD=postgresql://user:password@host/autotune_test python benchmarks/team_record.py \
         --stop "pg_ctlcluster 15 main stop -m fast" --start "pg_ctlcluster 15 main start"
 
-Every search is a process with the true tuner, keeper and record; its trials are replayed from a recorded table, and
+Every search is a process with the true tuner, writer and record; its trials are replayed from a recorded table, and
 take `--pace` seconds each. When a third of the trials are done, the server is stopped for `--down` seconds, and in the
 middle of that the first search is killed with SIGKILL. Whatever it left is caught up by `autotune history sync`. Then
 every finished trial, which is a file, must be in the record once; the last line is the result as JSON.
@@ -35,7 +35,7 @@ from autotune.storage.database import VARIABLE
 from autotune.storage.record import Record, record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.sync import Identity, recorded_trials
-from autotune.storage.writer import keeper_of
+from autotune.storage.writer import record_writer
 from autotune.value import write_text, write_value
 from autotune.values.events import Event, Note, TrialEnded
 from autotune.values.hardware import detect
@@ -80,16 +80,16 @@ def search(run_dir: Path, options: argparse.Namespace) -> None:
         directory.write_plan(plan)
         runner = PacedRunner(ReplayRunner(table, clock, seed=options.seed), run_dir, options.pace)
         held_up_s: list[float] = []
-        with keeper_of(plan, directory, _print) as keeper:
+        with record_writer(plan, directory, _print) as writer:
 
             def listen(event: Event) -> None:
                 began = time.monotonic()
-                keeper(event)
+                writer(event)
                 if isinstance(event, TrialEnded):
                     held_up_s.append(time.monotonic() - began)
 
-            keeper.earlier()
-            keeper.end(Tuner(plan, directory, runner, listen, clock=clock.now).run())
+            writer.earlier()
+            writer.end(Tuner(plan, directory, runner, listen, clock=clock.now).run())
             ended = time.monotonic()
         figures = {"between_trials_s": held_up_s, "at_the_end_s": time.monotonic() - ended}
         write_text(json.dumps(figures), run_dir / REPORT)

@@ -24,7 +24,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.space.changes import allowance_of
 from autotune.space.knobs import Scalar, knobs, shown
 from autotune.space.space import micro_batches
-from autotune.storage.learned import read_observations
+from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import Allowance, TrainConfig, Workload

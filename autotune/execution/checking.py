@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
+from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.guard import MemoryGuard
-from autotune.execution.randomness import is_random, randomness_off
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
 from autotune.execution.shortage import first_line, is_out_of_memory

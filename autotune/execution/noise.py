@@ -24,15 +24,12 @@ class Watch(Protocol):
 
     def begin(self) -> None:
         """Start to watch."""
-        ...
 
     def look(self) -> None:
         """Look once; not where a microsecond counts."""
-        ...
 
     def conditions(self) -> Conditions:
         """Return what was seen since `begin`."""
-        ...
 
 
 class Counters(NamedTuple):

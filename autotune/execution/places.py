@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from autotune.errors import InputError, MachineError
+from autotune.execution.ranks import threads_of_rank
 from autotune.units import GIB
 from autotune.value import Value
 from autotune.values.hardware import Hardware, cuda_count, detect, like_devices
@@ -46,8 +47,7 @@ class Place(Value):
         """Return what the libraries of a bound trial have to know: as many threads as it has cores, or fewer."""
         if not self.cores:
             return {}
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        return {"OMP_NUM_THREADS": str(min(int(asked), len(self.cores)) if asked.isdigit() else len(self.cores))}
+        return {"OMP_NUM_THREADS": str(threads_of_rank(len(self.cores), 1))}
 
 
 def kind_of(hardware: Hardware) -> str:

@@ -1,8 +1,8 @@
 """The samples of a user's own Trainer: their lengths, and their order in a trial.
 
-As with our own data (`batches`): the longest come first, so that the peak of memory is met at once, and the rest comes
-as training would see it. A trial's data set is as long as the trial needs, so that no epoch ends inside it. Where the
-code makes its batches by itself, or reads from a stream, its order stays its own.
+As with the data of named models (`training.batches`), the longest come first, so that the peak of memory is met at
+once, and the rest comes as training would see it. A trial's data set is as long as the trial needs, so that no epoch
+ends inside it. Where the code makes its batches by itself, or reads from a stream, the order is left alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,20 +168,12 @@ class UserData:
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     """Return the first batch of some samples as the Trainer makes it, made in this process."""
-    args, kept = trainer.args, (trainer.train_dataset, trainer._train_batch_size)
-    alone = {
+    alone: dict[str, Any] = {
         "dataloader_num_workers": 0,
         "dataloader_prefetch_factor": None,
         "dataloader_persistent_workers": False,
         "train_sampling_strategy": "sequential",
     }
-    before = {name: getattr(args, name) for name in alone}
-    try:
-        trainer.train_dataset, trainer._train_batch_size = samples, size
-        for name, value in alone.items():
-            setattr(args, name, value)
+    few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
+    with few, patch.multiple(trainer.args, **alone):
         return next(iter(trainer.get_train_dataloader()))
-    finally:
-        trainer.train_dataset, trainer._train_batch_size = kept
-        for name, value in before.items():
-            setattr(args, name, value)

@@ -85,14 +85,14 @@ def _train(step: Step, timer: StepTimer) -> list[Any]:
     losses = []
     while not control.should_training_stop:
         timer.on_step_begin(None, state, control)
-        losses.append(_loss(told(step())[0]))
+        losses.append(_loss(loss_and_samples(step())[0]))
         state.global_step += 1
         timer.on_step_end(None, state, control)
     timer.on_train_end(None, state, control)
     return losses
 
 
-def told(returned: Any) -> tuple[Any, int | None]:
+def loss_and_samples(returned: Any) -> tuple[Any, int | None]:
     """Return what a step says of its loss and, if it returned (loss, samples), of the samples that it has consumed."""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
         return returned

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError, suggestion
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.points import problem
@@ -69,7 +69,7 @@ _NOT_WITH_STEP: dict[str, str] = {
 }
 
 
-def asked_of(step: Callable[..., Any], knobs: Knobs | None, options: Options) -> OwnStep:
+def asked_of(step: Callable[..., Any], knobs: Knobs | None, options: SearchOptions) -> OwnStep:
     """Return what is known of a user's function before anything runs.
 
     Args:
@@ -194,7 +194,7 @@ def notes_of(space: SpaceFile) -> tuple[str, ...]:
     )
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: SearchOptions) -> None:
     for name, reason in _NOT_WITH_STEP.items():
         if getattr(options, name):
             raise InputError(f"{name} goes with no step of your own: {reason}")

@@ -13,10 +13,9 @@ from typing import NamedTuple
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import Place, hardware_of, places_of, shared_note
 from autotune.execution.pool import LocalPool
-from autotune.execution.ray_pool import RayPool
-from autotune.execution.ray_session import joined
+from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.search.parallel import FanOut
 from autotune.search.tuner import Tuner
 from autotune.values.hardware import Hardware, detect
@@ -32,7 +31,7 @@ class Crew(NamedTuple):
     conductor: Callable[..., Tuner]
 
 
-def check(options: Options) -> None:
+def check(options: SearchOptions) -> None:
     """Refuse what can't go together with trials at several places.
 
     Raises:

@@ -18,7 +18,7 @@ from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
 from autotune.planning.plan import SearchPlan
-from autotune.storage.learned import add_observations, rates_of, read_observations
+from autotune.storage.home import add_observations, rates_of, read_observations
 from autotune.value import Value, read_value
 from autotune.values.events import Note, Observer
 from autotune.values.model import Task

@@ -16,7 +16,7 @@ from autotune.search.exhaustive import Recorder
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.writer import Keeper, keeper_of
+from autotune.storage.writer import RecordWriter, record_writer
 from autotune.value import check_savable
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.result import ResultData
@@ -69,31 +69,36 @@ def conduct(
         NothingFitsError, InfrastructureError, SearchInterrupted: As the conductor.
         InputError: The answer can't be written where it is wanted beside the run directory.
     """
-    with tracking.trackers_of(plan, directory, observer) as trackers, keeper_of(plan, directory, trackers) as keeper:
+    with (
+        tracking.trackers_of(plan, directory, observer) as trackers,
+        record_writer(plan, directory, trackers) as writer,
+    ):
         try:
             if plan.exhaustive:
-                result = Recorder(plan, directory, crew.runner, keeper).run()
+                result = Recorder(plan, directory, crew.runner, writer).run()
             else:
-                result = _search(plan, directory, crew, keeper, stopwatch)
+                result = _search(plan, directory, crew, writer, stopwatch)
         except SearchInterrupted as interrupted:
             deliver(interrupted.result, plan.output)
             raise
-        result = trackers.end(keeper.end(result))
+        result = trackers.end(writer.end(result))
     deliver(result, plan.output)
     return result
 
 
-def _search(plan: SearchPlan, directory: RunDirectory, crew: Crew, keeper: Keeper, stopwatch: Stopwatch) -> ResultData:
+def _search(
+    plan: SearchPlan, directory: RunDirectory, crew: Crew, writer: RecordWriter, stopwatch: Stopwatch
+) -> ResultData:
     stopwatch.enter("tracing")
-    keeper(PhaseBegan(phase=Phase.PREDICTING))
-    model = cost_model(plan, crew.asker, directory.path, keeper)
+    writer(PhaseBegan(phase=Phase.PREDICTING))
+    model = cost_model(plan, crew.asker, directory.path, writer)
     stopwatch.enter("planning")
-    recall = Recall(plan, keeper.earlier())
+    recall = Recall(plan, writer.earlier())
     if recall.foreword is not None and not directory.results():
-        keeper(Note(text=recall.foreword))
+        writer(Note(text=recall.foreword))
     starting = stopwatch.laps()
     try:
-        return crew.conductor(plan, directory, crew.runner, keeper, model=model, recall=recall, starting=starting).run()
+        return crew.conductor(plan, directory, crew.runner, writer, model=model, recall=recall, starting=starting).run()
     finally:
         if not plan.is_shared:  # what was disturbed would mislead the next search
             learn(plan, model, directory.results())

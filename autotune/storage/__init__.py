@@ -1,1 +1,1 @@
-"""What is kept on disk: run directories, the lasting record, what was learned of devices."""
+"""What is stored on disk: run directories, the lasting record, what was learned of devices."""

@@ -1,7 +1,9 @@
-"""A database by its URL: how each kind is connected to, begun and written, and what it says, in words.
+"""A database by its URL, SQLite or PostgreSQL: how it is connected to, locked and written, and its errors in one line.
 
-What is kept in it is `record`'s business. PostgreSQL, MySQL or MariaDB, and SQLite are each told how
-long to wait; any other that SQLAlchemy talks to is used as it comes. A password is never shown, in no message either.
+What is stored in it is the business of `record`. A password is never shown, in a message neither. People forget a part
+of a URL, or the percent signs of a character, and then a password stands where something else is read. So of what is no
+URL only the kind of database is shown, of a URL no user name, and host and name of the database only if they look like
+one.
 """
 
 from __future__ import annotations
@@ -11,102 +13,32 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import NullPool
 
 from autotune.errors import InputError, MachineError, RecordError, one_line
 from autotune.storage.home import network_kind
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-# What of a database's URL may be shown: nothing that is, or could be meant as, a password. Called by `databases`.
-# People forget a part of a URL, or the percent signs of a character, and then a password stands where something else
-# is read. So of what is no URL only the kind of database is shown, of a URL no user name, and a part of it only if it
-# looks like what it stands for.
-
-HIDDEN = "***"
-
-# Schemes that may be shown: those that SQLAlchemy has, and what hosts hand out.
-_SCHEMES = frozenset({"sqlite", "postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle"})
-
-_HOST = re.compile(r"[\w.-]+|[0-9a-fA-F:.]+")
-_NAME = re.compile(r"[\w.$-]+")
-_SECRET_NAME = re.compile(r"pass|pwd|secret|token|key|auth|credential", re.IGNORECASE)
-_NO_PATH = re.compile(r":[^/]*@|(pass\w*|pwd|secret|token)\s*=", re.IGNORECASE)
-
-
-def is_garbled(text: str) -> bool:
-    """Whether a URL can be read in a way that nobody has meant, such as with a part of a password for the host."""
-    scheme, _, rest = text.partition("://")
-    body = rest.partition("?")[0]
-    if scheme.partition("+")[0] == "sqlite":
-        return _NO_PATH.search(body) is not None
-    return body.count("@") > 1
-
-
-def scheme_of(text: str) -> str:
-    """Return the kind of database that is meant, as the beginning of a URL; empty where that isn't known."""
-    scheme = text.partition("://")[0].partition("+")[0]
-    return f"{scheme}://" if scheme in _SCHEMES else ""
-
-
-def shown(url: sa.URL) -> str:
-    """Return a server's URL for people: kind, host and database. A port is shown only where it can be nothing else."""
-    host = _plain(url.host, _HOST)
-    port = f":{url.port}" if url.port is not None and url.username is not None else ""
-    database = _plain(url.database, _NAME)
-    return f"{url.drivername}://{host}{port}" + (f"/{database}" if database else "")
-
-
-def masked(text: str, url: sa.URL) -> str:
-    """Return what a driver says without what may be a password."""
-    for secret in sorted(set(_secrets(url)), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
-    return text
-
-
-def _plain(part: str | None, looks: re.Pattern[str]) -> str:
-    return "" if not part else part if looks.fullmatch(part) else HIDDEN
-
-
-def _secrets(url: sa.URL) -> Iterator[str]:
-    """Yield what isn't to be shown, in each way that it may be written."""
-    parts = [str(url.password) if url.password is not None else None]
-    if url.password is None:  # then what is read as the user or the port may have been meant as one
-        parts += [url.username, str(url.port) if url.port is not None and url.username is None else None]
-    parts += [url.host if _plain(url.host, _HOST) == HIDDEN else None]
-    parts += [url.database if _plain(url.database, _NAME) == HIDDEN and url.get_backend_name() != "sqlite" else None]
-    for name, value in url.query.items():
-        if _SECRET_NAME.search(name):
-            parts += [value] if isinstance(value, str) else value
-    for part in filter(None, parts):
-        yield from filter(None, {part, part.strip(), quote(part), quote(part, safe=""), quote_plus(part)})
-        yield from filter(None, {repr(part)[1:-1], " ".join(part.split())})
-
-
-# The environment's name for the URL.
+# The environment variable that names the URL.
 VARIABLE = "AUTOTUNE_RECORD"
 
-# How long a server is waited for, and another writer; and a statement that only reads, for there may be much to read.
+# Seconds that a server, or another writer, is waited for; and a statement that only reads, which may read much.
 PATIENCE_S = 3
 READING_S = 60
 
-# Where a URL leaves the driver open: those of the extras `postgresql` and `mysql`. "postgres" is what hosts hand out.
-_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mariadb+pymysql",
-}
-_EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
+# What is shown instead of a secret.
+HIDDEN = "***"
 
-# By driver, since they don't agree on names; what the URL says itself counts. A network that swallows packets is
-# noticed within some ten seconds (https://www.postgresql.org/docs/current/libpq-connect.html).
+# "postgres" is what hosts hand out. The driver is that of the extra `postgresql`, unless the URL names one.
+_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+_SCHEMES = frozenset({"sqlite", *_DRIVERS})
+
+# Options of drivers; those in the URL count more. A network that swallows packets is noticed within some ten seconds
+# (https://www.postgresql.org/docs/current/libpq-connect.html).
 _LIBPQ = {
     "connect_timeout": PATIENCE_S,
     "tcp_user_timeout": 10_000,
@@ -114,58 +46,42 @@ _LIBPQ = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "pysqlite": {"timeout": PATIENCE_S},
-    "psycopg": _LIBPQ,
-    "psycopg2": _LIBPQ,
-    "pymysql": {"connect_timeout": PATIENCE_S, "read_timeout": READING_S, "write_timeout": 10},
-    "mysqldb": {"connect_timeout": PATIENCE_S, "read_timeout": READING_S, "write_timeout": 10},
-}
+_OPTIONS: dict[str, dict[str, Any]] = {"pysqlite": {"timeout": PATIENCE_S}, "psycopg": _LIBPQ, "psycopg2": _LIBPQ}
 
-# Said first in every transaction. Who will write to SQLite waits for others at once: in the middle it doesn't wait.
-_MYSQL_BEGIN = f"SET SESSION lock_wait_timeout = {PATIENCE_S}, SESSION innodb_lock_wait_timeout = {PATIENCE_S}"
+# First statement of each transaction, to write and to read. A writer of SQLite takes the lock at once: in the middle of
+# a transaction it would not wait for it.
 _POSTGRESQL_BEGIN = (
     f"SELECT set_config('lock_timeout', '{PATIENCE_S}s', true), set_config('statement_timeout', '%ds', true)"
 )
-_BEGIN: dict[str, tuple[str, str]] = {  # to write, to read
+_BEGIN = {
     "sqlite": ("BEGIN IMMEDIATE", "BEGIN"),
     "postgresql": (_POSTGRESQL_BEGIN % PATIENCE_S, _POSTGRESQL_BEGIN % READING_S),
-    "mysql": (_MYSQL_BEGIN, _MYSQL_BEGIN),
-    "mariadb": (_MYSQL_BEGIN, _MYSQL_BEGIN),
 }
 
-# Held to the end of the transaction or of the connection by who makes tables; SQLite has one writer anyway. The number
-# is arbitrary and ours ("autotune" in ASCII).
-_ALONE = {
-    "postgresql": f"SELECT pg_advisory_xact_lock({int.from_bytes(b'autotune')})",
-    "mysql": f"SELECT GET_LOCK('autotune_record', {PATIENCE_S})",
-    "mariadb": f"SELECT GET_LOCK('autotune_record', {PATIENCE_S})",
-}
+# Held to the end of the transaction by the process that makes tables; SQLite has one writer anyway. The number is
+# arbitrary and ours ("autotune" in ASCII).
+_EXCLUSIVE = {"postgresql": f"SELECT pg_advisory_xact_lock({int.from_bytes(b'autotune')})"}
 
-
-def _mysql_insert(table: sa.Table) -> sa.Insert:
-    """Return an insert that leaves a row as it is; IGNORE would pass over other mistakes, too."""
-    first = next(iter(table.primary_key))
-    return mysql.insert(table).on_duplicate_key_update({first.name: first})
-
-
-# An insert that leaves the rows alone that are there already.
+# Inserts that leave rows with the same key as they are.
 _INSERT_NEW: dict[str, Callable[[sa.Table], sa.Insert]] = {
     "sqlite": lambda table: sqlite.insert(table).on_conflict_do_nothing(),
     "postgresql": lambda table: postgresql.insert(table).on_conflict_do_nothing(),
-    "mysql": _mysql_insert,
-    "mariadb": _mysql_insert,
 }
 
-# What libpq adds to what has happened, and how much of the rest is shown.
+# What libpq adds to what has happened, and how many characters of the rest are shown.
 _GUESSES = ("Is the server running", "This probably means")
 _LONGEST = 160
 
-# What a minute won't change, by the servers' own words.
-_NOT_BY_WAITING = (
+# Words of errors that waiting a minute doesn't help.
+_PERMANENT = (
     *("authentication failed", "access denied", "permission denied", "does not exist", "unknown database"),
     *("pg_hba.conf", "unable to open", "readonly", "read-only", "disk is full", "name or service not known"),
 )
+
+_HOST = re.compile(r"[\w.-]+|[0-9a-fA-F:.]+")
+_NAME = re.compile(r"[\w.$-]+")
+_SECRET_NAME = re.compile(r"pass|pwd|secret|token|key|auth|credential", re.IGNORECASE)
+_NO_PATH = re.compile(r":[^/]*@|(pass\w*|pwd|secret|token)\s*=", re.IGNORECASE)
 
 
 class Database:
@@ -175,12 +91,15 @@ class Database:
         url: As SQLAlchemy has it.
 
     Raises:
-        InputError: `url` isn't one of a database that lasts, or a SQLite file on a network file system.
+        InputError: `url` isn't that of SQLite or PostgreSQL, of a database in memory, or of a SQLite file on a network
+            file system.
         MachineError: Its driver is not installed.
     """
 
     def __init__(self, url: str) -> None:
         scheme, separator, rest = url.partition("://")
+        if scheme.partition("+")[0] not in _SCHEMES or _is_garbled(url):
+            raise InputError(_no_url(url))
         try:
             self.url = sa.make_url(f"{_DRIVERS.get(scheme, scheme)}{separator}{rest}")
             given = _OPTIONS.get(self.url.get_driver_name(), {})
@@ -189,11 +108,11 @@ class Database:
                 warnings.simplefilter("error", sa.exc.SAWarning)  # of options, whose names it shows
                 self.engine = sa.create_engine(self.url, poolclass=NullPool, connect_args=options)
         except ImportError as error:
-            raise MachineError(_no_driver(self.url.get_backend_name(), error)) from None
+            remedy = "" if self.file is not None else ' (pip install "autotune-train[postgresql]")'
+            missing = error.name or one_line(error)
+            raise MachineError(f"{VARIABLE}: this database needs {missing}, which is not installed{remedy}") from None
         except (sa.exc.ArgumentError, sa.exc.SAWarning, TypeError, ValueError):
             raise InputError(_no_url(url)) from None
-        if is_garbled(url):
-            raise InputError(_no_url(url))
         self._kind = self.url.get_backend_name()
         if self.file is not None:
             if str(self.file) in ("", ".", ":memory:") or not str(self.file).isprintable():
@@ -204,15 +123,13 @@ class Database:
 
     @property
     def file(self) -> Path | None:
-        """The file that it is, None of a server."""
+        """The file of SQLite, None of a server."""
         return Path(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
 
     @property
     def where(self) -> str:
         """The database, for people."""
-        if self.file is not None:
-            return str(self.file)
-        return shown(self.url)
+        return str(self.file) if self.file is not None else shown(self.url)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -236,32 +153,31 @@ class Database:
 
     @contextlib.contextmanager
     def making(self) -> Iterator[sa.Connection]:
-        """Begin a transaction to make tables in, which nobody else does meanwhile.
+        """Begin a transaction to make tables in, one process at a time.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: As it comes, since it may be worth a second try.
         """
         with self.engine.begin() as connection:
-            if self._kind in _ALONE:
-                connection.exec_driver_sql(_ALONE[self._kind])
+            if self._kind in _EXCLUSIVE:
+                connection.exec_driver_sql(_EXCLUSIVE[self._kind])
             yield connection
 
     def insert_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows; one whose key is there already is passed over, whoever wrote it, and when."""
         if rows:
-            connection.execute(_INSERT_NEW.get(self._kind, sa.insert)(table), rows)
+            connection.execute(_INSERT_NEW[self._kind](table), rows)
 
     def _begin(self, connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("reading", False)
-        if self._kind in _BEGIN:
-            connection.exec_driver_sql(_BEGIN[self._kind][int(reads)])
+        connection.exec_driver_sql(_BEGIN[self._kind][int(reads)])
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn what the database says into one line.
+        """Turn errors of the database into one line without secrets.
 
         Raises:
-            RecordError: What it says.
+            RecordError: What the database says.
         """
         try:
             yield
@@ -276,13 +192,56 @@ class Database:
         if self.file is not None:
             return "locked" in said
         passing = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.IntegrityError, OSError)
-        return isinstance(error, passing) and not any(words in said.lower() for words in _NOT_BY_WAITING)
+        return isinstance(error, passing) and not any(words in said.lower() for words in _PERMANENT)
+
+
+def shown(url: sa.URL) -> str:
+    """Return a server's URL for people: kind, host and database. A port is shown only where it can be nothing else."""
+    host = _plain(url.host, _HOST)
+    port = f":{url.port}" if url.port is not None and url.username is not None else ""
+    database = _plain(url.database, _NAME)
+    return f"{url.drivername}://{host}{port}" + (f"/{database}" if database else "")
+
+
+def masked(text: str, url: sa.URL) -> str:
+    """Return what a driver says without what may be a password."""
+    for secret in sorted(set(_secrets(url)), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def _is_garbled(text: str) -> bool:
+    """Whether a URL can be read in a way that nobody has meant, such as with a part of a password for the host."""
+    scheme, _, rest = text.partition("://")
+    body = rest.partition("?")[0]
+    if scheme.partition("+")[0] == "sqlite":
+        return _NO_PATH.search(body) is not None
+    return body.count("@") > 1
+
+
+def _plain(part: str | None, looks: re.Pattern[str]) -> str:
+    return "" if not part else part if looks.fullmatch(part) else HIDDEN
+
+
+def _secrets(url: sa.URL) -> Iterator[str]:
+    """Yield what isn't to be shown, in each way that it may be written."""
+    parts = [str(url.password) if url.password is not None else None]
+    if url.password is None:  # then what is read as the user or the port may have been meant as one
+        parts += [url.username, str(url.port) if url.port is not None and url.username is None else None]
+    parts += [url.host if _plain(url.host, _HOST) == HIDDEN else None]
+    parts += [url.database if _plain(url.database, _NAME) == HIDDEN and url.get_backend_name() != "sqlite" else None]
+    for name, value in url.query.items():
+        if _SECRET_NAME.search(name):
+            parts += [value] if isinstance(value, str) else value
+    for part in filter(None, parts):
+        yield from filter(None, {part, part.strip(), quote(part), quote(part, safe=""), quote_plus(part)})
+        yield from filter(None, {repr(part)[1:-1], " ".join(part.split())})
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:
-    """Let readers and a writer work at once. Transactions are begun by hand, for writing: see `_BEGIN`."""
+    """Let readers and a writer work at once. Transactions are begun by `_begin`."""
     connection.isolation_level = None
-    with contextlib.suppress(Exception):  # somebody else is at it, or the folder is read-only: it works without, too
+    with contextlib.suppress(Exception):  # another process does the same, or the folder is read-only: optional
         connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may take the last trials; they are files as well
 
@@ -292,7 +251,7 @@ def _refuse_network(file: Path) -> None:
     if kind is not None:
         raise InputError(
             f"{file}: a SQLite file on a network file system ({kind}) breaks when several write it: name a PostgreSQL "
-            f"or MySQL database by {VARIABLE}, or a local folder by AUTOTUNE_HOME; {VARIABLE}=off does without"
+            f"database by {VARIABLE}, or a local folder by AUTOTUNE_HOME; {VARIABLE}=off does without"
         )
 
 
@@ -312,17 +271,12 @@ def _in_words(said: str) -> str:
     return f"can't be used: {said}"
 
 
-def _no_driver(kind: str, error: ImportError) -> str:
-    extra = _EXTRAS.get(kind)
-    remedy = f' (pip install "autotune-train[{extra}]")' if extra else ""
-    return f"{VARIABLE}: this database needs {error.name or one_line(error)}, which is not installed{remedy}"
-
-
-def _no_url(url: str) -> str:
+def _no_url(text: str) -> str:
     """Say what is wrong with a URL, without what may be a password."""
-    scheme = scheme_of(url)
-    what = f"what it names ({scheme}...)" if scheme else "what it names"
+    scheme = text.partition("://")[0].partition("+")[0]
+    what = f"what it names ({scheme}://...)" if scheme in _SCHEMES else "what it names"
     return (
-        f"{VARIABLE}: {what} is no URL of a database that lasts, such as sqlite:////data/record.db or "
-        "postgresql://user:password@host/database (with %40 for an @ in the password); 'off' switches the record off"
+        f"{VARIABLE}: {what} is no URL of a SQLite or PostgreSQL database that lasts, such as "
+        "sqlite:////data/record.db or postgresql://user:password@host/database (with %40 for an @ in the password); "
+        "'off' switches the record off"
     )

@@ -1,18 +1,55 @@
-"""Which file system a path lies on, for those that several machines share. Reads /proc/self/mounts, or is given it."""
+"""`$AUTOTUNE_HOME`: where it is, and what is stored in it of each device.
+
+The default is `~/.local/share/autotune`, by the XDG base directory specification
+(https://specifications.freedesktop.org/basedir/latest): `$XDG_DATA_HOME` moves it, if that is an absolute path. A
+folder is made when something is first written to it; to readers a missing folder is an empty one.
+
+Of a device: the rates that `autotune doctor --calibrate` measured, which hold for it with its drivers, libraries and
+cores (the hardware's fingerprint), and, by type of model as well, observations: how far predictions were off. The
+lasting record can't stand for the observations, though most of them come from trials that are in it: an observation is
+a ratio of measured to predicted, and the prediction needs the model's config and the workload, of which the record has
+digests only; and a search without a record (`--no-record`, `AUTOTUNE_RECORD=off`, a server that is away) learns as
+well.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+import psutil
+from pydantic import Field, ValidationError
+
+from autotune.cost.calibrate import beyond_data_sheet, rates_by_table
+from autotune.cost.corrections import Observation
 from autotune.errors import InputError
+from autotune.value import Value, read_value, write_value
+from autotune.values.estimate import Rates
+from autotune.values.hardware import Hardware
 
-# Where what outlasts a search is kept: `$AUTOTUNE_HOME`, by default `~/.local/share/autotune`. The default follows
-# the XDG base directory specification (https://specifications.freedesktop.org/basedir/latest): `$XDG_DATA_HOME` moves
-# it, if that is an absolute path. Nothing is made before something is written; whoever reads takes a missing folder
-# for an empty one.
+logger = logging.getLogger(__name__)
+
+# Of the observations the latest are stored; a regression over them takes milliseconds.
+_MOST_OBSERVATIONS = 300
+
+# File systems by the names that the kernel gives them. SQLite's locks and its write-ahead log, which is shared memory,
+# hold within one machine only (https://www.sqlite.org/wal.html, https://www.sqlite.org/howtocorrupt.html section 2.1).
+# 9p is left out: sandboxes and virtual machines show their own disk as that.
+NETWORK_KINDS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "pvfs2", "panfs", "wekafs"}
+    | {"glusterfs", "ocfs2", "gfs2", "acfs", "davfs", "ncpfs"}
+    | {
+        f"fuse.{name}"
+        for name in (
+            *("sshfs", "glusterfs", "ceph", "ceph-fuse", "beegfs", "juicefs", "moosefs", "mfs", "lizardfs", "davfs2"),
+            *("s3fs", "goofys", "mount-s3", "gcsfuse", "blobfuse", "blobfuse2", "rclone", "alluxio-fuse"),
+        )
+    }
+)
 
 
 def home() -> Path:
@@ -49,49 +86,104 @@ def writable(*parts: str) -> Path:
     return folder
 
 
-MOUNTS = Path("/proc/self/mounts")
-
-# By the names in /proc/self/mounts. SQLite's locks and its write-ahead log, which is shared memory, hold within one
-# machine only (https://www.sqlite.org/wal.html, https://www.sqlite.org/howtocorrupt.html section 2.1). 9p is left out:
-# sandboxes and virtual machines show their own disk as that.
-NETWORK_KINDS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "pvfs2", "panfs", "wekafs"}
-    | {"glusterfs", "ocfs2", "gfs2", "acfs", "davfs", "ncpfs"}
-    | {
-        f"fuse.{name}"
-        for name in (
-            *("sshfs", "glusterfs", "ceph", "ceph-fuse", "beegfs", "juicefs", "moosefs", "mfs", "lizardfs", "davfs2"),
-            *("s3fs", "goofys", "mount-s3", "gcsfuse", "blobfuse", "blobfuse2", "rclone", "alluxio-fuse"),
-        )
-    }
-)
-
-
-def network_kind(path: Path, mounts: str | None = None) -> str | None:
+def network_kind(path: Path) -> str | None:
     """Return the kind of network file system that `path` lies on, or will once it is made; None on any other.
 
-    Args:
-        path: It need not exist.
-        mounts: The text of /proc/self/mounts; read if None. Where there is none, nothing is known.
+    Where the mounts can't be listed, nothing is known.
     """
-    if mounts is None:
-        try:
-            mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-        except OSError:
-            return None
-    kind, covered = "", -1
+    try:
+        mounts = psutil.disk_partitions(all=True)
+    except OSError:
+        return None
     resolved = path.resolve()
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = Path(_plain(fields[1]))
-        # Of mounts one over the other the last is seen.
-        if resolved.is_relative_to(point) and len(point.parts) >= covered:
-            kind, covered = fields[2], len(point.parts)
-    return kind if kind in NETWORK_KINDS else None
+    holding = [mount for mount in mounts if resolved.is_relative_to(mount.mountpoint)]
+    # Of mounts one over the other the last counts.
+    innermost = max(reversed(holding), key=lambda mount: len(Path(mount.mountpoint).parts), default=None)
+    return innermost.fstype if innermost is not None and innermost.fstype in NETWORK_KINDS else None
 
 
-def _plain(escaped: str) -> str:
-    r"""Return a mount point as it is: a space is written as \040 (`man 5 proc_pid_mounts`, `man 3 getmntent`)."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), escaped)
+class Observations(Value):
+    """Of one device and one type of model."""
+
+    schema_version: Literal[2] = Field(description="1: with peaks on CPUs that counted freed blocks")
+    observations: tuple[Observation, ...] = ()
+
+
+def rates_of(hardware: Hardware) -> Rates:
+    """Return the rates measured on a device, or where there are none those that its data sheet lets expect.
+
+    Raises:
+        MachineError: Nothing was measured, and no data sheet of this GPU is known.
+    """
+    return read_rates(hardware) or rates_by_table(hardware)
+
+
+def rates_path(hardware: Hardware) -> Path:
+    """Return the file that holds the measured rates of a device, if there are any.
+
+    Raises:
+        InputError: As :func:`home`.
+    """
+    return home() / "rates" / f"{hardware.fingerprint}.json"
+
+
+def write_rates(rates: Rates, hardware: Hardware) -> Path:
+    """Store the measured rates of a device and return the file.
+
+    Raises:
+        InputError: The home can't be written.
+    """
+    path = writable("rates") / rates_path(hardware).name
+    try:
+        write_value(rates, path)
+    except OSError as error:
+        raise InputError(f"{path}: can't be written: {error.strerror}") from None
+    return path
+
+
+def read_rates(hardware: Hardware) -> Rates | None:
+    """Return the measured rates of a device, None if there are none; an unreadable file is ignored with a warning."""
+    try:
+        path = rates_path(hardware)
+        rates = read_value(Rates, path)
+    except (FileNotFoundError, NotADirectoryError, InputError):
+        return None
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it isn't what autotune writes"
+    else:
+        too_much = beyond_data_sheet(rates, hardware)
+        if too_much is None:
+            return rates
+        reason = f"it has {too_much}"
+    logger.warning("autotune: %s is ignored: %s; autotune doctor --calibrate makes it anew", path, reason)
+    return None
+
+
+def _observations_path(hardware: Hardware, model_type: str) -> Path:
+    return home() / "corrections" / hardware.fingerprint / f"{model_type}.json"
+
+
+def read_observations(hardware: Hardware, model_type: str) -> tuple[Observation, ...]:
+    """Return what earlier searches observed on this device with this type of model; nothing if it can't be read."""
+    path = _observations_path(hardware, model_type)
+    try:
+        return read_value(Observations, path).observations
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValidationError, ValueError) as error:
+        logger.warning("%s: ignored, it can't be read (%s)", path, type(error).__name__)
+        return ()
+
+
+def add_observations(hardware: Hardware, model_type: str, observations: Sequence[Observation]) -> None:
+    """Store observations for the next search; where the home can't be written, a warning says so."""
+    known: dict[str, Observation] = {}
+    for observation in (*read_observations(hardware, model_type), *observations):
+        known.pop(observation.key, None)  # what was measured again is the latest
+        known[observation.key] = observation
+    path = _observations_path(hardware, model_type)
+    try:
+        writable("corrections", hardware.fingerprint)
+        write_value(Observations(schema_version=2, observations=tuple(known.values())[-_MOST_OBSERVATIONS:]), path)
+    except Exception as error:
+        logger.warning("%s: observations are not stored (%s)", path, error)

@@ -1,10 +1,9 @@
-"""The lasting record: what the trials of all searches measured, in a database. With the study, all of SQLAlchemy.
+"""The lasting record: a database of what the trials of all searches measured.
 
 By default SQLite in `$AUTOTUNE_HOME`; `AUTOTUNE_RECORD` names another database by its URL, or is "off". Many searches
-may write at once, of one team on many machines: each trial is one short transaction, and its key (search, number) is
-the database's own, so that it is there once however often it is written. What goes wrong is a :class:`RecordError` of
-one line within seconds; the result files of a run directory are what a search relies on, so `writer` goes on
-without.
+may write at once, of one team on many machines: each trial is one short transaction, and (search, number) is its
+primary key, so that it is there once however often it is written. What goes wrong is a :class:`RecordError` of one line
+within seconds; a search relies on the result files of its run directory and goes on without the record.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
 from autotune.errors import InputError, RecordError
 from autotune.storage.database import VARIABLE, Database
@@ -33,21 +31,11 @@ from autotune.storage.recorded import (
 SCHEMA_VERSION = 1
 RECORD_FILE = "record.db"
 
-# So often tables are tried to be made, where others do the same at the same time.
+# Attempts at making the tables while other processes do the same.
 _ATTEMPTS = 3
 
-# So many searches are named in one statement; SQLite takes 32,766 names (https://www.sqlite.org/limits.html).
+# Searches named in one statement; SQLite takes 32,766 names (https://www.sqlite.org/limits.html).
 _AT_ONCE = 1000
-
-# MySQL's TEXT ends at 64 KiB (https://dev.mysql.com/doc/refman/8.4/en/storage-requirements.html).
-_JSON = sa.Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
-
-# MySQL's default may be an alphabet without half of Unicode.
-_MYSQL: dict[str, Any] = {
-    f"{kind}_{name}": value
-    for kind in ("mysql", "mariadb")
-    for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
-}
 
 _tables = sa.MetaData()
 _about = sa.Table(
@@ -55,7 +43,6 @@ _about = sa.Table(
     _tables,
     sa.Column("name", sa.String(32), primary_key=True),
     sa.Column("value", sa.String(255), nullable=False),
-    **_MYSQL,
 )
 _searches = sa.Table(
     "autotune_searches",
@@ -67,8 +54,7 @@ _searches = sa.Table(
     sa.Column("verdict", sa.String(64)),
     sa.Column("best_config_id", sa.String(16)),
     sa.Column("speedup", sa.Double),
-    sa.Column("about", _JSON, nullable=False),  # of the rest
-    **_MYSQL,
+    sa.Column("about", sa.Text, nullable=False),  # of the rest
 )
 _trials = sa.Table(
     "autotune_trials",
@@ -83,9 +69,8 @@ _trials = sa.Table(
     sa.Column("memory_bytes", sa.BigInteger, nullable=False),
     sa.Column("duration_s", sa.Double, nullable=False),
     sa.Column("ended", sa.String(32), nullable=False),
-    sa.Column("config", _JSON, nullable=False),
-    sa.Column("outcome", _JSON, nullable=False),
-    **_MYSQL,
+    sa.Column("config", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
 )
 
 
@@ -107,7 +92,7 @@ class Record:
 
     Args:
         url: As SQLAlchemy has it.
-        at_home: The file is in the home of lasting things, which is made when it is first written.
+        at_home: The file is in the home of lasting things, which made when it is first written.
 
     Raises:
         InputError: `url` isn't one, or is that of a SQLite file on a network file system.
@@ -124,7 +109,7 @@ class Record:
         """The database, for people; a password is not shown."""
         return self._database.where
 
-    def keep(self, search: RecordedSearch, trials: Iterable[RecordedTrial]) -> int:
+    def write(self, search: RecordedSearch, trials: Iterable[RecordedTrial]) -> int:
         """Write trials that aren't written yet, and their search; one transaction. Return how many those were.
 
         Raises:
@@ -132,7 +117,6 @@ class Record:
         """
         row = search_row(search)
         with self._writing() as connection:
-            # First the insert: an update of what isn't there would lock the gap, and two of those each other (MySQL).
             self._database.insert_new(connection, _searches, [row])
             connection.execute(sa.update(_searches).where(_searches.c.id == search.id).values(**row))
             known = set(connection.scalars(sa.select(_trials.c.number).where(_trials.c.search_id == search.id)))

@@ -1,7 +1,7 @@
-"""What of a run directory goes to the lasting record: the search as it is kept, its trials and answer; all at once.
+"""What of a run directory goes to the lasting record: the search, its trials and its answer; all of it at once.
 
-A run directory is known to the record by an identity of its own, written there before the first trial, so that whoever
-writes its trials, and however often, writes the same rows.
+A run directory has an identity of its own, written before the first trial, by which the record knows it: whoever writes
+its trials, and however often, writes the same rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.values.trial import Purpose, TrialResult
 
 IDENTITY_FILE = "record.json"
 
-_KEPT_PURPOSES = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
+_RECORDED = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
 
 
 class Answer(Value):
@@ -36,13 +36,13 @@ class Answer(Value):
 
     @classmethod
     def of(cls, result: ResultData) -> Answer:
-        """Return what is kept of an answer."""
+        """Return what is recorded of an answer."""
         speedup = result.speedup.ratio if result.speedup else None
         return cls(verdict=result.verdict, best_config_id=result.best.config.config_id, speedup=speedup)
 
 
 class Identity(Value):
-    """By what the record knows a run directory, whatever it is called, and what it is to know of its answer."""
+    """By what the record knows a run directory, whatever it is called, and the answer that belongs into the record."""
 
     id: str
     started: str = Field(description="UTC, ISO 8601")
@@ -77,7 +77,7 @@ def note_answer(directory: RunDirectory, answer: Answer) -> None:
 
 
 def described(plan: SearchPlan, identity: Identity, run_directory: str) -> RecordedSearch:
-    """Return a search as it is kept, without trials."""
+    """Return a search as it is recorded, without trials."""
     workload = plan.workload
     batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
     target = f"target {workload.target_length}" if workload.target_length is not None else ""
@@ -107,12 +107,12 @@ def answered(search: RecordedSearch, answer: Answer) -> RecordedSearch:
 
 
 def recorded_trials(directory: RunDirectory, results: Iterable[TrialResult]) -> list[RecordedTrial]:
-    """Return finished trials as they are kept; checks are not."""
+    """Return finished trials as they are recorded; checks are not."""
     trials = directory.path / "trials"
     return [
         RecordedTrial.of(result, _moment(trials / f"{result.request.number:04d}" / "result.json"))
         for result in results
-        if result.request.task is None and result.request.purpose in _KEPT_PURPOSES
+        if result.request.task is None and result.request.purpose in _RECORDED
     ]
 
 
@@ -130,7 +130,7 @@ def catch_up(database: Record, path: Path) -> CaughtUp:
             return CaughtUp(run_directory=str(path), trials=0, written=0, wanted=False)
         search = described(plan, identity_of(directory), str(path.absolute()))
         trials = recorded_trials(directory, directory.results())
-        return CaughtUp(run_directory=str(path), trials=len(trials), written=database.keep(search, trials))
+        return CaughtUp(run_directory=str(path), trials=len(trials), written=database.write(search, trials))
 
 
 def _moment(file: Path) -> str:

@@ -1,12 +1,12 @@
-"""Whose code a run directory has run: a search that is gone on with runs what was handed over when it began.
+"""Whose code a run directory makes run: one from somebody else (unpacked, cloned) is a program of theirs.
 
-A run directory from somebody else (unpacked, cloned) is a program of theirs: `search.json` names scripts, and models
-with code of their own, `data/` holds pickled functions. Whatever of that was handed over here is noted in the folder
-`trusted` of `$AUTOTUNE_HOME`, by its content: a file named by the digest of what is run, and where. Nothing in a run
-directory can stand for that, and files need no owner. What isn't noted is named, and asked for by `--trust-run-dir`.
+`search.json` names scripts and models with code of their own, `data/` holds pickled functions, and a search that is
+resumed or explained runs them. What of that was handed over by this user is noted in the folder `trusted` of
+`$AUTOTUNE_HOME`, by its content: an empty file named by the digest of what is run, and where. Nothing in a run
+directory can stand for that, neither can the owner of its files. What isn't noted is named and refused until the user
+adds `--trust-run-dir`.
 
-The content of a pickled file is known by its digest in the plan, which the process that unpickles it holds it to.
-Called by what begins, resumes and explains searches.
+A pickled file is known by its digest in the plan; the process that unpickles it compares them.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _HUB_KERNELS = re.compile(r'"\w*(?:attn|experts)_implementation\w*": "([^"]*/[^"
 
 
 class Deed(NamedTuple):
-    """What a search does beyond training a model of the library's."""
+    """Something that a search does beyond training a model of the library's."""
 
     shown: str
     key: str
 
     @property
     def digest(self) -> str:
-        """By which it is noted."""
+        """The name of the file that notes it."""
         return hashlib.sha256(self.key.encode()).hexdigest()
 
 
 def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
-    """Refuse to go on with a search that would run what was never handed over here.
+    """Refuse to go on with a search that would run what this user has never handed over.
 
     Args:
         run_dir: Of the search.
         plan: Of the search.
-        trusted: The user vouches for it, from now on.
+        trusted: Whether the user vouches for it, from now on.
         delivers: Whether the answer is written where the plan says.
 
     Raises:
-        RunDirectoryError: It would; the message says what.
+        RunDirectoryError: It would run such things; the message names them.
     """
     found = [deed for deed in deeds(plan) if delivers or deed not in _delivery(plan)]
     if trusted:
@@ -68,7 +68,7 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
 
 
 def remember(plan: SearchPlan) -> None:
-    """Note that what a search runs was handed over here; where that can't be written, going on has to ask."""
+    """Note that this user has handed over what a search runs; where the home can't be written, resuming has to ask."""
     _note(deeds(plan))
 
 

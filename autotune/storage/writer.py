@@ -1,9 +1,9 @@
 """Writes every trial of a search to the lasting record as it ends, and reads what earlier searches wrote there.
 
-The keeper listens like any observer and passes everything on. A trial is a file first: what can't be written to the
-record is told once, waits, and is tried again with every trial, beside it, so that the search isn't held up; at the end
-the record is waited for a minute. What is missing even then is written by `autotune resume` or `autotune history sync`.
-Called by `autotune.api`; exhaustive searches and resumed ones are kept, too.
+A :class:`RecordWriter` is an observer between the search and the user's: it passes every event on. A trial is a file
+first: what can't be written to the record is reported once and tried again with every later trial, in a thread, so that
+the search isn't held up; at the end the record is waited for up to a minute. What is missing even then is written by
+`autotune resume` or `autotune history sync`. Exhaustive and resumed searches are recorded as well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple, Self, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple, Self, TypeVar
 
 from autotune.errors import AutotuneError, NothingFitsError, RecordError
 from autotune.planning.plan import SearchPlan
@@ -25,47 +26,7 @@ from autotune.values.events import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
 
-# A call that may take longer than anybody can wait, such as to a server that doesn't answer. It runs in a thread of
-# its own, which ends with the process, whatever it waits for. The caller waits as long as suits it and looks again
-# later. Called by `autotune.storage.writer`.
-
-T = TypeVar("T")
-
-
-class Attempt(Generic[T]):
-    """A call that has been started.
-
-    Args:
-        call: What is called; whatever it raises is raised again by :meth:`result`.
-    """
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._values: list[T] = []
-        self._error: BaseException | None = None
-        self._ended = threading.Event()
-        threading.Thread(target=self._run, name="autotune attempt", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._values.append(self._call())
-        except BaseException as error:  # told to whoever asks for the result
-            self._error = error
-        finally:
-            self._ended.set()
-
-    def has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether the call has ended, or does within so many seconds."""
-        return self._ended.wait(within_s)
-
-    def result(self) -> T:
-        """Return what the call returned; it has ended."""
-        if self._error is not None:
-            raise self._error
-        return self._values[0]
-
-
-# Of the earlier searches with the same key, so many are read: the latest say most about this machine.
+# Earlier searches with the same key that are read at most: the latest say most about this machine.
 _MOST_SEARCHES = 20
 
 # How long a search waits for a record that answers: for a trial to be written (a little longer than the database itself
@@ -73,9 +34,33 @@ _MOST_SEARCHES = 20
 _WAIT_S = PATIENCE_S + 1.0
 _READING_WAIT_S = 4 * _WAIT_S
 
-# At the end of a search, how long for one that is away; it is asked again after pauses that double from the first.
+# How long the end of a search waits for a record that is away; pauses between attempts double from the first.
 LAST_WAIT_S = 60.0
 _PAUSES_S = (0.25, 4.0)
+
+T = TypeVar("T")
+
+
+def in_thread(call: Callable[[], T]) -> Future[T]:
+    """Start a call that may take longer than anybody can wait, as to a server that doesn't answer.
+
+    Its thread is a daemon, which ends with the process, unlike those of an executor: nobody has to wait for it.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # raised again by `future.result`
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="autotune call", daemon=True).start()
+    return future
+
+
+def has_ended(future: Future[Any], within_s: float) -> bool:
+    """Whether a call has ended, or does within so many seconds."""
+    return bool(wait([future], within_s).done)
 
 
 class _Batch(NamedTuple):
@@ -85,14 +70,14 @@ class _Batch(NamedTuple):
     trials: tuple[RecordedTrial, ...]
 
 
-class Keeper:
-    """Keeps the trials of one search.
+class RecordWriter:
+    """Records the trials of one search.
 
     Args:
-        database: Where they are kept; None keeps nothing.
+        database: The record; None records nothing.
         plan: The search.
         directory: Its run directory.
-        observer: Hears everything, and what goes wrong here.
+        observer: Hears every event, and what goes wrong here.
     """
 
     def __init__(self, database: Record | None, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
@@ -101,62 +86,62 @@ class Keeper:
         self._observer = observer
         self._pending: list[RecordedTrial] = []
         self._written: RecordedSearch | None = None
-        self._attempt: tuple[_Batch, Attempt[int]] | None = None
+        self._attempt: tuple[_Batch, Future[int]] | None = None
         self._trouble: RecordError | None = None
         identity = identity_of(directory) if database is not None else Identity(id="", started="")
         self._search = described(plan, identity, str(directory.path.absolute()))
 
     @property
     def key(self) -> Key:
-        """Under which the search is kept."""
+        """The key of the search."""
         return self._search.key
 
     def __call__(self, event: Event) -> None:
         """Pass an event on; a trial that has ended is written first."""
         if isinstance(event, TrialEnded):
-            self.keep([event.result])
+            self.write([event.result])
         self._observer(event)
 
-    def keep(self, results: Iterable[TrialResult]) -> None:
-        """Write trials; those that are written already are passed over, checks are not kept."""
+    def write(self, results: Iterable[TrialResult]) -> None:
+        """Write trials, except checks and those that are written already."""
         found = recorded_trials(self._directory, results) if self._record is not None else []
         self._pending += found
         if found:
             self._write(0.0 if self._trouble is not None else _WAIT_S)
 
-    def end(self, answer: ResultData) -> ResultData:
-        """Keep the answer, and return it."""
+    def end(self, result: ResultData) -> ResultData:
+        """Record the answer, and return it."""
         if self._record is not None:
-            kept = Answer.of(answer)
-            note_answer(self._directory, kept)
-            self._search = answered(self._search, kept)
-        return answer
+            answer = Answer.of(result)
+            note_answer(self._directory, answer)
+            self._search = answered(self._search, answer)
+        return result
 
     def __enter__(self) -> Self:
-        self.keep(self._directory.results())  # of an earlier run of this search
+        self.write(self._directory.results())  # of an earlier run of this search
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write what is left; who has been interrupted isn't made to wait for a record that is away."""
+        """Write what is left; a user who has interrupted the search isn't made to wait for a record that is away."""
         if not self._is_behind:
             return
         self._write_all(_WAIT_S)
         if self._is_behind and self._may_pass and (kind is None or issubclass(kind, NothingFitsError)):
-            self._tell(f"{self._missing}; it is waited for up to {LAST_WAIT_S:.0f} s (Ctrl-C goes on without)")
+            self._note(f"{self._missing}; it is waited for up to {LAST_WAIT_S:.0f} s (Ctrl-C goes on without)")
             with contextlib.suppress(KeyboardInterrupt):
                 self._write_all(LAST_WAIT_S)
         if self._is_behind:
             catch_up = f"`autotune history sync {self._directory.path}`"
-            self._tell(f"{self._missing} ({self._trouble}); nothing is lost: {catch_up} writes it")
+            self._note(f"{self._missing} ({self._trouble}); nothing is lost: {catch_up} writes it")
 
     def earlier(self) -> list[RecordedSearch]:
         """Return the latest other searches with the same key; none if they can't be read."""
         database, key = self._record, self.key
         if database is None:
             return []
-        reading = Attempt(lambda: database.searches(key=key, latest=_MOST_SEARCHES))
+        reading = in_thread(lambda: database.searches(key=key, latest=_MOST_SEARCHES))
         try:
-            if not reading.has_ended(_READING_WAIT_S):
+            if not has_ended(reading, _READING_WAIT_S):
                 raise _no_answer(database, _READING_WAIT_S)
             found = reading.result()
         except RecordError as error:
@@ -183,20 +168,19 @@ class Keeper:
         return self._trouble is None or self._trouble.is_temporary
 
     def _write(self, wait_s: float) -> None:
-        """Try to write all that isn't written, unless an earlier attempt is still at it; wait for it only so long."""
+        """Try to write all that isn't written, unless an earlier attempt still runs; wait for it up to `wait_s`."""
         database = self._record
         if database is None:
             return
-        self._settle()
+        self._settle(0.0)
         if self._attempt is None:
             batch = _Batch(self._search, tuple(self._pending))
-            self._attempt = (batch, Attempt(lambda: database.keep(*batch)))
-        if not self._attempt[1].has_ended(wait_s) and wait_s:
+            self._attempt = (batch, in_thread(lambda: database.write(*batch)))
+        if not self._settle(wait_s) and wait_s:
             self._fails(_no_answer(database, wait_s))
-        self._settle()
 
     def _write_all(self, limit_s: float) -> None:
-        """Try until all is written, but no longer than this, and not against what waiting doesn't help."""
+        """Try until all is written, for up to `limit_s`; not against an error that waiting doesn't help."""
         ends = time.monotonic() + limit_s
         pause_s, longest_s = _PAUSES_S
         while self._is_behind and (left_s := ends - time.monotonic()) > 0:
@@ -207,30 +191,33 @@ class Keeper:
                 time.sleep(max(0.0, min(pause_s, ends - time.monotonic())))
                 pause_s = min(2 * pause_s, longest_s)
 
-    def _settle(self) -> None:
-        """Take note of how the last attempt went, if it has ended."""
-        if self._attempt is None or not self._attempt[1].has_ended():
-            return
+    def _settle(self, wait_s: float) -> bool:
+        """Take note of how the attempt under way went; False if it hasn't ended within `wait_s`."""
+        if self._attempt is None:
+            return True
         batch, attempt = self._attempt
+        if not has_ended(attempt, wait_s):
+            return False
         self._attempt = None
         try:
             attempt.result()
         except RecordError as error:
             self._fails(error)
-            return
+            return True
         del self._pending[: len(batch.trials)]
         self._written = batch.search
         if self._trouble is not None:
-            self._tell(f"it can be written again, and has {len(batch.trials)} more of this search's trials")
+            self._note(f"it can be written again, and has {len(batch.trials)} more of this search's trials")
         self._trouble = None
+        return True
 
     def _fails(self, error: RecordError) -> None:
         """Say what is wrong, once until it works again."""
         if self._trouble is None:
-            self._tell(f"{error}; the search goes on without it, and its trials are kept as files")
+            self._note(f"{error}; the search goes on without it, and its trials are kept as files")
         self._trouble = error
 
-    def _tell(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self._observer(Note(text=f"the lasting record: {text}"))
 
 
@@ -238,13 +225,13 @@ def _no_answer(database: Record, waited_s: float) -> RecordError:
     return RecordError(f"{database.where}: no answer for {waited_s:.0f} s", is_temporary=True)
 
 
-def keeper_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> Keeper:
-    """Return what keeps the trials of a search; where there is no record to be had, one that keeps nothing.
+def record_writer(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> RecordWriter:
+    """Return what records the trials of a search; where there is no record, or none is asked for, it records nothing.
 
     Args:
-        plan: The search; it may ask for no record.
+        plan: The search.
         directory: Its run directory.
-        observer: Told why there is none.
+        observer: Hears why there is none.
     """
     database = None
     if plan.record:
@@ -252,4 +239,4 @@ def keeper_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> 
             database = record()
         except AutotuneError as error:
             observer(Note(text=f"the lasting record: {error}; the search goes on without it"))
-    return Keeper(database, plan, directory, observer)
+    return RecordWriter(database, plan, directory, observer)

@@ -36,7 +36,7 @@ def path(tmp_path, monkeypatch) -> Path:
 def filled(path) -> Record:
     database = Record(f"sqlite:///{path}")
     for search in (GPT2, AGAIN, T5):
-        database.keep(search, search.trials)
+        database.write(search, search.trials)
     return database
 
 
@@ -187,7 +187,7 @@ def test_a_beginning_that_several_keys_have_is_not_enough(filled):
         searches.setdefault(other.key.short[0], []).append(other)
     alike = next(found for found in searches.values() if len(found) > 1)[:2]
     for search in alike:
-        filled.keep(search, [])
+        filled.write(search, [])
     assert "could be" in line_of(run("show", alike[0].key.short[0], code=2))
 
 

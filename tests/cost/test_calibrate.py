@@ -10,7 +10,7 @@ from factories import make_gpu, make_hardware
 
 from autotune.cost.calibrate import TINY_SIZES, beyond_data_sheet, calibrate, rates_by_table
 from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.storage.learned import rates_of, rates_path, read_rates, write_rates
+from autotune.storage.home import rates_of, rates_path, read_rates, write_rates
 from autotune.values.catalogue.gpus import gpu_named, hypothetical
 from autotune.values.estimate import Rates
 from autotune.values.hardware import cuda_count

@@ -9,7 +9,7 @@ from factories import make_config, make_gpu, make_hardware
 
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
 from autotune.cost.memory import Components
-from autotune.storage.learned import _MOST_OBSERVATIONS, add_observations, read_observations
+from autotune.storage.home import _MOST_OBSERVATIONS, add_observations, read_observations
 from autotune.units import GIB
 from autotune.values.adapters import LoraAdapter
 

@@ -9,7 +9,7 @@ from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
-from autotune.storage.learned import rates_of
+from autotune.storage.home import rates_of
 from autotune.training.resolve import resolve
 from autotune.units import GIB
 from autotune.values.config import TrainConfig

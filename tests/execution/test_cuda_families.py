@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import write_model
-from test_slow_models import FAMILIES
+from model_families import FAMILIES
 
 from autotune.training.build import default_task
 from autotune.training.resolve import resolve

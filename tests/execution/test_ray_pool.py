@@ -27,8 +27,7 @@ from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.execution.ray_nodes import Cluster
-from autotune.execution.ray_pool import RayPool
-from autotune.execution.ray_session import joined
+from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import trial_directory
 from autotune.search.parallel import FanOut
 from autotune.storage.run_directory import RunDirectory

@@ -9,7 +9,7 @@ import pytest
 from autotune.errors import InputError, MachineError
 from autotune.execution.pool import LocalPool
 from autotune.execution.runner import LocalRunner
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.planner import outline
 from autotune.search.backend import check, crew_of
 from autotune.search.parallel import FanOut
@@ -34,7 +34,7 @@ two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
 )
 def test_what_can_not_go_together_is_refused(fields, said):
     with pytest.raises(InputError, match=said):
-        check(Options(model="m", **fields))
+        check(SearchOptions(model="m", **fields))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_can_not_go_together_is_refused(fields, said):
     [{}, {"workers": 1, "exhaustive": True}, {"workers": 4}, {"engine": "ray", "address": "auto", "kind": "A"}],
 )
 def test_anything_else_is_not(fields):
-    check(Options(model="m", **fields))
+    check(SearchOptions(model="m", **fields))
 
 
 @pytest.mark.parametrize("workers", [None, 1])
@@ -84,9 +84,9 @@ def test_a_search_goes_on_with_what_its_trials_had(tmp_path):
 def test_the_default_memory_is_a_share_and_more_than_that_is_refused(tmp_path):
     with crew_of(Fleet(workers=2), tmp_path, device="cpu") as made:
         share = made.allotment
-    usual = outline(Options(model="gpt2", workers=2), share)
+    usual = outline(SearchOptions(model="gpt2", workers=2), share)
     assert usual.memory_bytes < share.hardware.free_bytes
     assert usual.is_shared
     assert share.notes[0] in usual.notes
     with pytest.raises(InputError, match="each of 2 trials at a time can have"):
-        outline(Options(model="gpt2", workers=2, memory_bytes=share.hardware.free_bytes + GIB), share)
+        outline(SearchOptions(model="gpt2", workers=2, memory_bytes=share.hardware.free_bytes + GIB), share)

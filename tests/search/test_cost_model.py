@@ -11,7 +11,7 @@ from profiles import make_family, make_profile, make_rates
 from autotune.cost.child import ENTRY, TraceRequest, Traces
 from autotune.cost.family import family_of
 from autotune.search.cost_model import cost_model, learn
-from autotune.storage.learned import read_observations, write_rates
+from autotune.storage.home import read_observations, write_rates
 from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.trial import Memory

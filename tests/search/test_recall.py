@@ -29,7 +29,7 @@ from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.history import History
 from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.writer import Keeper
+from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.events import Note
@@ -386,7 +386,7 @@ class Searches:
             for config in (BASE, *configs)
         ]  # fmt: skip
         search = kept(*found, verdict="faster", best_config_id=winner.config_id)
-        self.database.keep(search, search.trials)
+        self.database.write(search, search.trials)
 
     def run(self, name: str, *, stop_after: int | None = None, **fields):
         """Run the search in this folder, or go on with it; return its answer and the configurations it explored."""
@@ -407,11 +407,11 @@ class Searches:
             if isinstance(event, Note):
                 self.notes.append(event.text)
 
-        with Keeper(self.database, plan, directory, listen) as keeper:
-            recall = Recall(plan, keeper.earlier())
+        with RecordWriter(self.database, plan, directory, listen) as writer:
+            recall = Recall(plan, writer.earlier())
             model = self.model if self.guided else None
-            tuner = Tuner(plan, directory, runner, keeper, model=model, recall=recall)
-            return keeper.end(tuner.run()), runner.searched
+            tuner = Tuner(plan, directory, runner, writer, model=model, recall=recall)
+            return writer.end(tuner.run()), runner.searched
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ CLASSES = [
     ({"attn_implementation": "eager"}, make_facts(), "exact"),
     ({"dataloader_num_workers": 2}, make_facts(), "exact"),
     ({"dataloader_pin_memory": True}, make_facts(), "exact"),
+    ({"torch_empty_cache_steps": 1}, RANDOM, "exact"),
     ({"dataloader_prefetch_factor": 4}, make_facts(), "exact"),
     ({"packing": True}, make_facts(), "exact"),
     ({"packing": True}, RANDOM, "numerics"),

@@ -129,6 +129,7 @@ ILLEGAL = [
     (why(facts=MOE, expert_capacity=64), "llama has no expert_capacity to set"),
     (why(experts_per_token=1), "llama has no experts_per_token to set"),
     (why(CPU, use_liger_kernel=True), "written in Triton and need a CUDA device"),
+    (why(CPU, torch_empty_cache_steps=1), "empties the cache of a GPU's allocator; a CPU has none"),
     (why(without(GPU, "liger-kernel"), use_liger_kernel=True), "needs the package liger-kernel"),
     (why(with_packages(GPU, "liger-kernel"), use_liger_kernel=True), "liger-kernel has no kernels for llama"),
     (why(without(GPU, "bitsandbytes"), optim="adamw_bnb_8bit"), "adamw_bnb_8bit needs the package bitsandbytes"),
@@ -171,6 +172,7 @@ LEGAL = {
     "autotuned kernels with tf32": why(tf32=True, **AUTOTUNED),
     "tf32 beside 16 bits": why(tf32=True, precision="bf16"),
     "LoRA": why(adapter={}),
+    "an emptied cache": why(torch_empty_cache_steps=4),
 }
 
 

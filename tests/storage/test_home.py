@@ -1,11 +1,13 @@
-"""Where lasting things live."""
+"""Where lasting things live, and which paths lie on a network file system."""
 
+from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.errors import InputError
-from autotune.storage.home import home, writable
+from autotune.storage.home import home, network_kind, writable
 
 
 def test_the_variable_names_it(monkeypatch, tmp_path):
@@ -69,3 +71,63 @@ def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
     monkeypatch.setattr(Path, "home", fail)
     with pytest.raises(InputError, match="set AUTOTUNE_HOME"):
         home()
+
+
+# Network file systems
+
+Mount = namedtuple("Mount", ["mountpoint", "fstype"])
+
+MOUNTS = [
+    Mount("/", "ext4"),
+    Mount("/proc", "proc"),
+    Mount("/home", "autofs"),
+    Mount("/home/ann", "nfs4"),
+    Mount("/home/ann/scratch", "xfs"),
+    Mount("/mnt/our data", "cifs"),
+    Mount("/mnt/ssh", "fuse.sshfs"),
+    Mount("/lustre", "lustre"),
+    Mount("/over", "nfs"),
+    Mount("/over", "ext4"),
+]
+
+
+@pytest.fixture
+def _mounts(monkeypatch):
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: MOUNTS)
+
+
+@pytest.mark.usefixtures("_mounts")
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/record.db", None),
+        ("/home/ann/record.db", "nfs4"),
+        ("/home/ann/not/made/yet/record.db", "nfs4"),
+        ("/home/ann/scratch/record.db", None),
+        ("/home/annie/record.db", None),
+        ("/mnt/our data/record.db", "cifs"),
+        ("/mnt/ssh/record.db", "fuse.sshfs"),
+        ("/lustre/record.db", "lustre"),
+        ("/over/record.db", None),
+    ],
+)
+def test_the_innermost_mount_counts_and_of_two_at_one_place_the_last(path, kind):
+    assert network_kind(Path(path)) == kind
+
+
+@pytest.mark.usefixtures("_mounts")
+def test_a_link_leads_where_it_points(tmp_path):
+    (tmp_path / "link").symlink_to("/lustre/home")
+    assert network_kind(tmp_path / "link" / "record.db") == "lustre"
+
+
+def test_where_mounts_can_not_be_listed_nothing_is_known(monkeypatch):
+    def fail(all: bool) -> list[Mount]:
+        raise FileNotFoundError("/proc/self/mounts")
+
+    monkeypatch.setattr(psutil, "disk_partitions", fail)
+    assert network_kind(Path("/lustre")) is None
+
+
+def test_the_mounts_of_this_machine_can_be_listed():
+    assert network_kind(Path("/proc")) is None

@@ -36,7 +36,7 @@ def _hasty(monkeypatch):
 
 def keep(database: Record, *searches) -> None:
     for search in searches:
-        database.keep(search, search.trials)
+        database.write(search, search.trials)
 
 
 def test_what_was_kept_is_read_again(database):
@@ -53,14 +53,14 @@ def test_reading_makes_nothing(database, tmp_path):
 def test_a_trial_that_is_kept_again_stays_as_it_is(database):
     search = recorded_search(recorded_trial())
     keep(database, search, search)
-    database.keep(search, [search.trials[1].model_copy(update={"duration_s": 99.0})])
+    database.write(search, [search.trials[1].model_copy(update={"duration_s": 99.0})])
     assert database.searches() == [search]
 
 
 def test_how_many_were_not_there_is_told(database):
     search = recorded_search(recorded_trial(), recorded_trial())
-    assert database.keep(search, search.trials[:1]) == 1
-    assert database.keep(search, search.trials) == 2
+    assert database.write(search, search.trials[:1]) == 1
+    assert database.write(search, search.trials) == 2
 
 
 def test_who_writes_the_same_trial_at_the_same_moment_writes_it_once(database, monkeypatch):
@@ -69,16 +69,16 @@ def test_who_writes_the_same_trial_at_the_same_moment_writes_it_once(database, m
     keep(database, search)
     monkeypatch.setattr(module, "trial_row", lambda search_id, trial: {**trial_row(search_id, trial), "number": 1})
     late = search.trials[1].model_copy(update={"number": 7, "duration_s": 99.0})
-    database.keep(search, [late])
+    database.write(search, [late])
     assert database.searches() == [search]
 
 
 def test_trials_come_one_by_one_and_the_answer_last(database):
     search = recorded_search(recorded_trial())
     for trial in search.trials:
-        database.keep(search, [trial])
+        database.write(search, [trial])
     answered = search.model_copy(update={"verdict": "faster", "best_config_id": "x", "speedup": 1.5})
-    database.keep(answered, [])
+    database.write(answered, [])
     assert database.searches() == [answered]
 
 
@@ -129,7 +129,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 database = Record(f"sqlite:///{sys.argv[1]}")
 for trial in search.trials:
-    database.keep(search, [trial])
+    database.write(search, [trial])
 """
 
 

@@ -9,7 +9,7 @@ from autotune.errors import RunDirectoryError
 from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.sync import Answer, catch_up, identity_of, note_answer, recorded_trials
-from autotune.storage.writer import Keeper
+from autotune.storage.writer import RecordWriter
 from autotune.value import write_value
 from autotune.values.checks import SoakTask
 from autotune.values.trial import Purpose
@@ -47,8 +47,8 @@ def test_all_that_a_killed_search_left_is_written_once(database, directory):
 
 
 def test_it_is_the_search_that_the_keeper_wrote(database, directory):
-    keeper = Keeper(database, PLAN, directory, lambda event: None)
-    keeper.keep(directory.results()[:1])
+    writer = RecordWriter(database, PLAN, directory, lambda event: None)
+    writer.write(directory.results()[:1])
     assert catch_up(database, directory.path).written == 1
     assert len(database.searches()) == 1
 

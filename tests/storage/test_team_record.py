@@ -1,6 +1,6 @@
-"""A record on a server that many searches write at once: PostgreSQL, MySQL or MariaDB.
+"""A record on a PostgreSQL server that many searches write at once.
 
-    AUTOTUNE_TEST_RECORDS="postgresql://user:password@host/autotune_test mysql://..." pytest -m slow -k team_record
+    AUTOTUNE_TEST_RECORDS="postgresql://user:password@host/autotune_test" pytest -m slow -k team_record
 
 The tables of a database named there are dropped, so its name must have "test" in it.
 """
@@ -23,13 +23,13 @@ URLS = os.environ.get("AUTOTUNE_TEST_RECORDS", "").split()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not URLS, reason="AUTOTUNE_TEST_RECORDS names no server")]
 
 TABLES = ("autotune_trials", "autotune_searches", "autotune_about")
-LARGE = {"text": "ünïcödé 💾 " * 20_000}  # more than the 64 KiB of MySQL's TEXT, and beyond its three-byte alphabet
+LARGE = {"text": "ünïcödé 💾 " * 20_000}  # hundreds of KiB, and characters of four bytes
 
 
 @pytest.fixture(params=URLS, ids=lambda url: url.partition(":")[0])
 def url(request) -> str:
     """The URL of a database without our tables."""
-    pytest.importorskip("psycopg" if request.param.startswith("postgres") else "pymysql")
+    pytest.importorskip("psycopg")
     database = Database(request.param)
     assert "test" in (database.url.database or ""), "the name of a database to try this on must have 'test' in it"
     with database.engine.begin() as connection:
@@ -57,9 +57,9 @@ def test_what_was_kept_is_read_again_to_the_last_digit(url):
     search = search.model_copy(update={"trials": (search.trials[0], large, search.trials[2]), "speedup": 1 / 3})
     database = Record(url)
     assert database.searches() == []
-    assert database.keep(search, search.trials) == 3
+    assert database.write(search, search.trials) == 3
     assert Record(url).searches() == [search]
-    assert Record(url).keep(search, search.trials) == 0
+    assert Record(url).write(search, search.trials) == 0
     assert database.searches(key=search.key, latest=1) == [search]
     database.forget([search])
     assert database.searches() == []
@@ -68,7 +68,7 @@ def test_what_was_kept_is_read_again_to_the_last_digit(url):
 def test_a_row_that_is_there_is_left_as_it_is(url):
     """As when two write the same trial at the same moment, or one that was told its write had failed."""
     search = recorded_search()
-    Record(url).keep(search, search.trials)
+    Record(url).write(search, search.trials)
     database = Database(url)
     with database.writing() as connection:
         table = sa.Table("autotune_trials", sa.MetaData(), autoload_with=connection)
@@ -90,8 +90,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 database = Record(sys.argv[1])
 for one, other in zip(mine.trials, ours.trials):
-    database.keep(mine, [one])
-    database.keep(ours, [other])
+    database.write(mine, [one])
+    database.write(ours, [other])
 """
 
 
@@ -103,23 +103,23 @@ def test_many_processes_make_the_tables_and_write_at_once_the_same_search_too(ur
 
 def test_a_table_that_is_locked_is_given_up_after_seconds_and_may_be_free_later(url):
     search = recorded_search()
-    Record(url).keep(search, [])
+    Record(url).write(search, [])
     holder = execute(url, "UPDATE autotune_searches SET speedup = 2", hold=True)
     try:
         with pytest.raises(RecordError, match="can't be used") as caught:
-            Record(url).keep(search, search.trials)
+            Record(url).write(search, search.trials)
     finally:
         holder.rollback()
         holder.close()
     assert caught.value.is_temporary
     assert "\n" not in str(caught.value)
-    assert Record(url).keep(search, search.trials) == 1
+    assert Record(url).write(search, search.trials) == 1
 
 
 def test_a_record_of_a_newer_autotune_is_refused(url):
-    Record(url).keep(recorded_search(), [])
+    Record(url).write(recorded_search(), [])
     execute(url, f"UPDATE autotune_about SET value = '{SCHEMA_VERSION + 1}'")
-    for attempt in (Record(url).searches, lambda: Record(url).keep(recorded_search(), [])):
+    for attempt in (Record(url).searches, lambda: Record(url).write(recorded_search(), [])):
         with pytest.raises(RecordError, match="written by a newer autotune"):
             attempt()
 

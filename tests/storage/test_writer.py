@@ -20,7 +20,7 @@ from autotune.storage.database import VARIABLE
 from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.sync import catch_up
-from autotune.storage.writer import Keeper, keeper_of
+from autotune.storage.writer import RecordWriter, has_ended, in_thread, record_writer
 from autotune.value import write_value
 from autotune.values.checks import SoakTask
 from autotune.values.events import Event, TrialEnded
@@ -55,17 +55,17 @@ def numbers(database: Record) -> list[int]:
 
 
 def test_a_trial_is_kept_when_it_ends_and_passed_on(database, directory, heard):
-    with Keeper(database, PLAN, directory, heard) as keeper:
-        keeper(ended(0))
+    with RecordWriter(database, PLAN, directory, heard) as recording:
+        recording(ended(0))
         assert numbers(database) == [0]
-        keeper(ended(1))
+        recording(ended(1))
         assert numbers(database) == [0, 1]
     assert [event.result.request.number for event in heard] == [0, 1]
 
 
 def test_a_search_is_described_by_what_a_user_knows_it_by(database, directory, heard):
-    with Keeper(database, PLAN, directory, heard) as keeper:
-        keeper(ended())
+    with RecordWriter(database, PLAN, directory, heard) as recording:
+        recording(ended())
     (search,) = database.searches()
     assert (search.model, search.shape, search.device) == ("tiny", "causal-lm, sequence 128, batch 16", "a CPU")
     assert search.run_directory == str(directory.path)
@@ -82,8 +82,8 @@ def test_a_search_is_described_by_what_a_user_knows_it_by(database, directory, h
     ],
 )
 def test_checks_are_not_kept(database, directory, heard, purpose, task, is_kept):
-    with Keeper(database, PLAN, directory, heard) as keeper:
-        keeper(ended(purpose=purpose, task=task))
+    with RecordWriter(database, PLAN, directory, heard) as recording:
+        recording(ended(purpose=purpose, task=task))
     assert bool(numbers(database)) == is_kept
     assert len(heard) == 1
 
@@ -95,8 +95,8 @@ def test_the_answer_of_a_search_is_kept(database, directory, heard):
         budget=make_budget(finalists=1, max_trials=1),
     )
     runner = ScriptedRunner(directory.path, lambda r: 20.0 if r.config.precision == "bf16" else 10.0)
-    with Keeper(database, plan, directory, heard) as keeper:
-        answer = keeper.end(Tuner(plan, directory, runner, keeper).run())
+    with RecordWriter(database, plan, directory, heard) as recording:
+        answer = recording.end(Tuner(plan, directory, runner, recording).run())
     assert isinstance(answer, ResultData)
     (search,) = database.searches()
     assert (search.verdict, search.best_config_id) == ("faster", make_config(precision="bf16").config_id)
@@ -106,8 +106,8 @@ def test_the_answer_of_a_search_is_kept(database, directory, heard):
 
 def test_a_whole_space_that_is_measured_is_kept(database, directory, heard):
     plan = make_plan(exhaustive=True, record=True, space=make_space_file({"precision": ["fp32", "bf16"]}))
-    with Keeper(database, plan, directory, heard) as keeper:
-        Recorder(plan, directory, ScriptedRunner(directory.path, lambda r: 10.0), keeper).run()
+    with RecordWriter(database, plan, directory, heard) as recording:
+        Recorder(plan, directory, ScriptedRunner(directory.path, lambda r: 10.0), recording).run()
     assert numbers(database) == [0, 1]
 
 
@@ -118,22 +118,22 @@ def leave(directory: RunDirectory, result: TrialResult) -> None:
 
 
 def test_a_search_that_is_gone_on_with_is_the_same_one_and_keeps_what_was_missed(database, directory, heard):
-    with Keeper(database, PLAN, directory, heard) as keeper:
-        keeper(ended(0))
+    with RecordWriter(database, PLAN, directory, heard) as recording:
+        recording(ended(0))
     leave(directory, make_result(number=0))
     leave(directory, make_result(number=1))  # killed before it was kept
-    with Keeper(database, PLAN, directory, heard) as keeper:
-        keeper(ended(2))
+    with RecordWriter(database, PLAN, directory, heard) as recording:
+        recording(ended(2))
     assert numbers(database) == [0, 1, 2]
     assert len(database.searches()) == 1
 
 
 def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_path, heard):
-    def search(name: str, plan) -> Keeper:
+    def search(name: str, plan) -> RecordWriter:
         (tmp_path / name).mkdir()
-        with Keeper(database, plan, RunDirectory(tmp_path / name), heard) as keeper:
-            keeper(ended())
-        return keeper
+        with RecordWriter(database, plan, RunDirectory(tmp_path / name), heard) as recording:
+            recording(ended())
+        return recording
 
     first = search("first", PLAN)
     other = search("other", PLAN.model_copy(update={"facts": PLAN.facts.model_copy(update={"parameters": 7})}))
@@ -154,7 +154,7 @@ def _hasty(monkeypatch):
 @pytest.fixture
 def locked(database, _hasty):
     """A record that another process is writing, until it is told to end."""
-    Record(f"sqlite:///{database.where}").keep(OTHER, [])
+    Record(f"sqlite:///{database.where}").write(OTHER, [])
     holder = sqlite3.connect(database.where, isolation_level=None, check_same_thread=False)
     holder.execute("BEGIN IMMEDIATE")
     yield holder
@@ -171,9 +171,9 @@ def hasty(database: Record) -> Record:
 
 class TestARecordThatIsAway:
     def test_it_is_told_once_and_has_all_when_it_is_back(self, database, locked, directory, heard):
-        with Keeper(hasty(database), PLAN, directory, heard) as keeper:
+        with RecordWriter(hasty(database), PLAN, directory, heard) as recording:
             for number in range(3):
-                keeper(ended(number))
+                recording(ended(number))
             assert len(heard.notes) == 1
             assert "in use by another process" in heard.notes[0]
             assert heard.notes[0].endswith("the search goes on without it, and its trials are kept as files")
@@ -185,12 +185,12 @@ class TestARecordThatIsAway:
     @pytest.mark.usefixtures("_hasty")
     def test_it_is_tried_again_with_the_next_trials(self, tmp_path, directory, heard):
         database = Record(f"sqlite:///{tmp_path}/folder/record.db")
-        with Keeper(database, PLAN, directory, heard) as keeper:
-            keeper(ended(0))
+        with RecordWriter(database, PLAN, directory, heard) as recording:
+            recording(ended(0))
             (tmp_path / "folder").mkdir()
             number = 1
             while len(heard.notes) < 2 and number < 500:  # the attempts go on beside the trials
-                keeper(ended(number))
+                recording(ended(number))
                 time.sleep(0.01)
                 number += 1
             assert "can be written again" in heard.notes[1]
@@ -202,8 +202,8 @@ class TestARecordThatIsAway:
         monkeypatch.setattr(writer, "LAST_WAIT_S", 60.0)
         monkeypatch.setattr(writer, "_WAIT_S", 0.2)
         back = threading.Timer(1.0, lambda: locked.execute("ROLLBACK"))
-        with Keeper(hasty(database), PLAN, directory, heard) as keeper:
-            keeper(ended())
+        with RecordWriter(hasty(database), PLAN, directory, heard) as recording:
+            recording(ended())
             back.start()
         back.join()
         assert numbers(database) == [0]
@@ -217,7 +217,7 @@ class TestARecordThatIsAway:
         directory.write_plan(PLAN)
         for number in range(2):
             leave(directory, make_result(number=number))
-        with Keeper(hasty(database), PLAN, directory, heard):
+        with RecordWriter(hasty(database), PLAN, directory, heard):
             pass
         assert "2 trials are not written yet (" in heard.notes[-1]
         assert heard.notes[-1].endswith(f"nothing is lost: `autotune history sync {directory.path}` writes it")
@@ -229,9 +229,9 @@ class TestARecordThatIsAway:
     @pytest.mark.parametrize(("kind", "waits"), [(KeyboardInterrupt, False), (NothingFitsError, True), (None, True)])
     def test_who_is_interrupted_does_not_wait(self, database, locked, directory, heard, monkeypatch, kind, waits):
         monkeypatch.setattr(writer, "_WAIT_S", 0.1)
-        keeper = Keeper(hasty(database), PLAN, directory, heard).__enter__()
-        keeper(ended())
-        keeper.__exit__(kind)
+        recording = RecordWriter(hasty(database), PLAN, directory, heard).__enter__()
+        recording(ended())
+        recording.__exit__(kind)
         assert any("waited for" in note for note in heard.notes) == waits
         assert "history sync" in heard.notes[-1]
 
@@ -247,18 +247,18 @@ class TestARecordThatIsAway:
         def interrupt(seconds: float) -> None:
             raise KeyboardInterrupt
 
-        with Keeper(hasty(database), PLAN, directory, listen) as keeper:
-            keeper(ended())
+        with RecordWriter(hasty(database), PLAN, directory, listen) as recording:
+            recording(ended())
         assert "history sync" in heard.notes[-1]
 
     def test_one_that_hangs_holds_nothing_up(self, database, directory, heard, monkeypatch):
         monkeypatch.setattr(writer, "_WAIT_S", 0.2)
         gate = threading.Event()
-        keep = database.keep
-        monkeypatch.setattr(database, "keep", lambda *of: gate.wait(60) and keep(*of))
-        with Keeper(database, PLAN, directory, heard) as keeper:
+        write = database.write
+        monkeypatch.setattr(database, "write", lambda *of: gate.wait(60) and write(*of))
+        with RecordWriter(database, PLAN, directory, heard) as recording:
             for number in range(3):
-                keeper(ended(number))
+                recording(ended(number))
             assert len(heard.notes) == 1
             assert "no answer" in heard.notes[0]
             gate.set()
@@ -268,30 +268,30 @@ class TestARecordThatIsAway:
         monkeypatch.setattr(writer, "_READING_WAIT_S", 0.05)
         gate = threading.Event()
         monkeypatch.setattr(database, "searches", lambda **of: gate.wait(60))
-        assert Keeper(database, PLAN, directory, heard).earlier() == []
+        assert RecordWriter(database, PLAN, directory, heard).earlier() == []
         gate.set()
         assert "no answer" in heard.notes[0]
 
     def test_one_that_is_damaged_is_told_and_not_waited_for(self, tmp_path, directory, heard, monkeypatch):
         (tmp_path / "record.db").write_bytes(b"no database" * 200)
-        with Keeper(Record(f"sqlite:///{tmp_path / 'record.db'}"), PLAN, directory, heard) as keeper:
-            assert keeper.earlier() == []
-            keeper(ended())
+        with RecordWriter(Record(f"sqlite:///{tmp_path / 'record.db'}"), PLAN, directory, heard) as recording:
+            assert recording.earlier() == []
+            recording(ended())
         assert len(heard.notes) == 2
         assert "damaged" in heard.notes[0]
         assert "1 trial is not written yet" in heard.notes[1]
 
     def test_a_mistake_of_ours_is_not_passed_over(self, database, directory, heard, monkeypatch):
-        monkeypatch.setattr(database, "keep", lambda *of: 1 // 0)
-        with pytest.raises(ZeroDivisionError), Keeper(database, PLAN, directory, heard) as keeper:
-            keeper(ended())
+        monkeypatch.setattr(database, "write", lambda *of: 1 // 0)
+        with pytest.raises(ZeroDivisionError), RecordWriter(database, PLAN, directory, heard) as recording:
+            recording(ended())
 
 
 class TestSwitchedOff:
     def run(self, plan, directory: RunDirectory, heard: Heard) -> list[str]:
-        with keeper_of(plan, directory, heard) as keeper:
-            keeper(ended())
-            assert keeper.earlier() == []
+        with record_writer(plan, directory, heard) as recording:
+            recording(ended())
+            assert recording.earlier() == []
         assert any(isinstance(event, TrialEnded) for event in heard)
         return heard.notes
 
@@ -319,3 +319,25 @@ class TestSwitchedOff:
 def test_a_request_says_nothing_of_the_record():
     """Trials are what they are with a record and without."""
     assert "record" not in make_request().model_dump_json()
+
+
+class TestACallInAThread:
+    def test_what_it_returns_is_there_when_it_has_ended(self):
+        call = in_thread(lambda: 42)
+        assert has_ended(call, 60)
+        assert call.result() == 42
+
+    def test_one_that_hangs_is_not_waited_for(self):
+        gate = threading.Event()
+        call = in_thread(gate.wait)
+        assert not has_ended(call, 0)
+        assert not has_ended(call, 0.01)
+        gate.set()
+        assert has_ended(call, 60)
+        assert call.result() is True
+
+    def test_what_it_raises_is_raised_to_who_asks(self):
+        call = in_thread(lambda: 1 // 0)
+        assert has_ended(call, 60)
+        with pytest.raises(ZeroDivisionError):
+            call.result()

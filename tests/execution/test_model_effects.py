@@ -11,7 +11,7 @@ from factories import make_config
 from torch import nn
 
 from autotune.errors import NoEffectError
-from autotune.execution import parallel_effects
+from autotune.execution import model_effects
 from autotune.values.config import Parallelism
 
 
@@ -44,7 +44,7 @@ def seen(monkeypatch):
             model_wrapped=wrapper, args=SimpleNamespace(world_size=ran if known is None else known)
         )
         config = make_config(parallelism=Parallelism(world_size=world_size, **spread))
-        return parallel_effects.parallelism(config, trainer, wrapper)
+        return model_effects.parallelism(config, trainer, wrapper)
 
     return look
 
@@ -104,4 +104,4 @@ def test_tensor_parallel_without_shared_matrices_is_found(seen):
 def test_the_optimizer_is_looked_for_inside_all_wrappers():
     inner = SimpleNamespace(name="inner")
     wrapped = SimpleNamespace(optimizer=SimpleNamespace(optimizer=inner))
-    assert parallel_effects.inner_optimizer(wrapped) is inner
+    assert model_effects.inner_optimizer(wrapped) is inner

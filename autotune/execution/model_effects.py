@@ -1,11 +1,14 @@
-"""Checks that a training was spread over devices as was asked for: a part of `effects`.
+"""Checks of what the model is made of: a part of `effects`.
 
-Much of it can fail without a word: ranks that train copies of their own, FSDP that becomes DDP, weights too small to be
-split. So it is looked at what wraps the model, and at the shards themselves.
+The adapter that was asked for is the one that is trained, on weights packed as was asked for; experts and fused kernels
+are the chosen ones; and the model is spread over devices as was asked for. Much of the last can fail without a word:
+ranks that train copies of their own, FSDP that becomes DDP, weights too small to be split. So it is looked at what
+wraps the model, and at the shards themselves.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -14,14 +17,121 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.errors import NoEffectError
+from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
 from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
+from autotune.training.random_weights import quantization_of, quantized_layers
+from autotune.values.adapters import is_new_weight
 from autotune.values.config import Parallelism, Precision, TrainConfig
+
+# What of an adapter's arguments peft resolves to names of its own.
+_RESOLVED = ("target_modules", "target_parameters", "feedforward_modules")
 
 # What steps in for AdamW where DeepSpeed offloads its states.
 _ADAM_OF_THE_HOST = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
 
 # Shards are padded, and DeepSpeed keeps small parameters whole: a rank may hold so much more than its part.
 _SLACK = 1.5
+
+
+def adapter(config: TrainConfig, model: nn.Module) -> str:
+    """Return what is trained.
+
+    Raises:
+        NoEffectError: It isn't what was asked for.
+    """
+    sizes = [(name, p.numel()) for name, p in model.named_parameters() if p.requires_grad]
+    trained, total = sum(size for _, size in sizes), sum(p.numel() for p in model.parameters())
+    new = sum(size for name, size in sizes if is_new_weight(name))
+    if config.adapter is None:
+        if new:
+            raise NoEffectError(f"no adapter was asked for, but {new} parameters of adapters are trained")
+        return f"none, {trained} parameters trained"
+    kind = config.adapter.kind
+    arguments = adapter_arguments(config.adapter)
+    if arguments["peft_type"] == BITFIT:
+        return f"{kind}, {_trained_biases(model)} biases among {trained} parameters trained"
+    if trained == total:
+        raise NoEffectError(f"{kind} was asked for, but {trained} of {total} parameters are trained")
+    if not new:
+        raise NoEffectError(f"{kind} was asked for, but no adapter is trained")
+    _check_adapter(kind, arguments, model)
+    return f"{kind}, {trained} of {total} parameters trained"
+
+
+def _check_adapter(kind: str, arguments: dict[str, Any], model: Any) -> None:
+    """Raise NoEffectError unless peft's own config has all that was asked for."""
+    actual = model.active_peft_config
+    for name, wanted in arguments.items():
+        if name not in _RESOLVED and getattr(actual, name) != wanted:
+            raise NoEffectError(f"{kind} was asked for, but {name} is {getattr(actual, name)}, not {wanted}")
+
+
+def _trained_biases(model: nn.Module) -> int:
+    """Return how many biases are trained, and nothing else but the head of a classifier."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    biases = [p.numel() for name, p in trained if name.endswith("bias")]
+    others = [n for n, _ in trained if not n.endswith("bias") and n.split(".")[0] not in CLASSIFICATION_HEADS]
+    if others or not biases:
+        raise NoEffectError(f"bitfit was asked for, but {others[0] if others else 'nothing'} is trained")
+    return sum(biases)
+
+
+def quantization(config: TrainConfig, model: nn.Module) -> str:
+    """Return how base weights are packed.
+
+    Raises:
+        NoEffectError: It isn't what was asked for.
+    """
+    wanted = config.quantization
+    layers = Counter(quantization_of(layer) for _, layer in quantized_layers(model))
+    if wanted is None:
+        if layers:
+            raise NoEffectError(f"no quantized weights were asked for, but those of layers are {next(iter(layers))}")
+        return "none"
+    if set(layers) != {wanted}:
+        raise NoEffectError(f"{wanted} weights were asked for, but they are {'/'.join(layers) or 'not quantized'}")
+    loose = [n for n, layer in quantized_layers(model) if layer.weight.dtype not in (torch.uint8, torch.int8)]
+    if loose:
+        raise NoEffectError(f"{wanted} weights were asked for, but those of {loose[0]} are not packed")
+    return f"{wanted} in {layers[wanted]} layers"
+
+
+def experts(config: TrainConfig, model: Any) -> str:
+    """Return the implementation of the experts.
+
+    Raises:
+        NoEffectError: It isn't the one asked for, or the model has another number of experts per token or capacity.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    text = base.config.get_text_config() if hasattr(base, "config") else None  # a user's module has none
+    for name, field in (("experts_per_token", "num_experts_per_tok"), ("expert_capacity", "expert_capacity")):
+        wanted = getattr(config, name)
+        if wanted is not None and getattr(text, field, None) != wanted:
+            raise NoEffectError(f"{name} {wanted} was asked for, but the model has {getattr(text, field, None)}")
+    if config.experts_implementation is None:
+        return "none to choose"
+    actual = getattr(text, "_experts_implementation", None)
+    if actual != config.experts_implementation:
+        raise NoEffectError(f"experts {config.experts_implementation} were asked for, but {actual} ran")
+    return str(actual)
+
+
+def liger(config: TrainConfig, model: nn.Module) -> str:
+    """Return how many modules run Liger's kernels.
+
+    Raises:
+        NoEffectError: Some do that shouldn't, or none does.
+    """
+
+    def is_liger(module: nn.Module) -> bool:
+        forward = getattr(module.forward, "__func__", module.forward)
+        return "liger_kernel" in type(module).__module__ or "liger_kernel" in getattr(forward, "__module__", "")
+
+    patched = sum(map(is_liger, model.modules()))
+    if bool(patched) != config.use_liger_kernel:
+        asked = "was" if config.use_liger_kernel else "was not"
+        raise NoEffectError(f"Liger {asked} asked for, but {patched} modules run its kernels")
+    return f"{patched} modules" if patched else "none"
 
 
 def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:

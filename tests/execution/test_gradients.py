@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from autotune.execution.splitting import Gradient, Split, compared, gradient_of, is_short, split_of_trainer, split_told
+from autotune.execution.gradients import Gradient, Split, compared, gradient_of, is_short, split_told
+from autotune.execution.user_limits import split_of_trainer
 from autotune.space.changes import allowance_of
 from autotune.values.config import Allowance
 
