@@ -19,7 +19,7 @@ from autotune.estimates.report import (
     SpreadReport,
     SpreadRow,
 )
-from autotune.output.table import show_config
+from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.units import GIB, show_memory, show_rate
 from autotune.values.config import Precision, TrainConfig, Workload
@@ -226,7 +226,7 @@ def _work_lines(run: RunCost | None) -> list[str]:
 
 def _about(workload: Workload) -> str:
     target = f" + {workload.target_length}" if workload.target_length else ""
-    return f"{workload.shown}{target}"
+    return f"{about(workload)}{target}"
 
 
 def _device(device: Device) -> str:

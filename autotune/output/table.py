@@ -151,10 +151,16 @@ def _relative_half(measurement: Measurement) -> float | None:
     return (interval.high - interval.low) / 2 / measurement.samples_per_second
 
 
+def about(workload: Workload) -> str:
+    """Return what is trained: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
+    parts = (f"{workload.model.name} ({workload.task})", workload.shown_batch, workload.shown_length)
+    return ", ".join(filter(None, parts))
+
+
 def _title(result: ResultData) -> str:
     took_s = result.spent.elapsed_s if result.spent is not None else result.search_time_s
     return (
-        f"{result.workload.shown}, on {result.hardware.name} "
+        f"{about(result.workload)}, on {result.hardware.name} "
         f"within {show_memory(result.memory_bytes)}; {show_time(took_s)}"
     )
 

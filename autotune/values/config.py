@@ -307,12 +307,6 @@ class Workload(Value):
         return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
 
     @property
-    def shown(self) -> str:
-        """What is trained, in words: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
-        parts = (f"{self.model.name} ({self.task})", self.shown_batch, self.shown_length)
-        return ", ".join(filter(None, parts))
-
-    @property
     def shown_batch(self) -> str:
         """The samples of an optimizer step, in words."""
         return f"global batch {self.global_batch_size}" if self.global_batch_size else "free global batch"
