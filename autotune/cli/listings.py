@@ -89,7 +89,7 @@ def spaces(quiet: Names = False, as_json: Json = False) -> None:
     """List the built-in search spaces, and how many of their points are legal on this machine."""
     from autotune.planning.workload import DEFAULT_GLOBAL_BATCH
     from autotune.space.file import builtin_spaces, load_space
-    from autotune.space.sizing import points_here
+    from autotune.space.space import points_here
     from autotune.values.hardware import detect
 
     if quiet and not as_json:

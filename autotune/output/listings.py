@@ -10,7 +10,7 @@ from rich.text import Text
 from autotune.doctor import Report
 from autotune.output.terminal import table_of
 from autotune.space.file import SpaceFile
-from autotune.space.sizing import MOST_POINTS
+from autotune.space.space import MOST_POINTS
 from autotune.units import show_rate
 from autotune.values.catalogue import CatalogueEntry
 from autotune.values.catalogue.gpus import Dtype, Gpu

@@ -19,7 +19,7 @@ from autotune.output.run_report import RunReport
 from autotune.output.svg import tag
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
-from autotune.space.changes import with_changes
+from autotune.space.knobs import with_changes
 from autotune.values.result import ResultData
 from autotune.values.time_spent import spent_on
 

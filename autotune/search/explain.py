@@ -17,7 +17,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.planning.requests import request_of
 from autotune.search.backend import crew_of
 from autotune.search.progress import standing_of_answer
-from autotune.space.changes import changes
+from autotune.space.knobs import changes
 from autotune.storage import trust
 from autotune.storage.results import read_result
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_plan

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 from autotune.execution.gradients import Gradient, Split, compared, gradient_of, is_short, split_told
 from autotune.execution.user_limits import split_of_trainer
-from autotune.space.changes import allowance_of
+from autotune.space.knobs import allowance_of
 from autotune.values.config import Allowance
 
 ROWS = [{"features": torch.randn(16, generator=torch.Generator().manual_seed(i)), "labels": i % 4} for i in range(32)]
