@@ -1,9 +1,10 @@
 """Runs several trials at once, each at a place of its own.
 
 A :class:`Pool` is given requests and gives back results in the order in which trials end; as a `Runner` it runs one
-trial alone, always at the same place, for measurements that are compared. :class:`LocalPool` has a `LocalRunner`, and
-so a launcher, for each place of this machine, and one thread for each that lives as long as the pool, since a launcher
-dies with the thread that started it. The search itself stays in one thread, which proposes, learns and writes.
+trial alone, always at the same place, for measurements that are compared. :class:`OnePlace` makes a pool of a runner.
+:class:`LocalPool` has a `LocalRunner`, and so a launcher, for each place of this machine, and one thread for each that
+lives as long as the pool, since a launcher dies with the thread that started it. The search itself stays in one thread,
+which proposes, learns and writes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,44 @@ class Pool(Runner, Protocol):
         Raises:
             InfrastructureError: No trial can be run at all.
         """
+
+
+class OnePlace:
+    """One place: a trial runs while it is waited for, in the thread that waits.
+
+    Args:
+        runner: Runs the trials.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._request: TrialRequest | None = None
+
+    def free(self) -> int:
+        """Return 1 unless a trial has begun that wasn't waited for."""
+        return int(self._request is None)
+
+    def begin(self, request: TrialRequest) -> None:
+        """Note what is to be run."""
+        self._request = request
+
+    def wait(self) -> TrialResult:
+        """Run the trial that was begun.
+
+        Raises:
+            InfrastructureError: No trial can be run at all.
+        """
+        assert self._request is not None, "no trial was begun"
+        request, self._request = self._request, None
+        return self._runner.run(request)
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Run one trial.
+
+        Raises:
+            InfrastructureError: No trial can be run at all.
+        """
+        return self._runner.run(request)
 
 
 class LocalPool:

@@ -69,7 +69,7 @@ def explain(
         with LocalRunner(directory.path, plan.hardware):
             pass  # ends what a search that was killed here has left running
         with crew_of(plan.fleet, folder.path, planned=plan.hardware) as crew:
-            return explainer.run(crew.runner)
+            return explainer.run(crew.pool)
 
 
 def answer_in(directory: RunDirectory) -> ResultData | None:

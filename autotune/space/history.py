@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autotune.values.budget import Objective
 from autotune.values.config import TrainConfig
+from autotune.values.problem import Objective
 from autotune.values.techniques import keeps_less
 from autotune.values.trial import TrialResult, TrialStatus
 

@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import AliasChoices, Field
 
 from autotune.value import Value, save_value
-from autotune.values.budget import Objective
 from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
 from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
-from autotune.values.problem import Change, Problem
+from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval, Measurement
 from autotune.values.trial_row import TrialRow

@@ -23,8 +23,8 @@ from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
 from autotune.search.guide import Guide
 from autotune.space.history import History
-from autotune.values.budget import Objective
 from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome
 
 
