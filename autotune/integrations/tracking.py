@@ -18,8 +18,7 @@ from pydantic import Field, ValidationError
 from autotune.errors import one_line
 from autotune.integrations.trackers import TRACKERS, Entry, Search, Tracker
 from autotune.planning.plan import SearchPlan
-from autotune.space.changes import changes
-from autotune.space.knobs import shown_changes
+from autotune.space.knobs import changes, shown_changes
 from autotune.space.points import make_point
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import has_ended, in_thread

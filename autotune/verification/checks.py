@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from autotune.planning.plan import SearchPlan
 from autotune.planning.requests import SEARCH_ACCUMULATION
-from autotune.space.changes import changes
 from autotune.space.history import History
+from autotune.space.knobs import changes
 from autotune.units import show_time
 from autotune.values.budget import Effort
 from autotune.values.checks import (
