@@ -109,11 +109,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return count
 
     def verify(self, trainer: Any, model: Any) -> dict[str, str]:
-        """Return what was seen in effect, by knob.
-
-        Raises:
-            NoEffectError: Something asked for did not take effect.
-        """
+        """Return what was seen in effect, by knob, or raise NoEffectError for what wasn't."""
         loader = self._seen["train_dataloader"]
         looks: dict[str, Callable[[], str]] = {
             "precision": lambda: self._precision(trainer, model),
@@ -294,10 +290,7 @@ def _workers(config: TrainConfig, loader: Any) -> str:
 
 def _packing(config: TrainConfig, loader: Any) -> str:
     packed = isinstance(getattr(loader, "collate_fn", None), PackCollator)
+    rows = "one row each" if packed else "a row a sample"
     if packed != config.packing:
-        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {_rows(packed)}")
-    return _rows(packed)
-
-
-def _rows(packed: bool) -> str:
-    return "one row each" if packed else "a row a sample"
+        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {rows}")
+    return rows

@@ -129,13 +129,11 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
         self._previous_end: Any = None
-        self._measured_from = 0.0
+        self._measured_from = self._scale = 0.0
         self._next_look = 1
         self._really_stepped = False
-        self._scale = 0.0
         self._records: list[list[Any]] = []
-        self.startup_s = 0.0
-        self.first_step_s = 0.0
+        self.startup_s = self.first_step_s = 0.0
         self.conditions: Conditions | None = None
         self._retries_before: int | None = None
         self.alloc_retries: int | None = None
@@ -211,7 +209,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     def _is_enough(self) -> bool:
         """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached.
 
-        When to look is a matter of counts alone, and so the same for all ranks; what is then seen needs an agreement.
+        When to look follows from counts, the same for all ranks; on what is then seen they have to agree.
         """
         count = len(self._counted())
         if count >= self._limits.measure_steps:
@@ -243,9 +241,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
     def data_wait_share(self) -> float:
         """Return the share of the measured time spent between the end of a step and its successor's first forward."""
-        waits = [self._clock.seconds(m[0], m[1]) for m in self._records]
+        waits = sum(self._clock.seconds(m[0], m[1]) for m in self._records)
         total = sum(self._clock.seconds(m[0], m[-1]) for m in self._records)
-        return sum(waits) / total if total else 0.0
+        return waits / total if total else 0.0
 
     def _step_time_s(self, marks: list[Any]) -> float:
         whole = self._clock.seconds(marks[0], marks[-1])

@@ -35,11 +35,7 @@ class Node(NamedTuple):
 
 
 class Cluster:
-    """The nodes that a search may use.
-
-    Args:
-        ray: The module, connected.
-    """
+    """The nodes that a search may use; `ray` is the module, connected."""
 
     def __init__(self, ray: Any) -> None:
         self.ray = ray
@@ -215,11 +211,7 @@ class Cluster:
 
 
 def _chosen(kinds: Sequence[list[Node]], wanted: str | None) -> list[Node]:
-    """Return the nodes of the kind that was asked for by a part of its name or by its digest, or of the most frequent.
-
-    Raises:
-        InputError: There is none such.
-    """
+    """Return the nodes of the kind asked for by a part of its name or by its digest, or of the most frequent kind."""
     if wanted is None:
         return kinds[0]
     for nodes in kinds:
@@ -230,11 +222,7 @@ def _chosen(kinds: Sequence[list[Node]], wanted: str | None) -> list[Node]:
 
 
 def _like(kinds: Sequence[list[Node]], planned: Hardware) -> list[Node]:
-    """Return the nodes that can give a trial what it has had, all of a device or a share of a processor.
-
-    Raises:
-        MachineError: There is none such.
-    """
+    """Return the nodes that can give a trial what it has had, all of a device or a share of a processor."""
     for nodes in kinds:
         hardware = nodes[0].hardware
         if hardware.is_cpu and planned.cores and hardware.cores >= planned.cores:

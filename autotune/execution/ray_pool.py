@@ -169,11 +169,7 @@ class RayPool:
         self._submit()
 
     def wait(self) -> TrialResult:
-        """Return the result of the trial that ends next.
-
-        Raises:
-            InfrastructureError: No node is left that could run one.
-        """
+        """Return the result of the trial that ends next; InfrastructureError if no node is left that could run one."""
         while True:
             self._submit()
             ready: list[Any] = []
@@ -288,11 +284,7 @@ class RayPool:
                     self._ray.cancel(task, force=True)
 
     def _check_hope(self) -> None:
-        """Wait a moment for a node.
-
-        Raises:
-            InfrastructureError: None has been there for long.
-        """
+        """Wait a moment for a node, or raise InfrastructureError if none has been there for long."""
         if not self._slots and (self._unfit or time.monotonic() - self._had_slots > _NO_NODE_LIMIT_S):
             why = "; ".join(dict.fromkeys(self._unfit.values())) or "all have gone"
             raise InfrastructureError(f"no node of the cluster is left for trials: {why}; `autotune resume` goes on")

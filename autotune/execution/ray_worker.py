@@ -70,11 +70,7 @@ def look(kind: str) -> str:
 
 
 def run(text: str) -> tuple[str, dict[str, bytes]]:
-    """Run a trial; return its result and the files that it left.
-
-    Raises:
-        InfrastructureError: This node can't run any.
-    """
+    """Run a trial; return its result and the files that it left. An InfrastructureError says why this node can't."""
     job = Job.model_validate_json(text)
     result = _runner(job).run(job.request)
     directory = trial_directory(job.directory, job.request.number)

@@ -61,14 +61,9 @@ class Router:
 
 @contextmanager
 def skewed_routing(model: nn.Module, forward: Callable[[], Any]) -> Iterator[Callable[[], Routed]]:
-    """Route unevenly in here; yields what tells how unevenly.
+    """Route unevenly in here; yields a function that measures how unevenly, of the batch that `forward` runs.
 
-    Args:
-        model: With experts.
-        forward: Runs one batch through it.
-
-    Raises:
-        NoEffectError: No router is found, or its experts get as even a share as before.
+    Raises NoEffectError if no router is found, or the experts get as even a share as before.
     """
     routers = routers_of(model)
     with ExitStack() as stack:
@@ -89,11 +84,7 @@ def skewed_routing(model: nn.Module, forward: Callable[[], Any]) -> Iterator[Cal
 
 
 def routers_of(model: nn.Module) -> list[Router]:
-    """Return the routers of a model.
-
-    Raises:
-        NoEffectError: None is found.
-    """
+    """Return the routers of a model, or raise NoEffectError if none is found."""
     experts = experts_of(model.config)
     layers = [module for name, module in model.named_modules() if _is_router(name, module, experts)]
     if not layers:
@@ -104,8 +95,7 @@ def routers_of(model: nn.Module) -> list[Router]:
 def busiest_share(model: nn.Module, forward: Callable[[], Any]) -> float:
     """Return the share of the tokens that the busiest expert of a layer gets, as a mean over the layers.
 
-    Raises:
-        NoEffectError: The model's experts aren't told which tokens are theirs in a way that is known.
+    Raises NoEffectError if the model doesn't tell its experts in a known way which tokens are theirs.
     """
     experts, shares = experts_of(model.config), []
 

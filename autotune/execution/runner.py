@@ -145,7 +145,7 @@ class LocalRunner:
         """Return what a child finds out about a workload.
 
         Raises:
-            AutotuneError: The workload can't be used; the class is the child's.
+            AutotuneError: The workload can't be used; the class is the one that the child raised.
             InfrastructureError: The child gave no answer.
         """
         return self._description(self.ask("describe", f"{_DESCRIBE}:run_describe", request, timeout_s=timeout_s))
@@ -153,8 +153,7 @@ class LocalRunner:
     def examine(self, request: ExamineRequest, *, timeout_s: float = 600.0) -> Description:
         """Return what running steps of the user's loop shows; a note says so if the child gave no answer.
 
-        Raises:
-            InputError: It consumes another number of samples than it should.
+        Raises InputError if a step consumes another number of samples than it should.
         """
         directory = self.ask("examine", f"{_DESCRIBE}:run_examine", request, timeout_s=timeout_s)
         try:
@@ -174,17 +173,7 @@ class LocalRunner:
         return answer
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
-        """Have a child that touches no device answer `request`; return the directory that holds its answer.
-
-        Args:
-            name: Of the directory, in the search's.
-            entry: ``module:function`` that reads ``request.json`` of its directory.
-            request: What it is asked.
-            timeout_s: When it is ended.
-
-        Raises:
-            InfrastructureError: The launcher can't be started.
-        """
+        """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
@@ -201,8 +190,7 @@ class LocalRunner:
     def start(self) -> Launcher:
         """Return the launcher, started if there is none or if it has died; that takes seconds.
 
-        Raises:
-            InfrastructureError: It can't be started.
+        Raises InfrastructureError if it can't be started.
         """
         if self._launcher is not None and self._launcher.has_died():
             self.close()

@@ -77,11 +77,7 @@ class Watched:
 
 
 def examined(request: ExamineRequest, file: Path) -> Description:
-    """Return what a step of the function pickled in `file` shows.
-
-    Raises:
-        InputError: It consumes another number of samples than it should.
-    """
+    """Return what a step of the function pickled in `file` shows; a wrong number of samples is an InputError."""
     facts, notes = split_told(request.facts, _split(request, file), None)
     return Description(facts=facts, notes=notes)
 
@@ -133,11 +129,7 @@ def _run(request: ExamineRequest, size: int, file: Path, seeds: tuple[int, int] 
 
 
 def _check_samples(request: ExamineRequest, size: int, found: Watched) -> None:
-    """Refuse a step that consumed another number of samples than the configuration says.
-
-    Raises:
-        InputError: It did.
-    """
+    """Refuse a step that consumed another number of samples than the configuration says."""
     config, own = _sized(request, size), _own(request)
     expected, steps = request.workload.samples_per_step(config), request.workload.accumulation_steps(config)
     if not found.counts or expected in found.counts:

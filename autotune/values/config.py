@@ -307,6 +307,11 @@ class Workload(Value):
         return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
 
     @property
+    def shown_batch(self) -> str:
+        """The samples of an optimizer step, in words."""
+        return f"global batch {self.global_batch_size}" if self.global_batch_size else "free global batch"
+
+    @property
     def shown_length(self) -> str:
         """How long a sample is, in words; empty for images."""
         if self.task.takes_audio:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,13 +18,6 @@ MIB, GIB = 1 << 20, 1 << 30
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
 )
-
-
-@pytest.fixture(scope="module")
-def cuda(model, make_bench, tmp_path_factory) -> Iterator[Any]:
-    bench = make_bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
-    with bench.runner:
-        yield bench
 
 
 def measured(bench: Any, config: dict[str, Any], **limits: Any) -> Measurement:
