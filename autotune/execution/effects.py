@@ -26,10 +26,10 @@ from autotune.execution import model_effects
 from autotune.training.arguments import effective_tf32
 from autotune.training.batches import PackCollator
 from autotune.values.adapters import is_new_weight
-from autotune.values.checkpointing import KINDS, CheckpointingKind
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import CHECKPOINTING, CheckpointingKind
 
 _OUTPUT_DTYPE = {
     Precision.FP32: torch.float32,
@@ -160,7 +160,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             raise NoEffectError("checkpointing was asked for, but no layer of the model has it switched on")
         if self._config.torch_compile_backend is None and not calls:
             raise NoEffectError("checkpointing was asked for and switched on, but no layer was checkpointed")
-        _check_kind(KINDS[self._config.checkpointing], model)
+        _check_kind(CHECKPOINTING[self._config.checkpointing], model)
         return f"{calls} checkpointed calls in the first step" if calls else "switched on"
 
     def _cache(self, trainer: Any) -> str:

@@ -28,7 +28,7 @@ from autotune.execution.noise import HostWatch, Watch
 from autotune.execution.shortage import ran_short
 from autotune.values.conditions import Conditions
 from autotune.values.statistics import half_width, rate_interval, relative_half_width
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.

@@ -24,8 +24,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.planning.reopen import is_over, outlived
 from autotune.planning.requests import request_of
 from autotune.search import exhaustive
-from autotune.search.limits import Pace
-from autotune.search.progress import Teller
+from autotune.search.progress import Pace, Teller
 from autotune.search.recall import Recall
 from autotune.search.sampler import CostModelSampler
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory

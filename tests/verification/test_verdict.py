@@ -23,7 +23,7 @@ from autotune.training.arguments import plan as training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.remarks import nothing_found
