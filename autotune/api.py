@@ -6,26 +6,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from autotune.errors import InputError, first_complaint
-from autotune.estimates.run_cost import parse_count
-from autotune.integrations import tracking
+from autotune.errors import InputError
+from autotune.integrations.trackers import check as check_trackers
 from autotune.output.default_observer import heard_by
 from autotune.planning import planner, user_loop, user_trainer
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions, fields_by_name, options_of
 from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
-from autotune.search.backend import check, crew_of
-from autotune.search.run import conduct, wanted_file
+from autotune.search.run import backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
 from autotune.tuning_result import TuningResult, with_methods
-from autotune.units import parse_memory, parse_time_s
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.model import Task
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import DescribeRequest
 
 
@@ -133,41 +128,11 @@ def find(
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; the best so far is its `result`.
     """
+    asked = {name: value for name, value in locals().items() if name in fields_by_name(SearchOptions)}
     if all(given is None for given in (model, step, trainer, make_trainer, script)):
         raise InputError("nothing to tune: give a model, or a trainer, make_trainer, script or step of your own")
-    options = _options(
-        model=model or "",
-        task=task,
-        data=str(data) if data is not None else None,
-        text_field=text_field,
-        seq_len=seq_len,
-        target_len=target_len,
-        global_batch=global_batch,
-        baseline=str(baseline) if baseline is not None else None,
-        allow=allow,
-        effort=effort,
-        space=str(space) if space is not None else None,
-        device=device,
-        devices=devices,
-        memory_bytes=parse_memory(memory) if isinstance(memory, str) else memory,
-        max_trials=max_trials,
-        max_time_s=_seconds(max_time),
-        exhaustive=exhaustive,
-        repeat=repeat,
-        train_steps=train_steps,
-        train_tokens=_count(train_tokens),
-        check_loss=check_loss,
-        seed=seed,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        record=record,
-        report_to=tracking.names(report_to),
-        workers=workers,
-        engine=engine,
-        address=address,
-        kind=kind,
-        output=wanted_file(output),
-    )
+    options = options_of(SearchOptions, asked | {"model": model or "", "output": wanted_file(output)})
+    check_trackers(options.report_to)
     check(options)
     with user_trainer.aside(trainer), heard_by(observer, quiet=quiet) as heard:
         code = user_trainer.asked_of(options, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
@@ -175,7 +140,7 @@ def find(
 
 
 def _begin(
-    options: Options,
+    options: SearchOptions,
     observer: Observer,
     run_dir: str | Path | None,
     code: user_trainer.Own | None,
@@ -187,9 +152,9 @@ def _begin(
     stopwatch = Stopwatch("planning")
     called = options.model or (own.name if own is not None else code.code.name if code is not None else "")
     directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(called))
-    with directory, crew_of(options.fleet, directory.path, device=options.device) as crew:
-        crew.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
-        outline = planner.outline(options, crew.allotment, own, code.code if code is not None else None)
+    with directory, backend_of(options.fleet, directory.path, device=options.device) as backend:
+        backend.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
+        outline = planner.outline(options, backend.allotment, own, code.code if code is not None else None)
         if own is not None and step is not None:
             own = user_loop.keep(step, own, directory.path)
             workload = outline.workload.model_copy(update={"own_step": own})
@@ -201,13 +166,13 @@ def _begin(
             observer(Note(text=text))
         said = len(outline.notes)
         stopwatch.enter("launching")
-        crew.asker.start()
+        backend.asker.start()
         stopwatch.enter("describing")
         observer(PhaseBegan(phase=Phase.LOOKING))
         description = (
             user_loop.described(outline.space)
             if own is not None and outline.workload.task is Task.OWN
-            else crew.asker.describe(DescribeRequest(workload=outline.workload))
+            else backend.asker.describe(DescribeRequest(workload=outline.workload))
         )
         stopwatch.enter("planning")
         workload = outline.workload.model_copy(update={"lengths": description.lengths})
@@ -215,12 +180,12 @@ def _begin(
             outline, workload = user_trainer.settled(outline, description)
         plan = planner.complete(outline, description.facts, workload, description.notes)
         if own is not None:
-            plan = user_loop.examined(plan, crew.asker.examine(user_loop.to_examine(plan)))
+            plan = user_loop.examined(plan, backend.asker.examine(user_loop.to_examine(plan)))
         directory.write_plan(plan)
         trust.remember(plan)
         for text in plan.notes[said:]:
             observer(Note(text=text))
-        return with_methods(conduct(plan, directory, crew, observer, stopwatch))
+        return with_methods(conduct(plan, directory, backend, observer, stopwatch))
 
 
 def resume(
@@ -255,40 +220,30 @@ def resume(
         InputError: An argument can't be used.
         NothingFitsError, InfrastructureError, SearchInterrupted: As `find`.
     """
-    given: dict[str, Any] = {"max_trials": max_trials, "max_time_s": _seconds(max_time)}
-    limits = _options(model="", **given, **({} if effort is None else {"effort": effort}))
-    given = {**given, "effort": None if effort is None else limits.effort, "output": wanted_file(output)}
+    given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}
+    limits = options_of(SearchOptions, {"model": "", **given})
+    wanted = wanted_file(output)
     stopwatch = Stopwatch("planning")
     directory = RunDirectory.existing(Path(run_dir))
     with directory, heard_by(observer, quiet=quiet) as heard:
         before, results = read_plan(directory.path), directory.results()
         trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)
-        plan = reopened(before, results, **given)
+        plan = reopened(
+            before,
+            results,
+            effort=None if effort is None else limits.effort,
+            max_trials=limits.max_trials,
+            max_time_s=limits.max_time_s,
+            output=wanted,
+        )
         directory.write_plan(plan)
         trust.remember(plan)
         if plan.budget != before.budget:
             heard(Note(text=limits_of(plan, results)))
-        with crew_of(plan.fleet, directory.path, planned=plan.hardware) as crew:
+        with backend_of(plan.fleet, directory.path, planned=plan.hardware) as backend:
             stopwatch.enter("launching")
-            crew.asker.start()
-            result = conduct(plan, directory, crew, heard, stopwatch)
+            backend.asker.start()
+            result = conduct(plan, directory, backend, heard, stopwatch)
         if len(directory.results()) == len(results):
             heard(Note(text=NOTHING_RUN))
     return with_methods(result)
-
-
-def _count(tokens: float | str | None) -> float | None:
-    return parse_count(tokens, option="--train-tokens") if isinstance(tokens, str) else tokens
-
-
-def _seconds(time: str | float | None) -> float | None:
-    return parse_time_s(time) if isinstance(time, str) else time
-
-
-def _options(**fields: Any) -> Options:
-    try:
-        return Options(**fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]).removesuffix("_bytes").removesuffix("_s").replace("_", "-")
-        raise InputError(f"--{name} {first['input']}: {first_complaint(error)}") from None

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-# What is wrong with what a user wrote, in words for the user: pydantic's own are for who programs. Pure.
-
-# By pydantic's name of the error (https://docs.pydantic.dev/latest/errors/validation_errors); what isn't here, such as
-# an error that one of our own checks raises, says itself what is wrong.
+# What is wrong with a value that a user wrote, by pydantic's name of the error
+# (https://docs.pydantic.dev/latest/errors/validation_errors), whose own words are for programmers. An error that isn't
+# here, such as one of our own checks, says itself what is wrong.
 _WORDS = {
     "greater_than": "expected a number above {gt:g}",
     "greater_than_equal": "expected {ge:.10g} or more",
@@ -40,7 +39,7 @@ _WORDS = {
     "finite_number": "expected a finite number",
     "missing": "is missing",
     "extra_forbidden": "is unknown",
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "expected a whole number"),
+    **dict.fromkeys(("int_parsing", "int_parsing_size", "int_type", "int_from_float"), "expected a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "expected a number"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "expected true or false"),
     "string_type": "expected text",

@@ -1,31 +1,13 @@
-"""Human units in and out: memory (``24GiB``, ``1.5 GB``), time (``10m``, ``1h30m``), counts."""
+"""Units as people write and read them: memory (``24GiB``), time (``1h30m``), counts (``20B``); and printable text.
+
+Names of models, files, columns and devices may hold any character: a new line would pass for a line of autotune's, an
+escape moves the cursor, a mark of direction turns words round. `visible` writes such characters as their escapes.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-
-from autotune.errors import InputError
-
-# Text of others as people may see it: what would act instead of being seen is written as its escape. Pure. Called
-# wherever text leaves: by the terminal, the reports, and the comments of exported files. Names of models, files,
-# columns and devices may hold anything: a new line would pass for a line of ours, an escape moves the cursor, a mark
-# of direction turns words round.
-
-
-def visible(text: str) -> str:
-    r"""Return `text` on one line, characters that can't be printed as Python's escapes.
-
-    >>> print(visible("a\nb \x1b[31mred \u202e"))
-    a\nb \x1b[31mred \u202e
-    """
-    return text if text.isprintable() else "".join(map(escaped, text))
-
-
-def escaped(character: str) -> str:
-    r"""Return a character if it can be printed, otherwise its escape in Python: `\n`, `\x1b`, `\u2028`."""
-    return character if character.isprintable() else ascii(character)[1:-1]
-
 
 GIB = 1 << 30
 
@@ -35,46 +17,64 @@ _MEMORY_UNITS = {
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
 }  # fmt: skip
 
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
 _TIME_UNITS_S = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
-def parse_memory(text: str, *, option: str = "--memory") -> int:
+def parse_memory(text: str) -> int:
     """Return bytes: '24GiB' is 24 x 2^30, '24GB' 24 x 10^9, a bare number bytes.
 
     >>> parse_memory("24GiB"), parse_memory("1.5 GB"), parse_memory("4096")
     (25769803776, 1500000000, 4096)
 
     Raises:
-        InputError: `text` is no amount of memory above zero.
+        ValueError: `text` is no amount of memory above zero.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
     exact = float(match[1]) * unit if match and unit else 0.0
     value = round(exact) if math.isfinite(exact) else 0
     if value <= 0:
-        raise InputError(f"{option} {text}: expected an amount of memory such as 24GiB, 1.5GB or 800MiB")
+        raise ValueError("expected an amount of memory such as 24GiB, 1.5GB or 800MiB")
     return value
 
 
-def parse_time_s(text: str, *, option: str = "--max-time") -> float:
+def parse_time_s(text: str) -> float:
     """Return seconds: '90', '90s', '10m', '1h30m'.
 
     >>> parse_time_s("90"), parse_time_s("10m"), parse_time_s("1h30m")
     (90.0, 600.0, 5400.0)
 
     Raises:
-        InputError: `text` is no time above zero.
+        ValueError: `text` is no time above zero.
     """
     compact = text.replace(" ", "").lower()
     parts = re.findall(r"(\d+(?:\.\d+)?)([a-z]*)", compact)
     whole = "".join(number + unit for number, unit in parts)
     units = [unit or "s" for _, unit in parts]
     if not parts or whole != compact or any(unit not in _TIME_UNITS_S for unit in units):
-        raise InputError(f"{option} {text}: expected a time such as 90s, 10m or 1h30m")
+        raise ValueError("expected a time such as 90s, 10m or 1h30m")
     seconds = sum(float(number) * _TIME_UNITS_S[unit] for (number, _), unit in zip(parts, units, strict=True))
     if seconds <= 0 or not math.isfinite(seconds):
-        raise InputError(f"{option} {text}: expected a time above zero")
+        raise ValueError("expected a time above zero")
     return seconds
+
+
+def parse_count(text: str) -> float:
+    """Return a count: '20B' is 20 x 10^9, '300e9' and '1_000_000' are what they are.
+
+    >>> parse_count("20B") == parse_count("20e9") == parse_count("20_000_000_000")
+    True
+
+    Raises:
+        ValueError: `text` is no count above zero.
+    """
+    match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([kmbgt]?)\s*", text.lower())
+    count = float(match[1]) * _COUNTS[match[2]] if match else 0.0
+    if not 0 < count < math.inf:
+        raise ValueError("expected a number above 0, such as 20B or 300e9")
+    return count
 
 
 def show_memory(value: float) -> str:
@@ -107,3 +107,17 @@ def show_time(seconds: float) -> str:
 def show_rate(value: float) -> str:
     """Return a rate with three significant digits or whole numbers above 100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def visible(text: str) -> str:
+    r"""Return `text` on one line, characters that can't be printed as Python's escapes.
+
+    >>> print(visible("a\nb \x1b[31mred \u202e"))
+    a\nb \x1b[31mred \u202e
+    """
+    return text if text.isprintable() else "".join(map(escaped, text))
+
+
+def escaped(character: str) -> str:
+    r"""Return a character if it can be printed, otherwise its escape in Python: `\n`, `\x1b`, `\u2028`."""
+    return character if character.isprintable() else ascii(character)[1:-1]

@@ -113,7 +113,9 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
         if module in trail:
-            found.append(f"a circle: {' -> '.join((*trail[trail.index(module) :], module))}")
+            circle = trail[trail.index(module) :]
+            first = circle.index(min(circle))
+            found.append(f"a circle: {' -> '.join((*circle[first:], *circle[: first + 1]))}")
         elif module not in done:
             for other in sorted(graph[module]):
                 visit(other, (*trail, module))
@@ -146,9 +148,9 @@ def test_imports_run_one_way_and_in_no_circle():
         ("planted.py", "", "planted is in no layer"),
         ("planted/__init__.py", "", "planted is in no layer"),
         (
-            "values/trial.py",
+            "values/problem.py",
             "def planted():\n    from autotune.values import result\n",
-            "a circle: values.trial -> values.result -> values.trial",
+            "a circle: values.problem -> values.result -> values.problem",
         ),
     ],
 )
@@ -175,9 +177,9 @@ def users_of(package: str) -> set[str]:
 
 
 def test_one_folder_knows_each_of_these_libraries():
-    assert users_of("optuna") == {"search.study", "integrations.dashboard"}
+    assert users_of("optuna") == {"search.sampler", "search.study", "search.tuner", "integrations.dashboard"}
     assert users_of("sqlalchemy") == {"storage.record", "storage.database"}
-    assert users_of("ray") == {"execution.ray_session", "execution.ray_pool", "execution.ray_nodes"}
+    assert users_of("ray") == {"execution.ray_pool", "execution.ray_nodes"}
 
 
 def test_values_import_nothing_heavy():

@@ -19,13 +19,14 @@ from conftest import write_model
 from typer.testing import CliRunner
 
 import autotune as package
+from autotune.cli import options
 from autotune.cli.main import app
 from autotune.estimates import run_cost
 from autotune.space.file import builtin_spaces, read_space
 from autotune.space.knobs import point_of
 from autotune.training import baseline
 from autotune.training.resolve import resolve
-from autotune.units import parse_memory, parse_time_s
+from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.values.budget import Effort
 from autotune.values.catalogue.gpus import gpu_named
 from autotune.values.config import Allowance
@@ -46,8 +47,8 @@ CHECKS = {
     "effort": Effort,
     "memory": parse_memory,
     "max_time": parse_time_s,
-    "tokens": run_cost.parse_count,
-    "train_tokens": run_cost.parse_count,
+    "tokens": parse_count,
+    "train_tokens": parse_count,
     "gpu": lambda name: name == "all" or gpu_named(name),
     "space": lambda name: name in {*builtin_spaces(), *READERS} or pytest.fail(f"no space {name}"),
     "model": lambda name: name.startswith("./") or resolve(name),
@@ -87,7 +88,7 @@ def parsed(words: list[str]) -> dict[str, object]:
         if not hasattr(command, "commands"):
             break
     assert context.parent is not None, f"{words}: no such command"
-    return {**context.params, "knobs": context.meta.get("autotune.space.knobs", {})}
+    return {**context.params, **options.given(context), "knobs": options.given_knobs(context)}
 
 
 def test_every_block_has_a_language_that_is_checked():

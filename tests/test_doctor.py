@@ -1,4 +1,6 @@
-"""The doctor measures the rates of a device when asked to, and says whether any are kept."""
+"""The doctor: findings about the machine, and whether torch can compute on a device."""
+
+from __future__ import annotations
 
 import json
 
@@ -9,12 +11,13 @@ from typer.testing import CliRunner
 from autotune import doctor
 from autotune.cli.main import app
 from autotune.cost import calibrate
+from autotune.doctor import why_unusable
 
 LIBRARIES = dict.fromkeys(("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "triton"), "")
 
 
 @pytest.fixture
-def home(monkeypatch, tmp_path):
+def quick_home(monkeypatch, tmp_path):
     """An empty home, and a machine that is examined and measured in no time."""
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "_libraries", lambda: {**LIBRARIES, "cuda_build": None})
@@ -26,18 +29,18 @@ def examine(*arguments):
     return CliRunner().invoke(app, ["doctor", "--device", "cpu", *arguments], env={"COLUMNS": "200"})
 
 
-def test_without_measured_rates_it_says_how_to_get_them(home):
+def test_without_measured_rates_it_says_how_to_get_them(quick_home):
     report = json.loads(examine("--json").stdout)
     (finding,) = [f for f in report["findings"] if f["name"] == "measured rates"]
     assert not finding["available"]
     assert "--calibrate" in finding["detail"]
     assert report["rates"] is None
     assert report["table_rates"]["source"] == "table"
-    assert not list(home.iterdir())
+    assert not list(quick_home.iterdir())
 
 
 @pytest.mark.parametrize("has_cc", [True, False])
-def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, home, has_cc):
+def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, quick_home, has_cc):
     monkeypatch.setattr(doctor, "detect", lambda device: make_gpu(has_cc=has_cc))
     found = {f.name: f for f in doctor.examine("cuda:0").findings}
     for name in ("torch.compile", "Liger kernels"):
@@ -46,10 +49,10 @@ def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, h
 
 
 @pytest.mark.slow
-def test_calibrating_keeps_the_rates_and_shows_them_beside_the_tables(home):
+def test_calibrating_keeps_the_rates_and_shows_them_beside_the_tables(quick_home):
     shown = examine("--calibrate")
     assert shown.exit_code == 0
-    (file,) = home.rglob("*.json")
+    (file,) = quick_home.rglob("*.json")
     assert str(file) in shown.stdout.replace("\n", "")
     assert "by the table" in shown.stdout
     report = json.loads(examine("--json").stdout)  # afterwards, without the option
@@ -60,9 +63,9 @@ def test_calibrating_keeps_the_rates_and_shows_them_beside_the_tables(home):
     assert finding["available"]
 
 
-def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(home, monkeypatch):
-    (home / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", str(home / "file"))
+def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(quick_home, monkeypatch):
+    (quick_home / "file").touch()
+    monkeypatch.setenv("AUTOTUNE_HOME", str(quick_home / "file"))
     monkeypatch.setattr(doctor, "calibrate", lambda hardware: pytest.fail("measured in vain"))
     failed = examine("--calibrate", "--json")
     assert failed.exit_code == 2
@@ -70,9 +73,84 @@ def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(home, 
 
 
 @pytest.mark.slow
-def test_a_broken_file_does_not_stop_the_doctor(home):
+def test_a_broken_file_does_not_stop_the_doctor(quick_home):
     examine("--calibrate")
-    (file,) = home.rglob("*.json")
+    (file,) = quick_home.rglob("*.json")
     file.write_text("{")
     report = json.loads(examine("--json").stdout)
     assert report["rates"] is None
+
+
+# A torch whose driver shows a device, as NVML tells, and which fails when something is computed there.
+TORCH = """
+import os
+class cuda:
+    @staticmethod
+    def init():
+        {init}
+    @staticmethod
+    def is_available():
+        return os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == "1"
+    @staticmethod
+    def synchronize(device): pass
+class version:
+    cuda = "13.0"
+def randn(*shape, device):
+    {randn}
+"""
+OLD_DRIVER = "raise RuntimeError('The NVIDIA driver on your system is too old (found version 11040).')"
+NO_KERNEL = (
+    "raise RuntimeError('CUDA error: no kernel image is available for execution on the device\\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\\nCompile with `TORCH_USE_CUDA_DSA` ...')"
+)
+
+
+@pytest.fixture
+def torch_that(monkeypatch, tmp_path):
+    def make(*, init="pass", randn="raise SystemExit(0)"):
+        (tmp_path / "torch.py").write_text(TORCH.format(init=init, randn=randn))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+    return make
+
+
+def test_a_device_that_computes_is_usable(torch_that):
+    torch_that()
+    assert why_unusable("cuda:0") is None
+
+
+def test_a_driver_that_is_too_old_is_told_in_a_line(torch_that):
+    torch_that(init=OLD_DRIVER)
+    assert why_unusable("cuda:0") == (
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
+    )
+
+
+def test_an_architecture_without_kernels_is_told_in_a_line(torch_that):
+    torch_that(randn=NO_KERNEL)
+    told = why_unusable("cuda:0")
+    assert told.endswith("CUDA error: no kernel image is available for execution on the device")
+
+
+def test_a_probe_that_dies_is_told(torch_that):
+    torch_that(randn="os._exit(7)")
+    assert why_unusable("cuda:0") == "a product on it ended with exit code 7"
+
+
+def test_the_doctor_finds_a_device_that_the_driver_shows_and_torch_can_not_use(torch_that, monkeypatch):
+    """The launcher's way to ask, of NVML alone, would find it."""
+    torch_that(init=OLD_DRIVER)
+    monkeypatch.setattr(doctor, "cuda_count", lambda: 1)
+    (finding,) = doctor._device(make_gpu(driver="470.1"), doctor._libraries())
+    assert not finding.available
+    assert finding.detail == (
+        "torch (CUDA 13.0) can't compute on it with driver 470.1: "
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
+    )
+
+
+@pytest.mark.cuda
+def test_a_real_device_computes():
+    assert why_unusable("cuda:0") is None
+    assert why_unusable("cuda:7") is not None

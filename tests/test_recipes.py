@@ -48,7 +48,7 @@ def test_the_options_exist_and_what_is_needed_is_given(text):
     called = commands(text())
     assert [words[1] for words in called] == ["resume", "find"]
     for _, name, *words in called:
-        parameters = known[name].params
+        parameters = known[name].get_params(known[name].make_context(name, [], resilient_parsing=True))
         options = {option for parameter in parameters for option in parameter.opts if option.startswith("--")}
         given = {word for word in words if word.startswith("--")}
         assert given <= options

@@ -16,10 +16,10 @@ from autotune.training.arguments import transformers_version
 from autotune.training.build import default_task, describe
 from autotune.training.resolve import resolve
 from autotune.values.adapters import ADAPTERS
-from autotune.values.checkpointing import KINDS
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.hardware import detect
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import TrialStatus
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
@@ -86,6 +86,7 @@ REFUSED = [
     ("14 CUDA graphs", {"torch_compile_backend": "cudagraphs"}, "llama", "does nothing on a CPU"),
     ("14 inference-only", {"torch_compile_backend": "onnxrt"}, "llama", "for inference, not for training"),
     ("14 gone", {"torch_compile_backend": "aot_nvfuser"}, "llama", "is gone from torch; inductor replaced it"),
+    ("13 emptied cache", {"torch_empty_cache_steps": 1}, "llama", "empties the cache of a GPU's allocator"),
     ("16 BitFit without biases", {"adapter": {"kind": "bitfit"}}, "llama", "bias"),
     ("17 quantized base alone", {"quantization": "nf4"}, "llama", "adapter"),
     ("18 experts of another kind", {"experts_implementation": "grouped_mm"}, "llama", "has no experts"),
@@ -108,7 +109,7 @@ def config_of(**fields: Any) -> TrainConfig:
 
 
 def skip_if_newer(config: TrainConfig) -> None:
-    kind = KINDS.get(config.checkpointing)
+    kind = CHECKPOINTING.get(config.checkpointing)
     if kind is not None and transformers_version(detect("cpu")) < kind.since:
         pytest.skip("needs a newer transformers")
 

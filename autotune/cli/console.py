@@ -1,19 +1,20 @@
-"""What every command of the command line shares: errors become one line and an exit code, results go to stdout."""
+"""What all commands share: errors become one line and an exit code, results go to stdout."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
 from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InputError
 from autotune.units import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -23,10 +24,11 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell predictions
 _NO_TERMINAL = 120  # columns
 
 
-def guarded(action: Callable[[], None], *, as_json: bool, debug: bool) -> None:
-    """Run `action`; an error becomes one line (or a JSON object) and an exit code."""
+@contextlib.contextmanager
+def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
+    """Turn an error inside into one line (or a JSON object) and an exit code; `debug` leaves its traceback."""
     try:
-        action()
+        yield
     except AutotuneError as error:
         if debug:
             raise
@@ -43,6 +45,20 @@ def guarded(action: Callable[[], None], *, as_json: bool, debug: bool) -> None:
             raise
         text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
         _fail(text, type(error).__name__, EXIT_BUG, as_json=as_json)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose errors are told as by `told_errors`, with the option --debug beside its own."""
+    own = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+
+    @functools.wraps(command)
+    def run(*arguments: Any, debug: bool = False, **options: Any) -> None:
+        with told_errors(as_json=options.get("as_json", False), debug=debug):
+            command(*arguments, **options)
+
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
+    return run
 
 
 def error_document(error: AutotuneError) -> dict[str, Any]:

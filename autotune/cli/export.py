@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.console import Debug, Json, guarded, print_json, print_text
+from autotune.cli.console import Json, guarded, print_json, print_text
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,32 +21,28 @@ _TARGETS = (
 )
 
 
+@guarded
 def export(
     best: Annotated[Path, typer.Argument(help="best-config.json, or the run directory it lies in.")],
     to: Annotated[str, typer.Option(help=_TARGETS)] = "all",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File; of several files, a directory.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the names of the files alone.")] = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write the best configuration as a script, or as files that other tools read."""
+    from autotune.exports import targets
 
-    def write() -> None:
-        from autotune.exports import targets
-
-        result = _result(best)
-        if to == targets.ALL:
-            found, left_out = targets.drafts(result)
-            _save_all(result, found, left_out, output, as_json=as_json, quiet=quiet)
-            return
-        draft = targets.draft(result, to)
-        if output is None and not as_json:
-            _print(draft, quiet=quiet)
-            return
-        draft, paths = _save(draft, output)
-        _tell(paths, draft.launch, {to: draft.lost}, {}, as_json=as_json, quiet=quiet)
-
-    guarded(write, as_json=as_json, debug=debug)
+    result = _result(best)
+    if to == targets.ALL:
+        found, left_out = targets.drafts(result)
+        _save_all(result, found, left_out, output, as_json=as_json, quiet=quiet)
+        return
+    draft = targets.draft(result, to)
+    if output is None and not as_json:
+        _print(draft, quiet=quiet)
+        return
+    draft, paths = _save(draft, output)
+    _tell(paths, draft.launch, {to: draft.lost}, {}, as_json=as_json, quiet=quiet)
 
 
 def _result(best: Path) -> TuningResult:

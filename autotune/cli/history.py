@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.console import Debug, Json, guarded, print_json, print_text, stdout
+from autotune.cli.console import Json, guarded, print_json, print_text, stdout
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,133 +25,114 @@ Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 
 
 @history.callback(invoke_without_command=True)
+@guarded
 def listed(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="Only searches of models whose name contains this.")] = "",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the keys alone, one a line.")] = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List what earlier searches measured, by model, workload, device and versions."""
     if context.invoked_subcommand is not None:
         return
 
-    def show() -> None:
-        from autotune.output.history_table import groups, history_table
+    from autotune.output.history_table import groups, history_table
 
-        database = _database()
-        found = groups(_of_model(database.searches(brief=True), model))
-        if as_json:
-            print_json([group.model_dump(mode="json") for group in found])
-        elif quiet:
-            for group in found:
-                print_text(group.key)
-        else:
-            stdout().print(history_table(found, database.where), highlight=False)
-
-    guarded(show, as_json=as_json, debug=debug)
+    database = _database()
+    found = groups(_of_model(database.searches(brief=True), model))
+    if as_json:
+        print_json([group.model_dump(mode="json") for group in found])
+    elif quiet:
+        for group in found:
+            print_text(group.key)
+    else:
+        stdout().print(history_table(found, database.where), highlight=False)
 
 
 @history.command("show")
+@guarded
 def shown(
     key: Annotated[str, typer.Argument(help="As the list has it; its beginning will do.")],
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show every trial of the searches with a key."""
+    found = _with_key(_database(), key)
+    if as_json:
+        print_json(_document(found))
+        return
+    from autotune.output.history_table import trials_table
 
-    def show() -> None:
-        found = _with_key(_database(), key)
-        if as_json:
-            print_json(_document(found))
-            return
-        from autotune.output.history_table import trials_table
-
-        stdout().print(trials_table(found), highlight=False)
-
-    guarded(show, as_json=as_json, debug=debug)
+    stdout().print(trials_table(found), highlight=False)
 
 
 @history.command()
+@guarded
 def export(
     file: Annotated[Path | None, typer.Argument(help="Write here; otherwise to stdout.")] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write all that is recorded, every measurement included, as JSON."""
+    found = _database().searches()
+    if file is None:
+        print_json(_document(found))
+        return
+    from autotune.value import save_text
 
-    def write() -> None:
-        found = _database().searches()
-        if file is None:
-            print_json(_document(found))
-            return
-        from autotune.value import save_text
-
-        try:
-            save_text(json.dumps(_document(found), indent=2) + "\n", file)
-        except OSError as error:
-            raise InputError(f"{file}: can't be written: {error.strerror}") from None
-        trials = sum(len(search.trials) for search in found)
-        if as_json:
-            print_json({"file": str(file), "searches": len(found), "trials": trials})
-        else:
-            stdout().print(f"{file}: {_counted(found)}", highlight=False)
-
-    guarded(write, as_json=as_json, debug=debug)
+    try:
+        save_text(json.dumps(_document(found), indent=2) + "\n", file)
+    except OSError as error:
+        raise InputError(f"{file}: can't be written: {error.strerror}") from None
+    trials = sum(len(search.trials) for search in found)
+    if as_json:
+        print_json({"file": str(file), "searches": len(found), "trials": trials})
+    else:
+        stdout().print(f"{file}: {_counted(found)}", highlight=False)
 
 
 @history.command()
+@guarded
 def sync(
     run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories of searches.")],
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write to the record what of these run directories isn't there: trials are files first."""
+    from autotune.storage.sync import catch_up
 
-    def write() -> None:
-        from autotune.storage.sync import catch_up
-
-        database = _database()
-        found = []
-        for run_dir in run_dirs:
-            caught_up = catch_up(database, run_dir)
-            found.append(caught_up)
-            if not as_json:
-                stdout().print(_caught_up(caught_up), highlight=False)
-        if as_json:
-            print_json([caught_up.model_dump(mode="json") for caught_up in found])
-
-    guarded(write, as_json=as_json, debug=debug)
+    database = _database()
+    found = []
+    for run_dir in run_dirs:
+        caught_up = catch_up(database, run_dir)
+        found.append(caught_up)
+        if not as_json:
+            stdout().print(_caught_up(caught_up), highlight=False)
+    if as_json:
+        print_json([caught_up.model_dump(mode="json") for caught_up in found])
 
 
 @history.command()
+@guarded
 def forget(
     key: Annotated[str | None, typer.Argument(help="As the list has it; its beginning will do.")] = None,
     model: Annotated[str | None, typer.Option(help="All searches of the model of this name.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that is recorded.")] = False,
     yes: Yes = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Delete what is recorded of a key, of a model, or all; run directories are left alone."""
-
-    def delete() -> None:
-        if sum((key is not None, model is not None, everything)) != 1:
-            raise InputError("name what to forget: a KEY of `autotune history`, --model NAME, or --all")
-        database = _database()
-        found = _with_key(database, key, brief=True) if key is not None else database.searches(brief=True)
-        if model is not None:
-            found = _named(found, model)
-        if found and not yes:
-            _ask(f"forget {_counted(found)}?")
-        if found:
-            database.forget(found)
-        if as_json:
-            print_json({"searches": len(found), "trials": sum(len(search.trials) for search in found)})
-        else:
-            stdout().print(f"forgotten: {_counted(found)}", highlight=False)
-
-    guarded(delete, as_json=as_json, debug=debug)
+    if sum((key is not None, model is not None, everything)) != 1:
+        raise InputError("name what to forget: a KEY of `autotune history`, --model NAME, or --all")
+    database = _database()
+    found = _with_key(database, key, brief=True) if key is not None else database.searches(brief=True)
+    if model is not None:
+        found = _named(found, model)
+    if found and not yes:
+        _ask(f"forget {_counted(found)}?")
+    if found:
+        database.forget(found)
+    if as_json:
+        print_json({"searches": len(found), "trials": sum(len(search.trials) for search in found)})
+    else:
+        stdout().print(f"forgotten: {_counted(found)}", highlight=False)
 
 
 def _database() -> Record:

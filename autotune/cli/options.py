@@ -1,23 +1,36 @@
-"""Options that several commands have, as types of their arguments; `autotune completion`.
+"""Options of commands that are made when the command is used: of a search, of an estimate, and of the knobs.
 
-Nothing is imported until a shell asks, which it does by running `autotune` with a variable set, as typer has it.
+Not before, as the fields that they are made from (`autotune.planning.options`) are slow to import, and ``autotune
+--help`` has no need of them. What is typed is passed on as text, which the fields read and check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+import typer.core
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from autotune.planning.options import WorkloadOptions
 
 PROGRAM = "autotune"
-_VARIABLE = "_AUTOTUNE_COMPLETE"
+_VARIABLE = "_AUTOTUNE_COMPLETE"  # by which a shell asks for completions
+
+_GIVEN, _KNOBS = "autotune.options", "autotune.knobs"  # where the values stand in a command's context
+_OTHERS = "Options"  # the group of options that are in none
+
+Made = tuple[Any, ...]  # typer's options
 
 
 class Shell(StrEnum):
-    """Whose completion is tested."""
+    """A shell that `autotune completion` has a script for."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -36,11 +49,7 @@ def completion(
 
 def among(*words: str) -> Callable[[str], list[str]]:
     """Return what completes to one of `words`."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [word for word in words if word.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
 def models(incomplete: str) -> list[str]:
@@ -72,38 +81,154 @@ def tasks(incomplete: str) -> list[str]:
 
 
 EFFORTS = among("quick", "standard", "thorough")
-ALLOWANCES = among("exact", "numerics", "optimizer", "method")
 DEVICES = among("auto", "cpu", "cuda")
 
-Allow = Annotated[
-    str, typer.Option(help="What may change: exact, numerics, optimizer, method.", autocompletion=ALLOWANCES)
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=DEVICES)]
-Memory = Annotated[str | None, typer.Option(help="Device memory to stay within, such as 24GiB.")]
-MaxTrials = Annotated[int | None, typer.Option(min=1, help="Trials of the search.")]
-MaxTime = Annotated[str | None, typer.Option(help="Time of the whole search, such as 10m.")]
-Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Measure every point; write table.jsonl.")]
-Repeat = Annotated[int, typer.Option(min=1, help="Times each point is measured (--exhaustive).")]
-TrainSteps = Annotated[int | None, typer.Option(min=1, help="Minimise the time of a run of so many steps.")]
-TrainTokens = Annotated[str | None, typer.Option(help="The same in tokens, such as 20B.")]
-CheckLoss = Annotated[int | None, typer.Option(min=0, help="Steps whose losses must agree [20; quick 0].")]
+# Of options whose values are neither an enumeration nor a list of words.
+_COMPLETIONS = {"model": models, "task": tasks, "space": spaces, "gpu": gpus, "device": DEVICES}
+
 TrustRunDir = Annotated[
     bool, typer.Option("--trust-run-dir", help="Run its code, though it was not begun by you on this machine.")
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too.")]
 
 
-Model = Annotated[
-    str, typer.Option(help="Catalogue name, directory with config.json, or hub id.", autocompletion=models)
-]
-Task = Annotated[
-    str | None, typer.Option(help="Head to train; by default the architecture's usual one.", autocompletion=tasks)
-]
-Space = Annotated[str | None, typer.Option(help="Built-in search space or YAML file.", autocompletion=spaces)]
-Gpu = Annotated[
-    str | None, typer.Option(help="Device of `autotune gpus`, or all [this machine's].", autocompletion=gpus)
-]
-Effort = Annotated[str, typer.Option(help="How long to search: quick, standard, thorough.", autocompletion=EFFORTS)]
-Engine = Annotated[
-    str, typer.Option(help="What runs trials: local, or ray for a cluster.", autocompletion=among("local", "ray"))
-]
+def given(context: typer.Context) -> dict[str, Any]:
+    """Return the options that have a value, by the names of `autotune.planning.options`."""
+    return dict(context.meta.get(_GIVEN, {}))
+
+
+def given_knobs(context: typer.Context) -> dict[str, str | bool]:
+    """Return the knobs that were given, as written, by option."""
+    return {name.replace("_", "-"): value for name, value in context.meta.get(_KNOBS, {}).items()}
+
+
+@functools.cache
+def of_search() -> Made:
+    """Return the options of `autotune find`."""
+    from autotune.planning.options import SearchOptions
+
+    return _made(_options(SearchOptions))
+
+
+@functools.cache
+def of_script() -> Made:
+    """Return the options of `autotune script`: those of a search that the script itself doesn't decide."""
+    from autotune.planning.options import SearchOptions
+    from autotune.planning.user_trainer import DECIDED_BY_CODE
+
+    return _made(_options(SearchOptions, without=DECIDED_BY_CODE))
+
+
+@functools.cache
+def of_estimate() -> Made:
+    """Return the options of `autotune estimate`, then those of the knobs of a configuration."""
+    from autotune.estimates.request import EstimateOptions
+
+    return _made([*_options(EstimateOptions, without=("knobs",)), *_knobs()])
+
+
+def taking(made: Callable[[], Made]) -> type[typer.core.TyperCommand]:
+    """Return the class of a command that takes the options that `made` returns before its own."""
+
+    class Command(typer.core.TyperCommand):
+        def get_params(self, ctx: Any) -> list[Any]:
+            return [*made(), *super().get_params(ctx)]
+
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            """Write the help of arguments and options, by group."""
+            groups: dict[str, list[tuple[str, str]]] = {}
+            for parameter in self.get_params(ctx):
+                usual = "Arguments" if parameter.param_type_name == "argument" else _OTHERS
+                if (record := parameter.get_help_record(ctx)) is not None:
+                    groups.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+            for name, records in sorted(
+                groups.items(), key=lambda group: (group[0] != "Arguments", group[0] == _OTHERS)
+            ):
+                with formatter.section(name):
+                    formatter.write_dl(records)
+
+    return Command
+
+
+def _options(kind: type[WorkloadOptions], without: Iterable[str] = ()) -> list[inspect.Parameter]:
+    from autotune.planning.options import fields_by_name
+
+    return [_option(name, field) for name, field in fields_by_name(kind).items() if name not in without]
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return an option as a parameter of a signature that typer reads."""
+    from pydantic import NonNegativeInt, PositiveInt
+
+    is_flag, short = field.annotation is bool, ("-o",) if name == "output" else ()
+    is_whole = bool({int, PositiveInt, NonNegativeInt} & {field.annotation, *get_args(field.annotation)})
+    written = f"--{'no-' if field.default is True else ''}{name.replace('_', '-')}"
+    extra: Any = field.json_schema_extra
+    option = typer.Option(
+        written,
+        *short,
+        help=field.description,
+        metavar="<int>" if is_whole else None,
+        autocompletion=_COMPLETIONS.get(name) or completion_of(field.annotation),
+        rich_help_panel=extra["group"],
+        callback=_keep(_GIVEN),
+        expose_value=False,
+    )
+    default: Any = None if field.default in (None, ()) else str(field.default)
+    if field.is_required():
+        default = inspect.Parameter.empty
+    return _parameter(name, bool if is_flag else str, option, False if is_flag else default)
+
+
+def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
+    """Return what completes the words of an enumeration or a literal type; None for other types."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            return among(*kind)
+        if get_origin(kind) is Literal:
+            return among(*get_args(kind))
+    return None
+
+
+def _knobs() -> list[inspect.Parameter]:
+    from autotune.space.knobs import knobs
+
+    found = []
+    for knob in knobs():
+        written = f"--{knob.option}/--no-{knob.option}" if knob.is_flag else f"--{knob.option}"
+        group = "The configuration"
+        option = typer.Option(
+            written, help=knob.help, rich_help_panel=group, callback=_keep(_KNOBS), expose_value=False
+        )
+        found.append(_parameter(knob.option.replace("-", "_"), bool if knob.is_flag else str, option, None))
+    return found
+
+
+def _parameter(name: str, kind: type, option: Any, default: Any) -> inspect.Parameter:
+    annotation: Any = Annotated[kind | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _made(parameters: Iterable[inspect.Parameter]) -> Made:
+    """Return typer's options of a signature, without its --help."""
+
+    def carrier(**values: Any) -> None:
+        """Carry the options to typer, which makes them from a signature; never called."""
+
+    listed = list(parameters)
+    carrier.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
+    carrier.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+    app = typer.Typer(add_completion=False)
+    app.command()(carrier)
+    return tuple(typer.main.get_command(app).params)
+
+
+def _keep(where: str) -> Callable[[typer.Context, typer.CallbackParam, Any], None]:
+    """Return what keeps the value of an option in the command's context, the negative flag's as False."""
+
+    def keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
+        if isinstance(value, bool):
+            value = value != parameter.opts[0].startswith("--no-")
+        if value is not None:
+            context.meta.setdefault(where, {})[str(parameter.name)] = value
+
+    return keep

@@ -1,4 +1,4 @@
-"""`autotune report` and `autotune explain`: what a search found, and what each knob of its winner brought."""
+"""Commands on the run directory of a search: `autotune report`, `autotune explain` and `autotune dashboard`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.console import Debug, Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout
+from autotune.cli.console import Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout
 from autotune.cli.options import TrustRunDir
 from autotune.errors import InputError
 
@@ -27,33 +27,29 @@ class Format(StrEnum):
     PNG = "png"
 
 
+@guarded
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search, finished or not.")],
     form: Annotated[Format | None, typer.Option("--format", help="[as --out ends, or html]")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [RUN_DIR/report.html].")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the name of the file alone.")] = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write what a search found as one HTML page, or as Markdown, CSV, JSON or a picture."""
+    chosen = form or format_of(out)
+    path = out or run_dir / f"report.{chosen}"
+    from autotune.output.gather import gather
 
-    def write() -> None:
-        chosen = form or format_of(out)
-        path = out or run_dir / f"report.{chosen}"
-        from autotune.output.gather import gather
+    found = gather(run_dir)
+    _write(render(found, chosen), path, is_named=out is not None)
+    from autotune.output.report_facts import answer
 
-        found = gather(run_dir)
-        _write(render(found, chosen), path, is_named=out is not None)
-        from autotune.output.report_facts import answer
-
-        if as_json:
-            print_json({"file": str(path), "format": str(chosen), "answer": answer(found)})
-        elif quiet:
-            print_text(str(path))
-        else:
-            print_text(answer(found), f"written: {path}")
-
-    guarded(write, as_json=as_json, debug=debug)
+    if as_json:
+        print_json({"file": str(path), "format": str(chosen), "answer": answer(found)})
+    elif quiet:
+        print_text(str(path))
+    else:
+        print_text(answer(found), f"written: {path}")
 
 
 def format_of(out: Path | None) -> Format:
@@ -100,6 +96,7 @@ def _write(content: bytes, path: Path, *, is_named: bool) -> None:
         raise InputError(f"--out {path}: can't be written: {error.strerror}") from None
 
 
+@guarded
 def explain(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that has found something.")],
     max_time: Annotated[str | None, typer.Option(help="Begin no trial beyond this, such as 10m [find's].")] = None,
@@ -107,27 +104,48 @@ def explain(
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure what each knob of the winner brought, by taking it away; what is known isn't measured again."""
+    from autotune.output.progress import Progress
+    from autotune.planning.options import SearchOptions, options_of
+    from autotune.search.explain import explain as explained
 
-    def run() -> None:
-        from autotune.output.progress import Progress
-        from autotune.search.explain import explain as explained
-        from autotune.units import parse_time_s
+    console = stderr(quiet=quiet, verbose=verbose)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
+    limit_s = options_of(SearchOptions, {"model": "", "max_time": max_time}).max_time_s
+    with Progress(console, verbose=verbose) as progress:
+        found = explained(run_dir, max_time_s=limit_s, trust_run_dir=trust_run_dir, observer=progress)
+    if as_json:
+        print_json({**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled})
+        return
+    from autotune.output.explanation_table import explanation_table
 
-        console = stderr(quiet=quiet, verbose=verbose)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
-        limit_s = None if max_time is None else parse_time_s(max_time)
-        with Progress(console, verbose=verbose) as progress:
-            found = explained(run_dir, max_time_s=limit_s, trust_run_dir=trust_run_dir, observer=progress)
+    stdout().print(explanation_table(found), highlight=False)
+    if not quiet:
+        print_text(f"`autotune report {run_dir}` shows it")
+
+
+@guarded
+def dashboard(
+    run_dir: Annotated[Path, typer.Argument(help="Run directory of a search, finished or not.")],
+    host: Annotated[str, typer.Option(help="Address to listen at; no password guards it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8080,
+    as_json: Json = False,
+) -> None:
+    """Show a search in optuna-dashboard, from a copy of its trials, until Ctrl-C."""
+    from autotune.integrations.dashboard import application, is_loopback, server
+    from autotune.output.table import show_config
+
+    with server(host, port, application(run_dir, words=show_config)) as listening:
+        if not is_loopback(host):
+            warning = f"warning: --host {host}: whoever reaches it sees this search; no password is asked for"
+            stderr().print(warning, highlight=False, soft_wrap=True)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.server_port}/"
         if as_json:
-            print_json({**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled})
+            print_json({"url": url, "run_directory": str(run_dir)})
+        else:
+            print_text(f"{run_dir}: {url} (Ctrl-C ends it; notes and changes made there are not kept)")
+        try:
+            listening.serve_forever()
+        except KeyboardInterrupt:
             return
-        from autotune.output.explanation_table import explanation_table
-
-        stdout().print(explanation_table(found), highlight=False)
-        if not quiet:
-            print_text(f"`autotune report {run_dir}` shows it")
-
-    guarded(run, as_json=as_json, debug=debug)

@@ -1,4 +1,7 @@
-"""`autotune script`: tunes an unchanged script around transformers' Trainer, or runs it with an answer laid over."""
+"""Commands that search: `autotune find`, `autotune resume` and `autotune script`.
+
+Progress is drawn on stderr; the answer is printed on stdout.
+"""
 
 from __future__ import annotations
 
@@ -11,92 +14,51 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.console import Debug, Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout
-from autotune.cli.options import (
-    Allow,
-    CheckLoss,
-    Device,
-    Effort,
-    Exhaustive,
-    MaxTime,
-    MaxTrials,
-    Memory,
-    Output,
-    Repeat,
-    Space,
-    TrainSteps,
-    TrainTokens,
-    TrustRunDir,
+from autotune.cli.console import (
+    Debug,
+    Json,
+    Quiet,
+    Verbose,
+    guarded,
+    print_json,
+    print_text,
+    stderr,
+    stdout,
+    told_errors,
 )
+from autotune.cli.options import TrustRunDir
 from autotune.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
     from autotune.values.events import Observer
 
-# Runs a search for the command line: its progress is drawn on stderr, the answer printed on stdout.
+# All after the first word is the script's.
+SETTINGS = {"allow_interspersed_args": False}
 
 
-def watched(
-    search: Callable[[Observer], tuple[TuningResult, Path]],
-    *,
-    output: Path | None,
-    as_json: bool,
-    debug: bool,
-    quiet: bool = False,
-    verbose: bool = False,
+@guarded
+def find(
+    context: typer.Context,
+    run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
-    """Run a search with its progress drawn, then print the answer.
+    """Search for the fastest configuration that fits, and write best-config.json."""
+    asked = options.given(context)
 
-    Args:
-        search: Runs it, and returns its answer and the file that holds it.
-        output: Where the search writes the answer too, if that is said anew.
-        as_json: Whether it is printed as JSON.
-        debug: Whether errors show their traceback.
-        quiet: Whether the answer alone is printed.
-        verbose: Whether more is told of each trial.
-    """
+    def search(observer: Observer) -> tuple[TuningResult, Path]:
+        from autotune import api
+        from autotune.storage.run_directory import default_run_directory
 
-    def run() -> None:
-        from autotune.output.progress import Progress
-        from autotune.search.tuner import SearchInterrupted
-        from autotune.tuning_result import with_methods
+        directory = run_dir or default_run_directory(asked["model"])
+        return api.find(**asked, run_dir=directory, observer=observer), directory
 
-        console = stderr(quiet=quiet, verbose=verbose)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
-        interrupted = None
-        try:
-            with Progress(console, verbose=verbose) as progress:
-                result, path = search(progress)
-        except SearchInterrupted as error:
-            if error.result is None:
-                raise
-            interrupted, result, path = error, with_methods(error.result), error.path
-        kept, path = str(path.parent), output or _wanted(path)
-        if as_json:
-            print_json(result.model_dump(mode="json"))
-        else:
-            from autotune.output.table import result_table
-
-            stdout().print(result_table(result, str(path), kept), highlight=False, crop=False)
-        if interrupted is not None:
-            print_text(f"autotune: {interrupted}", file=sys.stderr)
-            raise typer.Exit(EXIT_INTERRUPTED)
-
-    guarded(run, as_json=as_json, debug=debug)
+    _watched(search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
 
 
-def _wanted(answer: Path) -> Path:
-    """Return where the user looks for an answer: the file that was named when its search began, or its own."""
-    from autotune.storage.run_directory import read_plan
-
-    named = read_plan(answer.parent).output
-    return answer if named is None else Path(named)
-
-
-# `autotune resume`: goes on with a search that was stopped, or that is given more time or trials.
-
-
+@guarded
 def resume(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that was stopped, or is to go on.")],
     max_time: Annotated[
@@ -112,13 +74,11 @@ def resume(
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Go on with a search, within other limits if you like; what was measured is not measured again."""
 
     def search(observer: Observer) -> tuple[TuningResult, Path]:
         from autotune import api
-        from autotune.storage.run_directory import ANSWER_FILE
 
         result = api.resume(
             run_dir,
@@ -129,33 +89,16 @@ def resume(
             trust_run_dir=trust_run_dir,
             observer=observer,
         )
-        return result, run_dir / ANSWER_FILE
+        return result, run_dir
 
-    watched(search, output=output, as_json=as_json, debug=debug, quiet=quiet, verbose=verbose)
-
-
-# All after the first word is the script's.
-SETTINGS = {"allow_interspersed_args": False}
+    _watched(search, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def script(
+    context: typer.Context,
     command: Annotated[list[str], typer.Argument(help="-- python train.py and its arguments.")],
     apply: Annotated[Path | None, typer.Option(help="Train: the script with this best-config.json laid over.")] = None,
-    allow: Allow = "optimizer",
-    effort: Effort = "standard",
-    space: Space = None,
-    device: Device = "auto",
-    memory: Memory = None,
-    max_trials: MaxTrials = None,
-    max_time: MaxTime = None,
-    exhaustive: Exhaustive = False,
-    repeat: Repeat = 1,
-    train_steps: TrainSteps = None,
-    train_tokens: TrainTokens = None,
-    check_loss: CheckLoss = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
-    output: Output = None,
-    seed: Annotated[int, typer.Option(help="Of the search and the order of samples.")] = 42,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -165,46 +108,73 @@ def script(
 
     Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
     """
-    if apply is not None:
-        _apply(apply, command, as_json=as_json, debug=debug)
-        return
+    asked = options.given(context)
 
     def search(observer: Observer) -> tuple[TuningResult, Path]:
         from autotune import api
         from autotune.planning.user_trainer import code_of
-        from autotune.storage.run_directory import ANSWER_FILE, default_run_directory
+        from autotune.storage.run_directory import default_run_directory
 
         directory = run_dir or default_run_directory(code_of(command).name)
-        result = api.find(
-            script=command,
-            allow=allow,
-            effort=effort,
-            space=space,
-            device=device,
-            memory=memory,
-            max_trials=max_trials,
-            max_time=max_time,
-            exhaustive=exhaustive,
-            repeat=repeat,
-            train_steps=train_steps,
-            train_tokens=train_tokens,
-            check_loss=check_loss,
-            run_dir=directory,
-            seed=seed,
-            output=output,
-            observer=observer,
-        )
-        return result, directory / ANSWER_FILE
+        return api.find(script=command, **asked, run_dir=directory, observer=observer), directory
 
-    watched(search, output=output, as_json=as_json, debug=debug, quiet=quiet, verbose=verbose)
+    with told_errors(as_json=as_json, debug=debug):
+        if apply is None:
+            _watched(search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+            return
+        from autotune.integrations.apply import prepared, run
+        from autotune.storage.run_directory import ANSWER_FILE
+
+        ready = prepared(apply / ANSWER_FILE if apply.is_dir() else apply, command)
+    run(ready)  # its errors and its exit code are the script's own
 
 
-def _apply(answer: Path, command: list[str], *, as_json: bool, debug: bool) -> None:
-    """Run the script; its errors and its exit code are its own."""
-    from autotune.integrations import apply
+def _watched(
+    search: Callable[[Observer], tuple[TuningResult, Path]],
+    *,
+    output: str | Path | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Run a search with its progress drawn, then print the answer.
+
+    Args:
+        search: Runs it, and returns its answer and its run directory.
+        output: Where the search writes the answer too, if that was said now.
+        as_json: Print the answer as JSON.
+        quiet: Print the answer alone.
+        verbose: Tell more of each trial.
+    """
+    from autotune.output.progress import Progress
+    from autotune.search.tuner import SearchInterrupted
     from autotune.storage.run_directory import ANSWER_FILE
+    from autotune.tuning_result import with_methods
 
-    ready: list[apply.Run] = []
-    path = answer / ANSWER_FILE if answer.is_dir() else answer
-    guarded(lambda: ready.append(apply.prepared(path, command)), as_json=as_json, debug=debug)
-    apply.run(ready[0])
+    console = stderr(quiet=quiet, verbose=verbose)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
+    interrupted = None
+    try:
+        with Progress(console, verbose=verbose) as progress:
+            result, directory = search(progress)
+    except SearchInterrupted as error:
+        if error.result is None:
+            raise
+        interrupted, result, directory = error, with_methods(error.result), error.path.parent
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        from autotune.output.table import result_table
+
+        path = output or _wanted(directory) or directory / ANSWER_FILE
+        stdout().print(result_table(result, str(path), str(directory)), highlight=False, crop=False)
+    if interrupted is not None:
+        print_text(f"autotune: {interrupted}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _wanted(directory: Path) -> str | None:
+    """Return the file in which the user wanted the answer when the search began, if any was named."""
+    from autotune.storage.run_directory import read_plan
+
+    return read_plan(directory).output

@@ -14,7 +14,7 @@ from autotune.cost.family import Family
 from autotune.cost.profile import TRANSFER
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder
-from autotune.values.checkpointing import KINDS
+from autotune.values.techniques import CHECKPOINTING
 
 Contexts = Callable[[], tuple[Any, Any]]
 
@@ -26,7 +26,7 @@ def set_checkpointing(model: Any, family: Family, semantics: Semantics, recorder
         if base.supports_gradient_checkpointing:
             base._set_gradient_checkpointing(enable=False)
         return
-    kind = KINDS[family.checkpointing]
+    kind = CHECKPOINTING[family.checkpointing]
 
     def contexts() -> tuple[Any, Any]:
         return contextlib.nullcontext(), semantics.again()

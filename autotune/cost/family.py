@@ -8,10 +8,10 @@ from pydantic import Field
 
 from autotune.value import Value
 from autotune.values.adapters import AnyAdapter
-from autotune.values.checkpointing import KINDS, Checkpointing
 from autotune.values.config import Precision, Quantization, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import Task
+from autotune.values.techniques import CHECKPOINTING, Checkpointing
 
 # CUDA devices by the attention kernels that torch has for them: compute capability 7.5 and before; 8.0; 8.6, 8.9 and
 # 12.0, whose blocks have less shared memory; 9.0 and 10.0.
@@ -43,7 +43,7 @@ class Family(Value):
     @property
     def checkpointed_every(self) -> int:
         """N where every n-th layer is checkpointed; 1 where none is."""
-        return 1 if self.checkpointing == "none" else KINDS[self.checkpointing].every
+        return 1 if self.checkpointing == "none" else CHECKPOINTING[self.checkpointing].every
 
 
 class Shape(Value):

@@ -7,11 +7,9 @@ devices of the table. `estimate` is the same from Python. Every default is said 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ValidationError
-
-from autotune.errors import InputError, NothingFitsError, first_complaint
+from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.all_gpus import survey
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
@@ -29,6 +27,7 @@ from autotune.estimates.request import (
     workload_of,
 )
 from autotune.estimates.run_cost import read_prices, tokens_per_sample
+from autotune.planning.options import options_of
 from autotune.space.knobs import point_of
 from autotune.space.points import make_point
 from autotune.training import build, resolve
@@ -40,20 +39,6 @@ BEST = 8
 
 # Knobs that say how several devices share a training; without them the ways are compared.
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
-
-
-def options_of(**fields: Any) -> EstimateOptions:
-    """Return the options; None means the default.
-
-    Raises:
-        InputError: A value is impossible.
-    """
-    try:
-        return EstimateOptions(**fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]).removesuffix("_bytes").replace("_", "-")
-        raise InputError(f"--{name} {first['input']}: {first_complaint(error)}") from None
 
 
 def report(options: EstimateOptions) -> Report:
@@ -123,14 +108,9 @@ def estimate(
     if model is None and workload is None:
         raise InputError("estimate: needs a model or a workload")
     fields = {"task": task, "seq_len": seq_len, "target_len": target_len, "global_batch": global_batch}
-    options = options_of(
-        model=model or (workload.model.reference if workload else ""),
-        gpu=gpu,
-        device=device,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        **fields,
-    )
+    asked = {"gpu": gpu, "device": device, "revision": revision, "trust_remote_code": trust_remote_code, **fields}
+    name = model or (workload.model.reference if workload else "")
+    options = options_of(EstimateOptions, {"model": name, **asked})
     check(options)
     point = make_point(config)
     target = with_packages(target_of(options), point)

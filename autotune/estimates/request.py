@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic.config import JsonDict
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
 from autotune.planning import planner
 from autotune.planning import workload as workloads
-from autotune.planning.options import Options
+from autotune.planning.options import MACHINE, Bytes, Count, Name, SearchOptions, WorkloadOptions
 from autotune.planning.plan import Outline, SearchPlan
 from autotune.space.file import SpaceFile, load_space
-from autotune.space.knobs import Scalar, knobs, refused, shown
-from autotune.space.points import make_config, make_point
+from autotune.space.knobs import knobs, refused, shown
+from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
 from autotune.training.inputs import fixed_frames
@@ -40,29 +40,45 @@ REFERENCE_GPU = "a100-80gb"
 # Of many devices a step takes so many samples on each, if nothing is said: fewer would leave them waiting.
 SAMPLES_OF_EACH = 8
 
+ASKED: JsonDict = {"group": "What is asked"}  # a group of options
+
 _LOADING = "dataloader"  # what the knobs of data loading begin with
 
 
-class EstimateOptions(Value):
-    """What the user asked for; None means the default, which depends on the device."""
+class EstimateOptions(WorkloadOptions):
+    """What the user asks of an estimate."""
 
-    model: str
-    task: str | None = None
-    seq_len: PositiveInt | None = None
-    target_len: PositiveInt | None = None
-    global_batch: PositiveInt | Literal["any"] | None = None
-    gpu: str | None = Field(default=None, description="a name of the table, or 'all'")
-    memory_bytes: PositiveInt | None = None
-    nodes: PositiveInt | None = Field(default=None, description="that several devices are on, evenly")
-    network_gb_s: PositiveFloat | None = Field(default=None, description="of a node to others, 10^9 bytes/s one way")
-    host_memory_bytes: PositiveInt | None = Field(default=None, description="of a node, for what is offloaded")
-    device: str = "auto"
+    memory_bytes: Bytes | None = Field(
+        None,
+        alias="memory",
+        description="Device memory; without --gpu some GPU of this size.",
+        json_schema_extra=MACHINE,
+    )
+    gpu: str | None = Field(
+        None, description="Device of `autotune gpus`, or all [this machine's].", json_schema_extra=MACHINE
+    )
+    nodes: PositiveInt | None = Field(
+        None, description="Machines that --devices are on [of 8 each].", json_schema_extra=MACHINE
+    )
+    network_gb_s: PositiveFloat | None = Field(  # 10^9 bytes/s, one way
+        None, description="GB/s of a node to others [25 a device].", json_schema_extra=MACHINE
+    )
+    host_memory_bytes: Bytes | None = Field(
+        None,
+        alias="host_memory",
+        description="Of a node, for what is offloaded [this machine's].",
+        json_schema_extra=MACHINE,
+    )
+    allow: Allowance | None = Field(
+        None, description="What a ranking may change, as of find [optimizer].", json_schema_extra=ASKED
+    )
+    tokens: Count | None = Field(
+        None, description="Length of a run to cost, such as 20B or 300e9.", json_schema_extra=ASKED
+    )
+    prices: Name | None = Field(
+        None, description="YAML or JSON: a currency, prices per hour by GPU.", json_schema_extra=ASKED
+    )
     knobs: dict[str, str | bool] = Field(default_factory=dict, description="as written, by option")
-    allow: Allowance | None = None
-    tokens: float | None = None
-    prices: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
 
     @property
     def devices(self) -> int:
@@ -188,7 +204,7 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
     fixed = fixed_frames(spec.model_type, spec.config)
     length = options.seq_len or fixed or workloads.DEFAULT_SEQUENCE_LENGTH[kind]
     batch = options.global_batch or max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
-    asked = Options(
+    asked = SearchOptions(
         model=options.model,
         task=options.task,
         seq_len=length,
@@ -218,7 +234,7 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
         InputError: The model hasn't so many positions.
     """
     outline = Outline(
-        options=Options(model=workload.model.reference, allow=allowance),
+        options=SearchOptions(model=workload.model.reference, allow=allowance),
         hardware=device.hardware,
         workload=workload,
         memory_bytes=device.memory_bytes,

@@ -13,7 +13,6 @@ Not covered: evaluation, saving, restarts, and more than one device.
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from autotune.values.trial import Interval
 PETAFLOP_S_DAY = 1e15 * 86_400
 
 _HOUR_S = 3600.0
-_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
 class Prices(Value):
@@ -38,22 +36,6 @@ class Prices(Value):
 
     currency: str
     per_hour: dict[str, float] = Field(description="above zero")
-
-
-def parse_count(text: str, *, option: str = "--tokens") -> float:
-    """Return a count: '20B' is 20 x 10^9, '300e9' and '1_000_000' are what they are.
-
-    >>> parse_count("20B") == parse_count("20e9") == parse_count("20_000_000_000")
-    True
-
-    Raises:
-        InputError: `text` is no count above zero.
-    """
-    match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([kmbgt]?)\s*", text.lower())
-    count = float(match[1]) * _COUNTS[match[2]] if match else 0.0
-    if not 0 < count < math.inf:
-        raise InputError(f"{option} {text}: expected a number above 0, such as 20B or 300e9")
-    return count
 
 
 def read_prices(path: Path) -> Prices:

@@ -1,7 +1,7 @@
 """Carries out a check in a trial's process: a soak (evaluation and saving beside training), a routing or a loss run.
 
-Entered by the worker around the Trainer's training. A soak stays under the trial's memory budget throughout; what it
-writes lies in the trial's directory, which the runner clears of it.
+A soak stays under the trial's memory budget throughout; what it writes lies in the trial's directory, and the runner
+removes it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
+from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.guard import MemoryGuard
-from autotune.execution.randomness import is_random, randomness_off
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
 from autotune.execution.shortage import first_line, is_out_of_memory
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     """How a trial reads its samples."""
 
     longest: DataOf | None  # gives so many samples to evaluate on, the longest first; None: there are none
-    padding_share: Callable[[int], float | None]  # in so many steps; None: it can't be told
+    padding_share: Callable[[int], float | None]  # of so many steps; None: unknown
     not_saved: str | None = None  # why a soak saves no checkpoint
 
 
@@ -103,8 +103,8 @@ def findings(task: CheckTask | None, trainer: Any, longest: DataOf | None, guard
     Args:
         task: The check.
         trainer: After `train`.
-        longest: Gives so many samples, the longest of the data first; None: there is nothing to evaluate on.
-        guard: Tells the highest memory so far, and holds it against the budget.
+        longest: Gives so many of the longest samples to evaluate on; None: there are none.
+        guard: Reads the peak of memory, and holds it against the budget.
 
     Raises:
         CheckError: Evaluation failed.
@@ -168,11 +168,8 @@ def _values(mapping: Any) -> list[Any]:
 def _evaluated(task: SoakTask, trainer: Any, longest: DataOf, guard: MemoryGuard) -> int:
     """Return the first batch size with which evaluation fits; two batches, so that one is there while the next comes.
 
-    A rank that fails leaves the others amid their evaluation, which nothing but their end gets them out of: of several
-    ranks none goes on to the next size.
-
-    Raises:
-        CheckError: None fits, or evaluation fails for another reason.
+    A rank that fails leaves the others amid their evaluation, which only their end gets them out of: of several ranks
+    none goes on to the next size.
     """
     trainer.args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
     ranks, trained = own_rank().of, guard.peak()

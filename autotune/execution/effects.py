@@ -1,14 +1,16 @@
 """Checks that what a configuration asked for really took effect in the Trainer.
 
 Libraries have silent no-ops: fp16 on a CPU stays fp32, a kernel falls back, a flag is ignored by some models. A trial
-in which a knob did nothing would be a wrong measurement, so it is refused with the reason. Called by the worker.
+in which a knob did nothing would be a wrong measurement, so it is refused with the reason.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -20,14 +22,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from autotune.errors import NoEffectError
-from autotune.execution import adapter_effects, parallel_effects
+from autotune.execution import model_effects
 from autotune.training.arguments import effective_tf32
 from autotune.training.batches import PackCollator
 from autotune.values.adapters import is_new_weight
-from autotune.values.checkpointing import KINDS, CheckpointingKind
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import CHECKPOINTING, CheckpointingKind
 
 _OUTPUT_DTYPE = {
     Precision.FP32: torch.float32,
@@ -53,14 +55,16 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hardware = hardware
         self._theirs = theirs
         self._dtypes: set[torch.dtype] = set()
-        self._checkpointed = 0
+        self._calls: Counter[str] = Counter()
         self._sdpa_backends: set[str] = set()
-        self._undo: list[Callable[[], None]] = []
+        self._hooks = ExitStack()  # taken away after the first step
         self._seen: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Watch one layer and the checkpointed calls, for the first step alone."""
         self._seen = kwargs
+        emptied = self._counted("emptied", torch.cuda.empty_cache)
+        self._hooks.enter_context(patch.object(torch.cuda, "empty_cache", emptied))
         if self._config.torch_compile_backend is None:  # hooks would change what is compiled
             self._watch_dtype(kwargs["model"])
             self._watch_checkpointing(kwargs["model"])
@@ -68,22 +72,21 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the hooks away."""
-        while self._undo:
-            self._undo.pop()()
+        self._hooks.close()
 
     def _watch_dtype(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
             if type(module).forward in _PLAIN and not is_new_weight(f"{name}."):  # peft keeps an adapter's in fp32
-                handle = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
-                self._undo.append(handle.remove)
+                hook = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
+                self._hooks.enter_context(hook)
                 return
 
     def _watch_checkpointing(self, model: nn.Module) -> None:
         for module in model.modules():
             original = getattr(module, "_gradient_checkpointing_func", None)
             if original is not None:
-                module._gradient_checkpointing_func = self._counted(original)  # type: ignore[assignment]
-                self._undo.append(lambda m=module, f=original: setattr(m, "_gradient_checkpointing_func", f))  # type: ignore[misc]
+                counted = self._counted("checkpointed", original)
+                self._hooks.enter_context(patch.object(module, "_gradient_checkpointing_func", counted))
 
     def _watch_sdpa(self) -> None:
         original = functional.scaled_dot_product_attention
@@ -92,26 +95,21 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             self._sdpa_backends.add(_sdpa_backend(*args, **kwargs))
             return original(*args, **kwargs)
 
-        functional.scaled_dot_product_attention = watch
-        self._undo.append(lambda: setattr(functional, "scaled_dot_product_attention", original))
+        self._hooks.enter_context(patch.object(functional, "scaled_dot_product_attention", watch))
 
     def _sdpa(self) -> str:
-        """Say which of torch's kernels ran, in words to add."""
+        """Return which of torch's attention kernels ran, to add to the implementation."""
         return f" ({', '.join(sorted(self._sdpa_backends))})" if self._sdpa_backends else ""
 
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def count(*args: Any, **kwargs: Any) -> Any:
-            self._checkpointed += 1
+            self._calls[what] += 1
             return function(*args, **kwargs)
 
         return count
 
     def verify(self, trainer: Any, model: Any) -> dict[str, str]:
-        """Return what was seen in effect, by knob.
-
-        Raises:
-            NoEffectError: Something asked for did not take effect.
-        """
+        """Return what was seen in effect, by knob, or raise NoEffectError for what wasn't."""
         loader = self._seen["train_dataloader"]
         looks: dict[str, Callable[[], str]] = {
             "precision": lambda: self._precision(trainer, model),
@@ -119,20 +117,21 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "optim": lambda: _optimizer(self._config, trainer.optimizer, model),
             "checkpointing": lambda: self._checkpointing(model),
             "attn_implementation": lambda: _attention(self._config, model) + self._sdpa(),
-            "experts_implementation": lambda: _experts(self._config, model),
-            "use_liger_kernel": lambda: _liger(self._config, model),
+            "experts_implementation": lambda: model_effects.experts(self._config, model),
+            "use_liger_kernel": lambda: model_effects.liger(self._config, model),
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
             "packing": lambda: _packing(self._config, loader),
-            "adapter": lambda: adapter_effects.adapter(self._config, model),
-            "quantization": lambda: adapter_effects.quantization(self._config, model),
-            "parallelism": lambda: parallel_effects.parallelism(self._config, trainer, model),
+            "torch_empty_cache_steps": lambda: self._cache(trainer),
+            "adapter": lambda: model_effects.adapter(self._config, model),
+            "quantization": lambda: model_effects.quantization(self._config, model),
+            "parallelism": lambda: model_effects.parallelism(self._config, trainer, model),
         }
         return {knob: "as your code has it" if knob in self._theirs else look() for knob, look in looks.items()}
 
     def _precision(self, trainer: Any, model: nn.Module) -> str:
         wanted, asked = _OUTPUT_DTYPE[self._config.precision], self._config.precision
-        casts = parallel_effects.casts_weights(self._config)
+        casts = model_effects.casts_weights(self._config)
         if asked in (Precision.FP16, Precision.BF16) and not (trainer.accelerator.native_amp or casts):
             raise NoEffectError(f"{asked} was asked for, but autocast is off: the device's library ignores it")
         if self._dtypes and self._dtypes != {wanted}:
@@ -147,21 +146,32 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return f"weights {_names(weights)}, layer outputs {seen}"
 
     def _checkpointing(self, model: nn.Module) -> str:
+        calls = self._calls["checkpointed"]
         flagged = sum(bool(getattr(m, "gradient_checkpointing", False)) for m in model.modules())
-        if units := parallel_effects.checkpointed_units(model):
+        if units := model_effects.checkpointed_units(model):
             if self._config.checkpointing != "full":
                 raise NoEffectError(f"checkpointing {self._config.checkpointing} was asked for, but FSDP checkpoints")
             return f"{units} units of FSDP"
         if self._config.checkpointing == "none":
-            if self._checkpointed or flagged:
+            if calls or flagged:
                 raise NoEffectError("no checkpointing was asked for, but the model checkpoints its activations")
             return "none"
         if not flagged:
             raise NoEffectError("checkpointing was asked for, but no layer of the model has it switched on")
-        if self._config.torch_compile_backend is None and not self._checkpointed:
+        if self._config.torch_compile_backend is None and not calls:
             raise NoEffectError("checkpointing was asked for and switched on, but no layer was checkpointed")
-        _check_kind(KINDS[self._config.checkpointing], model)
-        return f"{self._checkpointed} checkpointed calls in the first step" if self._checkpointed else "switched on"
+        _check_kind(CHECKPOINTING[self._config.checkpointing], model)
+        return f"{calls} checkpointed calls in the first step" if calls else "switched on"
+
+    def _cache(self, trainer: Any) -> str:
+        """Say how often the cache is emptied: the Trainer does so in steps whose number, from 0, this divides."""
+        wanted, actual = self._config.torch_empty_cache_steps, trainer.args.torch_empty_cache_steps
+        times = self._calls["emptied"]
+        if actual != wanted:
+            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but {actual} is set")
+        if wanted and not times:
+            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but the first step emptied no cache")
+        return f"every {wanted} steps, {times} times in the first" if wanted else "never emptied"
 
 
 def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:
@@ -191,10 +201,10 @@ def _tf32(config: TrainConfig, hardware: Hardware) -> str:
 
 
 def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
-    inner = parallel_effects.inner_optimizer(optimizer)
+    inner = model_effects.inner_optimizer(optimizer)
     name = f"{type(inner).__module__}.{type(inner).__name__}"
     facts = OPTIMIZERS[config.optim]
-    of_host = parallel_effects.optimizer_of_host(config)
+    of_host = model_effects.optimizer_of_host(config)
     if name != (of_host or facts.class_name):
         raise NoEffectError(f"optimizer {config.optim} was asked for, but {name} ran")
     if of_host is not None:
@@ -209,7 +219,7 @@ def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
 
 
 def _embedding_states(optimizer: Any, model: nn.Module) -> str:
-    """Say that states of embeddings are kept in 32 bits, as bitsandbytes advises and the Trainer has it."""
+    """Return a remark that states of embeddings are in 32 bits, as bitsandbytes advises and the Trainer has it."""
     tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and m.weight in optimizer.state]
     states = {optimizer.state[table]["state1"].dtype for table in tables}
     if states - {torch.float32}:
@@ -253,33 +263,6 @@ def _as_cast(tensor: torch.Tensor) -> torch.Tensor:
     return like.requires_grad_(tensor.requires_grad)
 
 
-def _experts(config: TrainConfig, model: Any) -> str:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    text = base.config.get_text_config() if hasattr(base, "config") else None  # a module of the user's own has none
-    for name, field in (("experts_per_token", "num_experts_per_tok"), ("expert_capacity", "expert_capacity")):
-        wanted = getattr(config, name)
-        if wanted is not None and getattr(text, field, None) != wanted:
-            raise NoEffectError(f"{name} {wanted} was asked for, but the model has {getattr(text, field, None)}")
-    if config.experts_implementation is None:
-        return "none to choose"
-    actual = getattr(text, "_experts_implementation", None)
-    if actual != config.experts_implementation:
-        raise NoEffectError(f"experts {config.experts_implementation} were asked for, but {actual} ran")
-    return str(actual)
-
-
-def _liger(config: TrainConfig, model: nn.Module) -> str:
-    def is_liger(module: nn.Module) -> bool:
-        forward = getattr(module.forward, "__func__", module.forward)
-        return "liger_kernel" in type(module).__module__ or "liger_kernel" in getattr(forward, "__module__", "")
-
-    patched = sum(map(is_liger, model.modules()))
-    if bool(patched) != config.use_liger_kernel:
-        asked = "was" if config.use_liger_kernel else "was not"
-        raise NoEffectError(f"Liger {asked} asked for, but {patched} modules run its kernels")
-    return f"{patched} modules" if patched else "none"
-
-
 def _compiled(config: TrainConfig, trainer: Any) -> str:
     is_compiled = isinstance(trainer.model_wrapped, OptimizedModule)
     if config.torch_compile_backend is None:
@@ -307,10 +290,7 @@ def _workers(config: TrainConfig, loader: Any) -> str:
 
 def _packing(config: TrainConfig, loader: Any) -> str:
     packed = isinstance(getattr(loader, "collate_fn", None), PackCollator)
+    rows = "one row each" if packed else "a row a sample"
     if packed != config.packing:
-        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {_rows(packed)}")
-    return _rows(packed)
-
-
-def _rows(packed: bool) -> str:
-    return "one row each" if packed else "a row a sample"
+        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {rows}")
+    return rows

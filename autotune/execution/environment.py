@@ -1,20 +1,30 @@
-"""The environment of the processes that run trials: what is set before any library is imported, and which device.
+"""The environment of the processes that run trials: variables set before any import, devices, compiled operators.
 
 A trial sees its own devices and no other. The Trainer takes every visible device (`nn.DataParallel`, and it starts at
 `cuda:0` whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial; a trial of
 several ranks sees as many as it has ranks, and rank N is at `cuda:N`.
+
+DeepSpeed compiles its operators where they are first used: the messages of ranks on a CPU, the optimizer of the host
+for what is offloaded. That takes a minute and more each, and is kept (`TORCH_EXTENSIONS_DIR`). In a trial it would
+count against the limit; and a trial that is killed meanwhile leaves a lock for which all later ones wait. So a child
+compiles them before, outside of any trial's time and memory; what can't be compiled, the trial reports.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from autotune.execution.ranks import FOREIGN
+from autotune.execution.ranks import FOREIGN, own_rank
+from autotune.training.parallel_arguments import ZERO_STAGES
+from autotune.value import Value, read_value
+from autotune.values.trial import TrialRequest
 
 # glibc's malloc hands out larger blocks by mmap, and takes them back at once; see `guard`, which undoes it in time. At
 # glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, by which blocks of a micro-batch
@@ -40,6 +50,9 @@ CPU_ENVIRONMENT = {MMAP_THRESHOLD: OWN_MMAP_THRESHOLD}
 
 # What a trial has no business with: the URL of the lasting record may hold a password, the token opens a cluster.
 _WITHHELD = ("AUTOTUNE_RECORD", "RAY_AUTH_TOKEN")
+
+COMPILE_LIMIT_S = 1800.0  # two operators, on a slow machine that does other things as well
+_OF_RANKS, _ADAM = "ShareMemCommBuilder", "CPUAdamBuilder"
 
 
 def launcher_environment(
@@ -94,15 +107,64 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
     Otherwise they share their own caches in the user's temporary directory, from trial to trial and search to search.
     """
     cache = directory / f"compile-cache-{rank}"
-    kept = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
-    os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+    cold = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    before = {name: os.environ.pop(name) for name in cold if name in os.environ}
+    os.environ.update(cold)
     try:
         yield
     finally:
-        for name, value in kept.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
+        for name in cold:
+            os.environ.pop(name, None)
+        os.environ.update(before)
         shutil.rmtree(cache, ignore_errors=True)
+
+
+class Operators(Value):
+    """Names of DeepSpeed's builders."""
+
+    names: tuple[str, ...]
+
+
+def operators_of(request: TrialRequest) -> tuple[str, ...]:
+    """Return the operators of DeepSpeed that a trial is going to need."""
+    spread = request.config.parallelism
+    if spread.sharding not in ZERO_STAGES:
+        return ()
+    found: tuple[str, ...] = (_OF_RANKS,) if request.device == "cpu" else ()
+    if spread.offload != "none":
+        found += (_ADAM,)
+    return found
+
+
+def compile_operators(directory: Path) -> None:
+    """Compile what the request in `directory` names; at once if that has been done."""
+    find_ninja()
+    from deepspeed.accelerator import get_accelerator
+
+    for name in read_value(Operators, directory / "request.json").names:
+        builder = get_accelerator().create_op_builder(name)
+        if builder is not None:
+            _forget_dead_builder(builder.name)
+            builder.load(verbose=False)
+
+
+def find_ninja() -> None:
+    """Put first on the path the ninja that was installed beside DeepSpeed, which need not be there."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def tell_deepspeed(device: str) -> None:
+    """Tell DeepSpeed that the ranks have met: on a CPU TrainingArguments leaves that out, and ZeRO-3 asks for it."""
+    find_ninja()  # where it looks at what it has compiled
+    if device == "cpu" and own_rank().is_launched:
+        importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
+
+
+def _forget_dead_builder(name: str) -> None:
+    """Remove the lock of a builder that was killed: nobody else does, and torch would wait for it for ever."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    lock = Path(_get_build_directory(name, verbose=False)) / "lock"
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
+            lock.unlink()

@@ -1,7 +1,7 @@
-"""Reads off the machine what went on beside the measured steps: see `autotune.values.conditions`.
+"""Watches the machine while steps are measured: other load, stolen time, clock, temperature (`values.conditions`).
 
-A watch is begun with the first measured step, looks where the measurement looks whether it is done, and ends after
-the last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
+A watch begins with the first measured step, looks where the measurement checks whether it is done, and ends after the
+last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ class Watch(Protocol):
 
     def begin(self) -> None:
         """Start to watch."""
-        ...
 
     def look(self) -> None:
-        """Look once; not where a microsecond counts."""
-        ...
+        """Look once, which takes more than microseconds."""
 
     def conditions(self) -> Conditions:
         """Return what was seen since `begin`."""
-        ...
 
 
 class Counters(NamedTuple):
@@ -47,7 +44,7 @@ class Counters(NamedTuple):
 
 
 def between(before: Counters, after: Counters) -> Conditions:
-    """Return what two readings say of the time between them."""
+    """Return the conditions of the time between two readings."""
     wall_s = after.wall_s - before.wall_s
     cores_s = wall_s * after.cores
     if wall_s <= 0:
@@ -68,8 +65,7 @@ def _share(part: float, whole: float) -> float:
 class HostWatch:
     """Other processes on the cores of this one, and what the hypervisor takes of them.
 
-    Args:
-        ranks: Whether the trial has other processes like this one, which the same parent started.
+    With `ranks`, other processes that the same parent started belong to the trial.
     """
 
     def __init__(self, *, ranks: bool = False) -> None:
@@ -92,8 +88,7 @@ class HostWatch:
 def counters(own: int | None = None) -> Counters | None:
     """Return the kernel's counters; None where it doesn't show them.
 
-    Args:
-        own: The process that counts, with all below it, as the trial's; this one by default.
+    `own` is the process that counts, with all below it, as the trial's; this one by default.
     """
     try:
         cores = os.sched_getaffinity(0)
@@ -131,9 +126,7 @@ def _waited_s() -> float | None:
 class NvmlWatch:
     """Clock, temperature, idleness and the reasons for a slower clock of one GPU, looked at while it computes.
 
-    Args:
-        handle: NVML's of the device.
-        nvml: The module pynvml.
+    It takes NVML's handle of the device and the module pynvml.
     """
 
     def __init__(self, handle: object, nvml: Any, *, ranks: bool = False) -> None:
@@ -152,7 +145,7 @@ class NvmlWatch:
         self._host.begin()
 
     def look(self) -> None:
-        """Ask for clock, temperature, reasons and utilization; what the driver doesn't tell is left out."""
+        """Ask for clock, temperature, reasons and utilization; what the driver doesn't know is left out."""
         nvml, handle = self._nvml, self._handle
         self._looks += 1
         with contextlib.suppress(nvml.NVMLError):
@@ -179,12 +172,7 @@ class NvmlWatch:
 
 
 def watch(device: str, *, ranks: bool = False) -> Watch:
-    """Return the watch for `device` ('cpu' or 'cuda:N'); where NVML is silent, the host's.
-
-    Args:
-        device: Of this process.
-        ranks: Whether it is one of several ranks.
-    """
+    """Return the watch for `device` ('cpu' or 'cuda:N'), of one of several `ranks` or not; without NVML, the host's."""
     if device == "cpu":
         return HostWatch(ranks=ranks)
     import pynvml

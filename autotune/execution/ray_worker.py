@@ -1,22 +1,21 @@
 """What a node of a cluster does for a search: says what it is, runs a trial, cleans up after the search.
 
-Each function is called as a task by `engine`, in a worker process of the node, with text in and text out; nothing here
-knows the engine. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials
-of a slot run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
+Each function is called as a Ray task, in a worker process of the node, with text in and text out; nothing here imports
+Ray. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials of a slot
+run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
+import pkgutil
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.execution.places import core_sets, share_of
 from autotune.execution.runner import LocalRunner, Runner, trial_directory
@@ -25,9 +24,9 @@ from autotune.values.hardware import Hardware, cuda_count, detect
 from autotune.values.trial import TrialRequest
 from autotune.version import __version__
 
-# What is kept of a trial's directory besides request and result, which the search writes itself.
-_KEPT = (".txt", ".json")
-_NOT_KEPT = ("request.json", "result.json")
+# What is brought back of a trial's directory, without what the search itself writes.
+_BROUGHT_BACK = (".txt", ".json")
+_NOT_BACK = ("request.json", "result.json")
 
 
 class NodeReport(Value):
@@ -46,7 +45,7 @@ class Job(Value):
     device: str
     slot: NonNegativeInt
     slots: PositiveInt
-    maker: str
+    maker: str = Field(description="`module:function`: from a job to what runs it and similar ones")
 
     @property
     def directory(self) -> Path:
@@ -54,11 +53,8 @@ class Job(Value):
         return scratch(self.search) / f"{self.node[:12]}-{self.slot}"
 
 
-# From a job to what runs it and similar ones.
-Maker = Callable[[Job], Runner]
-
 # Of this worker: what runs trials, by directory and device.
-_kept: dict[tuple[object, ...], tuple[Runner, contextlib.ExitStack]] = {}
+_runners: dict[tuple[object, ...], tuple[Runner, contextlib.ExitStack]] = {}
 
 
 def scratch(search: str) -> Path:
@@ -74,15 +70,11 @@ def look(kind: str) -> str:
 
 
 def run(text: str) -> tuple[str, dict[str, bytes]]:
-    """Run a trial; return its result and the files that it left.
-
-    Raises:
-        InfrastructureError: This node can't run any.
-    """
+    """Run a trial; return its result and the files that it left. An InfrastructureError says why this node can't."""
     job = Job.model_validate_json(text)
     result = _runner(job).run(job.request)
     directory = trial_directory(job.directory, job.request.number)
-    left = [path for path in directory.glob("*") if path.suffix in _KEPT and path.name not in _NOT_KEPT]
+    left = [path for path in directory.glob("*") if path.suffix in _BROUGHT_BACK and path.name not in _NOT_BACK]
     files = {path.name: path.read_bytes() for path in left}
     shutil.rmtree(directory, ignore_errors=True)
     return result.model_dump_json(), files
@@ -95,10 +87,10 @@ def clean(search: str) -> None:
 
 def local_runner(job: Job) -> Runner:
     """Return what runs real trials on this node: all of it, or as many of its cores as a slot has."""
-    # The engine sets it to the processors that a task asks for, which a user's own training wouldn't have.
+    # Ray sets it to the processors that a task asks for, which a user's own training wouldn't have.
     os.environ.pop("OMP_NUM_THREADS", None)
     hardware = detect(job.device)
-    place = None  # all of what the engine lets this task see
+    place = None  # all of what Ray lets this task see
     if job.slots > 1 and hardware.is_cpu:
         hardware, place = share_of(hardware, job.slots), core_sets(job.slots)[job.slot]
     return LocalRunner(job.directory, hardware, place=place)
@@ -107,27 +99,25 @@ def local_runner(job: Job) -> Runner:
 def _runner(job: Job) -> Runner:
     """Return this worker's runner for a job; one for another slot or device is ended first."""
     key = (job.directory, job.maker, job.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if key not in _kept:
+    if key not in _runners:
         _end_runners()
         job.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        module, _, function = job.maker.partition(":")
-        maker: Maker = getattr(importlib.import_module(module), function)
-        runner, stack = maker(job), contextlib.ExitStack()
+        runner, stack = pkgutil.resolve_name(job.maker)(job), contextlib.ExitStack()
         if isinstance(runner, contextlib.AbstractContextManager):
             stack.enter_context(runner)
-        _kept[key] = runner, stack
-    return _kept[key][0]
+        _runners[key] = runner, stack
+    return _runners[key][0]
 
 
 def _end_runners() -> None:
-    while _kept:
-        _kept.popitem()[1][1].close()
+    while _runners:
+        _runners.popitem()[1][1].close()
 
 
 atexit.register(_end_runners)
 
 
 def _see_everything() -> None:
-    """Undo what an engine hides of the GPUs from a task that asks for none."""
+    """Undo what Ray hides of the GPUs from a task that asks for none."""
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)

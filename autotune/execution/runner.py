@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution import compiled_ops, describe
+from autotune.execution.environment import COMPILE_LIMIT_S, Operators, operators_of
 from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
 from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.launcher import Launcher, end_what_was_left
@@ -39,6 +39,7 @@ LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own 
 IDLE_LIMIT_S = 10.0
 IDLE_TOLERANCE_BYTES = 128 << 20  # a desktop's GPU memory moves by tens of MiB meanwhile
 
+_DESCRIBE, _COMPILE = "autotune.execution.describe", "autotune.execution.environment:compile_operators"
 _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 
 
@@ -51,7 +52,6 @@ class Runner(Protocol):
         Raises:
             InfrastructureError: No trial can be run at all.
         """
-        ...
 
 
 def trial_directory(run_directory: Path, number: int) -> Path:
@@ -109,14 +109,6 @@ class LocalRunner:
             self._launcher = Launcher(self._run_directory, self._place, stop=self._stop)
         return self._launcher
 
-    def start(self) -> None:
-        """Start the launcher, which takes seconds; otherwise the first job does.
-
-        Raises:
-            InfrastructureError: It can't be started.
-        """
-        self._ready_launcher()
-
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial and write its result.
 
@@ -126,14 +118,17 @@ class LocalRunner:
         directory = trial_directory(self._run_directory, request.number)
         _make_empty(directory)
         write_value(request, directory / "request.json")
-        self._ready_launcher()  # its start is no part of the trial
-        self._compile(compiled_ops.needed(request))  # nor is this
+        self.start()  # its start is no part of the trial
+        self._compile(operators_of(request))  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         began, started = time.time(), time.monotonic()
         ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
         outcome = merged_outcome(directory, ending, request)
-        warnings = (*_unkillable(ending), *self._wait_until_idle(idle_bytes))
+        warnings = self._wait_until_idle(idle_bytes)
+        if ending.unkillable:
+            held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
+            warnings = (held, *warnings)
         shutil.rmtree(directory / "trainer", ignore_errors=True)
         result = TrialResult(
             request=request,
@@ -150,48 +145,35 @@ class LocalRunner:
         """Return what a child finds out about a workload.
 
         Raises:
-            AutotuneError: The workload can't be used; the class is the child's.
+            AutotuneError: The workload can't be used; the class is the one that the child raised.
             InfrastructureError: The child gave no answer.
         """
-        return self._description(
-            self.ask("describe", describe.ENTRY, request, timeout_s=timeout_s) / describe.ANSWER_FILE
-        )
+        return self._description(self.ask("describe", f"{_DESCRIBE}:run_describe", request, timeout_s=timeout_s))
 
     def examine(self, request: ExamineRequest, *, timeout_s: float = 600.0) -> Description:
-        """Return what running steps of the user's own loop tells; a child without an answer is told of in a note.
+        """Return what running steps of the user's loop shows; a note says so if the child gave no answer.
 
-        Raises:
-            InputError: It consumes another number of samples than it should.
+        Raises InputError if a step consumes another number of samples than it should.
         """
-        path = self.ask("examine", "autotune.execution.step_facts:run_examine", request, timeout_s=timeout_s)
+        directory = self.ask("examine", f"{_DESCRIBE}:run_examine", request, timeout_s=timeout_s)
         try:
-            return self._description(path / describe.ANSWER_FILE)
+            return self._description(directory)
         except InfrastructureError as error:  # it hung or died: the trial of the baseline will say of what
             note = f"samples of a step, and its gradient with another split, could not be looked at: {error}"
             return Description(facts=request.facts, notes=(note,))
 
-    def _description(self, path: Path) -> Description:
+    def _description(self, directory: Path) -> Description:
         try:
-            answer = _ANSWERS.validate_json(path.read_bytes())
+            answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
-            tail = read_tail(path.with_name(log_file()), lines=1)
+            tail = read_tail(directory / log_file(), lines=1)
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
-        """Have a child that touches no device answer `request`; return the directory that holds its answer.
-
-        Args:
-            name: Of the directory, in the search's.
-            entry: ``module:function`` that reads ``request.json`` of its directory.
-            request: What it is asked.
-            timeout_s: When it is ended.
-
-        Raises:
-            InfrastructureError: The launcher can't be started.
-        """
+        """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
@@ -201,12 +183,15 @@ class LocalRunner:
     def _compile(self, operators: tuple[str, ...]) -> None:
         """Have the operators compiled that none of the earlier trials needed."""
         if not self._compiled.issuperset(operators):
-            named = compiled_ops.Operators(names=operators)
-            self.ask("operators", compiled_ops.ENTRY, named, timeout_s=compiled_ops.LIMIT_S)
+            named = Operators(names=operators)
+            self.ask("operators", _COMPILE, named, timeout_s=COMPILE_LIMIT_S)
             self._compiled.update(operators)
 
-    def _ready_launcher(self) -> Launcher:
-        """Return the launcher, started if there is none or if it has died since the last job."""
+    def start(self) -> Launcher:
+        """Return the launcher, started if there is none or if it has died; that takes seconds.
+
+        Raises InfrastructureError if it can't be started.
+        """
         if self._launcher is not None and self._launcher.has_died():
             self.close()
         launcher = self.begin()
@@ -224,7 +209,7 @@ class LocalRunner:
         """
         job = {"directory": str(directory), "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
         for _ in range(2):
-            launcher = self._ready_launcher()
+            launcher = self.start()
             try:
                 reply = launcher.run(job, timeout_s + LAUNCHER_GRACE_S)
             except TimeoutError:
@@ -259,16 +244,10 @@ class LocalRunner:
         return ()
 
     def _excess_bytes(self, idle_bytes: Sequence[int]) -> int:
-        """Return by how much a device has more in use than it had, at the most."""
+        """Return the memory that a device has in use beyond its idle level, at the most."""
         return max((now - idle for now, idle in zip(self._device_bytes(), idle_bytes, strict=True)), default=0)
 
 
 def _make_empty(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
-
-
-def _unkillable(ending: Ending) -> tuple[str, ...]:
-    if not ending.unkillable:
-        return ()
-    return (f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel",)

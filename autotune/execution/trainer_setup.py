@@ -16,8 +16,8 @@ from transformers.trainer_utils import has_length
 
 from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution.checking import Reading, arguments_of, distinct_samples
-from autotune.execution.compiled_ops import tell_deepspeed
 from autotune.execution.effects import EffectsProbe
+from autotune.execution.environment import tell_deepspeed
 from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trial import Trial, trained
 from autotune.execution.user_data import UserData, longest_of, view

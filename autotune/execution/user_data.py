@@ -1,8 +1,8 @@
 """The samples of a user's own Trainer: their lengths, and their order in a trial.
 
-As with our own data (`batches`): the longest come first, so that the peak of memory is met at once, and the rest comes
-as training would see it. A trial's data set is as long as the trial needs, so that no epoch ends inside it. Where the
-code makes its batches by itself, or reads from a stream, its order stays its own.
+As with the data of named models (`training.batches`), the longest come first, so that the peak of memory is met at
+once, and the rest comes as training would see it. A trial's data set is as long as the trial needs, so that no epoch
+ends inside it. Where the code makes its batches by itself, or reads from a stream, the order is left alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,7 @@ def profile_of(lengths: NDArray[np.int64], mean_target: float | None) -> LengthP
     )
 
 
-def keep_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
+def record_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
     """Write the lengths where trials find them, which needn't read all samples again."""
     import io
 
@@ -106,7 +107,7 @@ def keep_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
     write_bytes(file.getvalue(), directory / LENGTHS_FILE)
 
 
-def kept_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
+def recorded_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
     """Return the lengths of so many samples; None if there are none, or of another data set."""
     try:
         lengths: NDArray[np.int64] = np.load(directory / LENGTHS_FILE, allow_pickle=False)
@@ -116,19 +117,15 @@ def kept_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
 
 
 class UserData:
-    """The samples of one trial, in the order in which it reads them.
+    """At most so many samples of the Trainer's data set for one trial, in the order in which it reads them.
 
-    Args:
-        request: The trial.
-        dataset: The Trainer's.
-        directory: Where the lengths are.
-        samples: That the trial can use at the most.
+    Their lengths are read from `directory`, where `record_lengths` has written them.
     """
 
     def __init__(self, request: TrialRequest, dataset: Any, directory: Path, *, samples: int) -> None:
         self._request = request
         self._dataset = dataset
-        self._lengths = kept_lengths(directory, len(dataset))
+        self._lengths = recorded_lengths(directory, len(dataset))
         per_step = request.accumulation_steps * request.config.per_device_train_batch_size
         self._order = self._ordered(samples, longest_first=per_step)
         self.first_timed = per_step  # what comes before is the longest
@@ -167,20 +164,12 @@ class UserData:
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     """Return the first batch of some samples as the Trainer makes it, made in this process."""
-    args, kept = trainer.args, (trainer.train_dataset, trainer._train_batch_size)
-    alone = {
+    alone: dict[str, Any] = {
         "dataloader_num_workers": 0,
         "dataloader_prefetch_factor": None,
         "dataloader_persistent_workers": False,
         "train_sampling_strategy": "sequential",
     }
-    before = {name: getattr(args, name) for name in alone}
-    try:
-        trainer.train_dataset, trainer._train_batch_size = samples, size
-        for name, value in alone.items():
-            setattr(args, name, value)
+    few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
+    with few, patch.multiple(trainer.args, **alone):
         return next(iter(trainer.get_train_dataloader()))
-    finally:
-        trainer.train_dataset, trainer._train_batch_size = kept
-        for name, value in before.items():
-            setattr(args, name, value)

@@ -1,17 +1,48 @@
-"""What of a user's own training can't be changed from outside, and why: knobs, single values, the order of samples.
+"""What of a user's own training can be changed from outside: knobs, single values, order of samples, micro-batches.
 
-Looks at the Trainer as it stands when it is about to train. Called by `own_facts`.
+Looks at the Trainer as it stands when it is about to train. Whether another split of a step into micro-batches is
+another training is measured: a few samples' gradients are compared (`gradients`), all in one micro-batch and in two.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
+from transformers import PreTrainedModel
+from transformers.trainer_utils import has_length
 
+from autotune.execution.gradients import (
+    ROUNDING,
+    SHORT_ROUNDING,
+    Gradient,
+    Split,
+    compared,
+    distance,
+    gradient_of,
+    is_short,
+    randomness_off,
+    seeded,
+    still_batch_norm,
+)
+from autotune.execution.shortage import is_out_of_memory
+from autotune.execution.user_data import first_batch, view
+from autotune.training.loss import leaves_out_first_label, normalize_loss
 from autotune.values.model import Task
 from autotune.values.user_code import Barred
+
+# Samples of the step whose gradients are compared, and of a micro-batch of it.
+SAMPLES, SPLIT_SAMPLES = 4, 2
+
+# A router's loss looks at all tokens of a micro-batch: the relative distance that it may make (as the first loss in
+# `autotune.verification.loss_check`).
+ROUTER = 0.1
 
 
 class Seen(NamedTuple):
@@ -25,10 +56,6 @@ class Seen(NamedTuple):
     batch: Any  # of a few of them
     weights: str  # the dtype of most
 
-    def arguments_have(self, *names: str) -> bool:
-        """Return whether any of these TrainingArguments is set."""
-        return any(getattr(self.trainer.args, name) for name in names)
-
 
 def overrides(trainer: Any, name: str) -> bool:
     """Return whether the code has a method of its own in place of the library's."""
@@ -36,15 +63,11 @@ def overrides(trainer: Any, name: str) -> bool:
     return not method.__module__.startswith("transformers.") or name in vars(trainer)
 
 
-def own_batches(trainer: Any) -> str | None:
+def user_batches(trainer: Any) -> str | None:
     """Return why the order of the samples is the code's own; None if trials may set it."""
-    from torch.utils.data import IterableDataset
-    from transformers.trainer_utils import has_length
-
-    name = type(trainer).__name__
     for method in ("get_train_dataloader", "_get_train_sampler", "_get_dataloader"):
         if overrides(trainer, method):
-            return f"{name} has a {method} of its own"
+            return f"{type(trainer).__name__} has a {method} of its own"
     if isinstance(trainer.train_dataset, IterableDataset) or not has_length(trainer.train_dataset):
         return "the samples come as a stream"
     return None
@@ -52,19 +75,16 @@ def own_batches(trainer: Any) -> str | None:
 
 def is_normalizable(trainer: Any, base: Any) -> bool:
     """Return whether the loss is the library model's own, whose way to count labels is known."""
-    from transformers import PreTrainedModel
-
     own = overrides(trainer, "compute_loss") or trainer.compute_loss_func is not None or trainer.label_smoother
     return isinstance(base, PreTrainedModel) and not own and type(base).__module__.startswith("transformers.")
 
 
 def weights_of(model: nn.Module) -> str:
     """Return the dtype of most weights."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for parameter in model.parameters():
-        name = str(parameter.dtype).removeprefix("torch.")
-        sizes[name] = sizes.get(name, 0) + parameter.numel()
-    return max(sizes, key=lambda name: sizes[name], default="float32")
+        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return sizes.most_common(1)[0][0] if sizes else "float32"
 
 
 def held(seen: Seen) -> dict[str, str]:
@@ -80,7 +100,7 @@ def held(seen: Seen) -> dict[str, str]:
         "expert_capacity": made,
         "adapter": _no_adapter(seen),
         "precision": f"the weights are {seen.weights}, as your code makes them" if seen.weights != "float32" else None,
-        "optim": _own_optimizer(trainer),
+        "optim": _user_optimizer(trainer),
         "attn_implementation": None if can_switch else f"{name} can't switch its attention once it is made",
         "train_sampling_strategy": seen.batches,
         "dataloader_num_workers": loader,
@@ -90,7 +110,8 @@ def held(seen: Seen) -> dict[str, str]:
     return {knob: reason for knob, reason in reasons.items() if reason is not None}
 
 
-def _own_optimizer(trainer: Any) -> str | None:
+def _user_optimizer(trainer: Any) -> str | None:
+    """Return how the code decides its optimizer; None if it leaves that to the Trainer."""
     if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
         return "your code hands the Trainer an optimizer"
     for method in ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs"):
@@ -101,8 +122,6 @@ def _own_optimizer(trainer: Any) -> str | None:
 
 def _no_adapter(seen: Seen) -> str | None:
     """Return why no adapter can be put on the model."""
-    from transformers import PreTrainedModel
-
     if hasattr(seen.model, "peft_config") or getattr(seen.base, "_hf_peft_config_loaded", False):
         return "the model has an adapter of its own already"
     if not isinstance(seen.base, PreTrainedModel):
@@ -114,8 +133,6 @@ def _no_adapter(seen: Seen) -> str | None:
 
 def barred(seen: Seen) -> tuple[Barred, ...]:
     """Return the values that single knobs can't have."""
-    from transformers import PreTrainedModel
-
     found = []
     if not isinstance(seen.base, PreTrainedModel):
         reason = f"{type(seen.base).__name__} is no model of transformers: whether it casts its inputs isn't known"
@@ -132,7 +149,8 @@ def not_predicted(seen: Seen, task: Task) -> str | None:
         return f"{type(seen.base).__name__} is no model of transformers with a head that is known"
     if seen.model is not seen.base or getattr(seen.base, "quantization_method", None) is not None:
         return "the model has an adapter or packed weights of its own"
-    if seen.weights != "float32" and (seen.arguments_have("bf16", "fp16") or seen.weights != "bfloat16"):
+    args = seen.trainer.args
+    if seen.weights != "float32" and (args.bf16 or args.fp16 or seen.weights != "bfloat16"):
         return f"weights in {seen.weights} under mixed precision"
     if task.takes_text and width_of(seen.batch, "input_ids") is None:
         return "batches have no rows of input_ids"
@@ -143,3 +161,100 @@ def width_of(batch: Any, name: str) -> int | None:
     """Return the length of the rows of a batch; None if it has none of that name."""
     tensor = batch.get(name) if hasattr(batch, "get") else None
     return int(tensor.shape[1]) if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 else None
+
+
+def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: bool, batch_coupled: bool) -> Split:
+    """Return whether the gradient of a Trainer's step depends on the split, tried with a few of its samples.
+
+    The Trainer's own `training_step` computes it, with its count of the step's labels. Afterwards the model has the
+    normalised loss, if that is what trials give it, and no gradients.
+
+    Args:
+        trainer: When it is about to train.
+        normalizes: Whether trials put `normalize_loss` on its model.
+        lengths: Of the samples; None if they have none.
+        reorders: Whether trials set the order of the samples.
+        batch_coupled: Whether the model has routers or batch norm.
+    """
+    try:
+        whole, parts = _batches(trainer, lengths, reorders=reorders)
+    except Exception as error:  # whatever the user's data raise
+        return Split(unknown=f"no batch of {SAMPLES} samples could be made ({type(error).__name__}: {error})")
+    if parts is None:
+        return Split(unknown="its batches have no rows that could be split")
+    if normalizes:
+        normalize_loss(trainer.model)
+        trainer.model_accepts_loss_kwargs = True
+        trainer._loss_shifts_labels = leaves_out_first_label(trainer.model)
+    computes_short = trainer.accelerator.mixed_precision != "no" or is_short(trainer.model.parameters())
+    rounding = ROUTER if batch_coupled else SHORT_ROUNDING if computes_short else ROUNDING
+    shapes = (f"1 micro-batch of {SAMPLES}", f"{len(parts)} of {SPLIT_SAMPLES}")
+    try:
+        with randomness_off(trainer.model), still_batch_norm(trainer.model):
+            one, other = _gradient(trainer, [whole], 0), _gradient(trainer, parts, 0)
+            found = compared(one, lambda: _gradient(trainer, [whole], 1), other, shapes=shapes, rounding=rounding)
+            if found.changes is None or not hasattr(type(trainer), "loss_is_scaled_for_ga"):
+                return found
+            return found._replace(changes=f"{found.changes}{_remedy(trainer, one, parts, rounding)}")
+    except Exception as error:  # whatever the user's code raises
+        if is_out_of_memory(error):
+            return Split(unknown=f"{SAMPLES} samples do not fit the memory")
+        return Split(unknown=f"a step of {SAMPLES} samples failed ({type(error).__name__}: {error})")
+    finally:
+        trainer.model.zero_grad(set_to_none=True)
+
+
+def _remedy(trainer: Any, whole: Gradient, parts: list[Any], rounding: float) -> str:
+    """Return what would make both gradients equal, where that was seen; otherwise nothing."""
+    for value in (False, True):
+        with patch.object(trainer, "loss_is_scaled_for_ga", value):
+            split = _gradient(trainer, parts, 0)
+        if whole.elements.shape == split.elements.shape and distance(whole, split) <= rounding:
+            return f"; with loss_is_scaled_for_ga = {value} on your Trainer it does not"
+    return ""
+
+
+def _gradient(trainer: Any, batches: list[Any], seed: int) -> Gradient:
+    """Return the gradient of one step of these micro-batches, as the Trainer's loop accumulates it."""
+    args, model = trainer.args, trainer.model
+    model.zero_grad(set_to_none=True)
+    seeded(seed)
+    trainer.current_gradient_accumulation_steps = len(batches)
+    with patch.object(args, "gradient_accumulation_steps", len(batches)):
+        count = trainer._get_num_items_in_batch(batches, args.device)
+        for batch in batches:
+            trainer.training_step(model, dict(batch), count)
+    return gradient_of(p for p in model.parameters() if p.requires_grad)
+
+
+def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[Any] | None]:
+    """Return a batch of a few samples and the same in parts; None if they can't be had.
+
+    Rows of one batch are the same samples whatever a collator draws. A batch that has no rows (a packed one) is
+    collated anew in parts, where the order of the samples can be set.
+    """
+    samples = trainer.train_dataset
+    order = _spread(lengths, len(samples)) if reorders else None
+    whole = first_batch(trainer, samples if order is None else view(samples, order), SAMPLES)
+    slices = [slice(start, start + SPLIT_SAMPLES) for start in range(0, SAMPLES, SPLIT_SAMPLES)]
+    rows = [_rows(whole, part) for part in slices] if _has_rows(whole, SAMPLES) else None
+    if order is None:
+        return whole, rows
+    parts = [first_batch(trainer, view(samples, order[part]), SPLIT_SAMPLES) for part in slices]
+    # What has as many rows all the same has another dimension first, of time for example.
+    return whole, rows if rows and _has_rows(parts[0], SPLIT_SAMPLES) else parts
+
+
+def _spread(lengths: Any, count: int) -> Any:
+    """Return the numbers of samples of different lengths, none of them among the longest."""
+    order = np.arange(count) if lengths is None else np.argsort(lengths, kind="stable")
+    return np.resize(order[:: max(1, count // SAMPLES)][:SAMPLES], SAMPLES).astype(np.int64)
+
+
+def _has_rows(batch: Mapping[str, Any], count: int) -> bool:
+    tensors = [v for v in batch.values() if isinstance(v, torch.Tensor) and v.ndim]
+    return bool(tensors) and all(len(t) == count for t in tensors)
+
+
+def _rows(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:
+    return {n: v[rows] if isinstance(v, torch.Tensor) and v.ndim else v for n, v in batch.items()}

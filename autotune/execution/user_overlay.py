@@ -1,11 +1,9 @@
 """Runs a user's own code until it trains, and has its TrainingArguments and its Trainer take other arguments.
 
-The code stays as it is: in this process, `TrainingArguments` take what is laid over the code's own when they are made
-(a subclass such as trl's SFTConfig and HfArgumentParser come by there too), and once more when a Trainer gets them, for
-what was set in between. `Trainer.train` hands the Trainer over to whoever waits for it, and afterwards unwinds the
-code by an exception that no ``except Exception`` of it catches.
-
-Called in the process of a trial, by the description of a workload, and where a result is applied to a script.
+The code stays as it is. In this process, `TrainingArguments` take an overlay when they are made (subclasses such as
+trl's SFTConfig and HfArgumentParser do so, too), and once more when a Trainer gets them, in case the code has set some
+in between. `Trainer.train` calls back with the Trainer, and afterwards unwinds the code by an exception that none of
+its ``except Exception`` catches.
 """
 
 from __future__ import annotations
@@ -20,17 +18,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
 
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import OWN_HARNESS
 from autotune.value import read_unchanged
-from autotune.values.user_code import OwnCode
+from autotune.values.user_code import CODE_FILE, OwnCode
 
 Found = TypeVar("Found")
 
 # Attributes of TrainingArguments that remember what the code had asked for, and what was made of what was laid over it.
 _THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
-
 
 # Learning-rate schedules that wait for evaluations, of which a trial has none.
 _BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
@@ -102,11 +100,8 @@ def overlaid(overlay: Overlay) -> Iterator[None]:
         init(*bound.args, **bound.kwargs)
         overlay.made(trainer)
 
-    TrainingArguments.__post_init__, Trainer.__init__ = lay, make
-    try:
+    with patch.object(TrainingArguments, "__post_init__", lay), patch.object(Trainer, "__init__", make):
         yield
-    finally:
-        TrainingArguments.__post_init__, Trainer.__init__ = post_init, init
 
 
 def _fitting(model_init: Callable[..., Any], fit: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -136,25 +131,24 @@ def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable
 
     def train(trainer: Any, *args: Any, **kwargs: Any) -> None:
         if not found and not failed:
-            Trainer.train = original
             try:
-                found.append(on_train(trainer, functools.partial(original, trainer)))
+                with patch.object(Trainer, "train", original):
+                    found.append(on_train(trainer, functools.partial(original, trainer)))
             except BaseException as error:
                 failed.append(error)  # not into the code, which may have handlers of its own
-            finally:
-                Trainer.train = train
         raise Reached
 
-    Trainer.train = train
     ended = "it ended"
     try:
-        _RUNNERS[code.kind](code, data_directory)
+        with patch.object(Trainer, "train", train):
+            if code.kind == "script":
+                run_script(code)
+            else:
+                _run_pickle(code, data_directory)
     except Reached:
         pass
     except SystemExit as error:
         ended = f"it ended with exit code {error.code}"
-    finally:
-        Trainer.train = original
     if failed:
         raise failed[0]
     if not found:
@@ -174,19 +168,9 @@ def run_script(code: OwnCode) -> None:
         runpy.run_path(code.command[0], run_name="__main__")
 
 
-def _run_script(code: OwnCode, data_directory: Path) -> None:
-    run_script(code)
-
-
 def _run_pickle(code: OwnCode, data_directory: Path) -> None:
-    """Make the Trainer that the user's function makes, and have it train.
-
-    Raises:
-        InputError: It can't be loaded, or makes something else.
-    """
+    """Make the Trainer that the user's function makes, and have it train."""
     from transformers import Trainer
-
-    from autotune.values.user_code import CODE_FILE
 
     os.chdir(code.directory)
     try:
@@ -198,6 +182,3 @@ def _run_pickle(code: OwnCode, data_directory: Path) -> None:
     if not isinstance(trainer, Trainer):
         raise InputError(f"{code.shown} returned {type(trainer).__name__}; expected a transformers.Trainer")
     trainer.train()
-
-
-_RUNNERS: dict[str, Callable[[OwnCode, Path], None]] = {"script": _run_script, "pickle": _run_pickle}

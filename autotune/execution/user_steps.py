@@ -2,8 +2,7 @@
 
 The user's function sets up model, data and optimizer for a configuration and returns a function that does one whole
 optimizer step. Memory guard, clock, limits and phases are those of every trial. What is inside a step can't be seen:
-all its micro-batches are run, the time it waits for data isn't told apart, and whether a knob took effect is taken on
-trust. Called by the worker.
+all its micro-batches are run, its wait for data isn't measured, and whether a knob took effect is taken on trust.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ Step = Callable[[], Any]
 
 
 def run_steps(trial: Trial, own: OwnStep) -> Outcome:
-    """Set the user's training up and run its steps until enough is known.
-
-    Raises:
-        InputError: The function can't be loaded, or returns no function.
-    """
+    """Set the user's training up and run its steps until enough is known."""
     request, timer = trial.request, trial.timer
     trial.stopwatch.enter("model_s")
     step = set_up(own, request.config, request.accumulation_steps, trial.data_directory / STEP_FILE)
@@ -85,14 +80,14 @@ def _train(step: Step, timer: StepTimer) -> list[Any]:
     losses = []
     while not control.should_training_stop:
         timer.on_step_begin(None, state, control)
-        losses.append(_loss(told(step())[0]))
+        losses.append(_loss(loss_and_samples(step())[0]))
         state.global_step += 1
         timer.on_step_end(None, state, control)
     timer.on_train_end(None, state, control)
     return losses
 
 
-def told(returned: Any) -> tuple[Any, int | None]:
+def loss_and_samples(returned: Any) -> tuple[Any, int | None]:
     """Return what a step says of its loss and, if it returned (loss, samples), of the samples that it has consumed."""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
         return returned

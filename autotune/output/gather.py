@@ -16,10 +16,10 @@ from autotune.cost.child import Traces
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
 from autotune.output.run_report import Breakdown, RunReport
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchPlan
 from autotune.search.explain import answer_in, refusals
-from autotune.space.changes import with_changes
+from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value
@@ -30,11 +30,8 @@ from autotune.values.trial import TrialResult
 from autotune.values.trial_row import TrialRow, rows_of
 from autotune.values.user_code import OwnCode
 from autotune.verification.attribution import explanation_of
-from autotune.verification.verdict import nothing_found
+from autotune.verification.remarks import nothing_found
 from autotune.version import __version__
-
-# Options whose names on the command line don't follow from their fields'.
-_UNITS = ("_bytes", "_s")
 
 
 def gather(run_dir: str | Path) -> RunReport:
@@ -68,7 +65,7 @@ def gather(run_dir: str | Path) -> RunReport:
     )
 
 
-def command(options: Options, code: OwnCode | None = None) -> str | None:
+def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
     """Return the command line that asks for `options`: what differs from the defaults; None if none can.
 
     Args:
@@ -78,15 +75,12 @@ def command(options: Options, code: OwnCode | None = None) -> str | None:
     if code is not None and not code.command:
         return None
     words = ["autotune", "find", "--model", options.model] if code is None else ["autotune", "script"]
-    for name, field in Options.model_fields.items():
-        value = getattr(options, name)
+    asked = options.model_dump(by_alias=True)
+    for name, field in fields_by_name(SearchOptions).items():
+        value, option = asked[name], name.replace("_", "-")
         if name == "model" or value == field.default:
             continue
-        option = name
-        for unit in _UNITS:
-            option = option.removesuffix(unit)
-        option = option.replace("_", "-")
-        if name == "memory_bytes":
+        if name == "memory":
             words += [f"--{option}", _memory(value)]
         elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")

@@ -7,7 +7,7 @@ itself, as ranks have on devices: what is found there is about the schedule, not
 from __future__ import annotations
 
 from autotune.errors import InputError, MachineError
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.values import hardware as machine
 from autotune.values.hardware import Hardware
 
@@ -15,7 +15,7 @@ from autotune.values.hardware import Hardware
 _IDLE_SHARE = 0.05
 
 
-def spread(options: Options, hardware: Hardware) -> tuple[Hardware, list[str]]:
+def spread(options: SearchOptions, hardware: Hardware) -> tuple[Hardware, list[str]]:
     """Return the hardware with as many devices as trainings are spread over, and what to say of it.
 
     Raises:

@@ -1,54 +1,165 @@
-"""What a user asked of a search, before anything of it is looked at. Values only."""
+"""What a user can ask for: each option once, with its type, its default, its help and the group that it is listed in.
+
+The command line makes its options from these fields (`autotune.cli.options`); a test holds the signature of
+`autotune.find` to them. Text is read as well as values: '24GiB' and 25769803776 are the same memory.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 
+from autotune.errors import InputError, first_complaint
+from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance
 from autotune.values.placement import Engine, Fleet
 
+AnyOptions = TypeVar("AnyOptions", bound="WorkloadOptions")
 
-class Options(Value):
-    """What the user asked for; None means the default, which depends on the device."""
+# Groups in which a command's help lists its options.
+WORKLOAD: JsonDict = {"group": "What is trained"}
+MACHINE: JsonDict = {"group": "The machine"}
+SEARCH: JsonDict = {"group": "The search"}
+CLUSTER: JsonDict = {"group": "Several devices and machines"}
+OUTPUT: JsonDict = {"group": "Output"}
 
-    model: str
-    task: str | None = None
-    data: str | None = None
-    text_field: str | None = None
-    seq_len: PositiveInt | None = None
-    target_len: PositiveInt | None = None
-    global_batch: PositiveInt | Literal["any"] | None = None
-    baseline: str | None = None
-    allow: Allowance = Allowance.OPTIMIZER
-    effort: Effort = Effort.STANDARD
-    space: str | None = None
-    device: str = "auto"
-    devices: PositiveInt | Literal["all"] | None = None
-    memory_bytes: PositiveInt | None = None
-    max_trials: PositiveInt | None = None
-    max_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    exhaustive: bool = False
-    repeat: PositiveInt = 1
-    check_loss: NonNegativeInt | None = None
-    train_steps: PositiveInt | None = Field(default=None, le=10**12, description="at a microsecond each, eleven days")
-    train_tokens: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    seed: int = 42
-    revision: str | None = None
-    trust_remote_code: bool = False
-    record: bool = True
-    report_to: tuple[str, ...] = ()
-    workers: PositiveInt | None = None
-    engine: Engine = "local"
-    address: str | None = None
-    kind: str | None = None
-    output: str | None = Field(default=None, description="file that the answer is written to as well")
+_SHOWN = 100  # characters of a refused value
+
+
+def _as_text(parse: Callable[[str], float]) -> BeforeValidator:
+    """Read text by `parse`; other values are left to pydantic."""
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
+
+
+def _names(value: object) -> object:
+    """Return the names in 'wandb, MLflow', each once and in small letters."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple):
+        return value
+    return tuple(dict.fromkeys(str(name).strip().lower() for name in listed if str(name).strip()))
+
+
+Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+Bytes = Annotated[PositiveInt, _as_text(parse_memory)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_time_s)]
+Count = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_count)]
+
+
+class WorkloadOptions(Value):
+    """What is trained, and on which device; None means the default, which may depend on the device.
+
+    An alias is the option's name where the field has a unit behind it.
+    """
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    model: Name = Field(
+        description="Catalogue name, directory with config.json, or hub id.", json_schema_extra=WORKLOAD
+    )
+    task: str | None = Field(
+        None, description="Head to train; by default the architecture's usual one.", json_schema_extra=WORKLOAD
+    )
+    seq_len: PositiveInt | None = Field(
+        None, description="Tokens of a sample, or frames [512; CPU 128].", json_schema_extra=WORKLOAD
+    )
+    target_len: PositiveInt | None = Field(
+        None, description="Decoder tokens [as --seq-len; speech 128].", json_schema_extra=WORKLOAD
+    )
+    global_batch: PositiveInt | Literal["any"] | None = Field(
+        None, description="Samples per step, or 'any' [64; CPU 16].", json_schema_extra=WORKLOAD
+    )
+    revision: str | None = Field(None, description="Revision of a hub id.", json_schema_extra=WORKLOAD)
+    trust_remote_code: bool = Field(False, description="Run the model's own code.", json_schema_extra=WORKLOAD)
+    device: str = Field("auto", description="Of this machine: auto, cpu, cuda or cuda:N.", json_schema_extra=MACHINE)
+    memory_bytes: Bytes | None = Field(
+        None, alias="memory", description="Device memory to stay within, such as 24GiB.", json_schema_extra=MACHINE
+    )
+
+
+class SearchOptions(WorkloadOptions):
+    """What the user asks of a search."""
+
+    data: Name | None = Field(
+        None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=WORKLOAD
+    )
+    text_field: str | None = Field(
+        None, description="Column of --data that holds the text.", json_schema_extra=WORKLOAD
+    )
+    baseline: Name | None = Field(
+        None, description="JSON of your TrainingArguments to compare with.", json_schema_extra=SEARCH
+    )
+    allow: Allowance = Field(
+        Allowance.OPTIMIZER,
+        description="What may change: exact, numerics, optimizer, method.",
+        json_schema_extra=SEARCH,
+    )
+    effort: Effort = Field(
+        Effort.STANDARD, description="How long to search: quick, standard, thorough.", json_schema_extra=SEARCH
+    )
+    space: Name | None = Field(None, description="Built-in search space or YAML file.", json_schema_extra=SEARCH)
+    max_trials: PositiveInt | None = Field(None, description="Trials of the search.", json_schema_extra=SEARCH)
+    max_time_s: Seconds | None = Field(
+        None, alias="max_time", description="Time of the whole search, such as 10m.", json_schema_extra=SEARCH
+    )
+    train_steps: PositiveInt | None = Field(  # at a microsecond each, the most take eleven days
+        default=None, le=10**12, description="Minimise the time of a run of so many steps.", json_schema_extra=SEARCH
+    )
+    train_tokens: Count | None = Field(None, description="The same in tokens, such as 20B.", json_schema_extra=SEARCH)
+    check_loss: NonNegativeInt | None = Field(
+        None, description="Steps whose losses must agree [20; quick 0].", json_schema_extra=SEARCH
+    )
+    exhaustive: bool = Field(False, description="Measure every point; write table.jsonl.", json_schema_extra=SEARCH)
+    repeat: PositiveInt = Field(1, description="Times each point is measured (--exhaustive).", json_schema_extra=SEARCH)
+    seed: int = Field(42, description="Of weights, data and the search.", json_schema_extra=SEARCH)
+    devices: PositiveInt | Literal["all"] | None = Field(
+        None, description="Spread each training over so many, or all [1].", json_schema_extra=CLUSTER
+    )
+    workers: PositiveInt | None = Field(
+        None, description="Trials at once, each on a device or cores [1].", json_schema_extra=CLUSTER
+    )
+    engine: Engine = Field(
+        "local", description="What runs trials: local, or ray for a cluster.", json_schema_extra=CLUSTER
+    )
+    address: str | None = Field(
+        None, description="Of the Ray cluster [RAY_ADDRESS, else one here].", json_schema_extra=CLUSTER
+    )
+    kind: str | None = Field(
+        None, description="Part of a device's name in a mixed cluster [most nodes].", json_schema_extra=CLUSTER
+    )
+    record: bool = Field(True, description="Don't use or add to `autotune history`.", json_schema_extra=OUTPUT)
+    report_to: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        (), description="Tell tensorboard, wandb, mlflow (commas) of each trial.", json_schema_extra=OUTPUT
+    )
+    output: Name | None = Field(None, description="Write the answer here too.", json_schema_extra=OUTPUT)
 
     @property
     def fleet(self) -> Fleet:
         """Where trials run."""
         devices = self.devices if isinstance(self.devices, int) else 1
         return Fleet(engine=self.engine, workers=self.workers, devices=devices, address=self.address, kind=self.kind)
+
+
+def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
+    """Return the options with the values `given`, by the names that a user gives them: 'memory', not 'memory_bytes'.
+
+    Raises:
+        InputError: A value is impossible.
+    """
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        raise InputError(f"--{option} {str(first['input'])[:_SHOWN]}: {first_complaint(error)}") from None
+
+
+def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:
+    """Return the fields of options by the names that a user gives them."""
+    return {field.alias or name: field for name, field in kind.model_fields.items()}

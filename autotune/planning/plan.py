@@ -5,24 +5,27 @@ Made by `planning`; read by everything that conducts, resumes or reports a searc
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.space.file import SpaceFile
 from autotune.space.space import SearchSpace
 from autotune.value import Value
 from autotune.values.budget import Budget
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.hardware import Hardware
-from autotune.values.objective import Objective
 from autotune.values.placement import Fleet
-from autotune.values.problem import Problem
+from autotune.values.problem import Objective, Problem
+
+SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; it had none in its first version
 
 
 class Outline(Value):
     """What is settled before the model's classes have been looked at."""
 
-    options: Options
+    options: SearchOptions
     hardware: Hardware
     workload: Workload
     memory_bytes: int
@@ -36,6 +39,7 @@ class Outline(Value):
 class SearchPlan(Problem):
     """A problem with all that is settled of the search for its answer, as it stands in `search.json`."""
 
+    schema_version: Literal[2] = SCHEMA_VERSION
     budget: Budget
     space: SpaceFile
     exhaustive: bool = Field(default=False, description="every legal point is measured; nothing is searched")
@@ -49,7 +53,7 @@ class SearchPlan(Problem):
     report_to: tuple[str, ...] = Field(default=(), description="trackers that are told of each trial")
     fleet: Fleet = Field(default=Fleet(), description="where the trials run")
     is_shared: bool = Field(default=False, description="trials at the same time disturb each other")
-    options: Options | None = Field(default=None, description="what the user asked for; None: made otherwise")
+    options: SearchOptions | None = Field(default=None, description="what the user asked for; None: made otherwise")
     output: str | None = Field(default=None, description="file that the answer is written to as well")
     reopened_at: NonNegativeInt = Field(
         default=0, description="number of the next trial when limits were last changed: earlier finals don't end it"

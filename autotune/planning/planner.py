@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.errors import InputError
 from autotune.planning import devices, user_loop, user_trainer
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.plan import Outline, SearchPlan
 from autotune.planning.workload import objective_of, task_of, workload_of
 from autotune.space.file import load_space
@@ -37,7 +37,7 @@ USUAL_START_S = 3.0
 
 
 def outline(
-    options: Options, allotment: Allotment | None = None, own: OwnStep | None = None, code: OwnCode | None = None
+    options: SearchOptions, allotment: Allotment | None = None, own: OwnStep | None = None, code: OwnCode | None = None
 ) -> Outline:
     """Return what can be settled without a child process.
 
@@ -160,7 +160,7 @@ def budget_of(effort: Effort, *, max_trials: int | None = None, max_time_s: floa
     return Budget.of(effort).limited(max_trials=max_trials, max_time_s=max_time_s)
 
 
-def loss_steps_of(options: Options) -> int:
+def loss_steps_of(options: SearchOptions) -> int:
     """Return over how many steps losses are compared.
 
     Raises:
@@ -170,7 +170,7 @@ def loss_steps_of(options: Options) -> int:
     return planned_loss_steps(options.check_loss, options.effort, free_batch=free, exhaustive=options.exhaustive)
 
 
-def _device_notes(options: Options, hardware: Hardware) -> list[str]:
+def _device_notes(options: SearchOptions, hardware: Hardware) -> list[str]:
     if not hardware.is_cpu:
         return [f"tuning for {hardware.name} ({show_memory(hardware.memory_bytes)})"]
     why = "" if options.device == "cpu" else "no accelerator found: "
@@ -180,7 +180,7 @@ def _device_notes(options: Options, hardware: Hardware) -> list[str]:
     ]
 
 
-def _memory(options: Options, allotment: Allotment, notes: list[str]) -> int:
+def _memory(options: SearchOptions, allotment: Allotment, notes: list[str]) -> int:
     hardware = allotment.hardware
     if options.memory_bytes is None:
         memory = machine.default_budget_bytes(hardware)
@@ -201,7 +201,7 @@ def _memory(options: Options, allotment: Allotment, notes: list[str]) -> int:
     return options.memory_bytes
 
 
-def _budget_of_all(plan: SearchPlan, options: Options) -> Budget:
+def _budget_of_all(plan: SearchPlan, options: SearchOptions) -> Budget:
     """Return the budget in which every trial of an exhaustive plan fits, but for the limits that the user gave."""
     trials = len(plan.every_config()) * plan.repeats
     changes: dict[str, float] = {}

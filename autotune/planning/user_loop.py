@@ -15,7 +15,7 @@
 
     autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
 
-The function is pickled into the search's directory and called anew in each trial's process (see `execution.stepping`).
+The function is pickled into the search's directory and called anew in each trial's process (`execution.user_steps`).
 Before the first trial a step is run at two micro-batches: it has to consume the global batch, and whether its gradient
 depends on the split is measured (`execution.step_facts`).
 Nothing is predicted, as nothing is known of its model, unless the model is named too. Called by `autotune.api`.
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError, suggestion
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.points import problem
@@ -69,7 +69,7 @@ _NOT_WITH_STEP: dict[str, str] = {
 }
 
 
-def asked_of(step: Callable[..., Any], knobs: Knobs | None, options: Options) -> OwnStep:
+def asked_of(step: Callable[..., Any], knobs: Knobs | None, options: SearchOptions) -> OwnStep:
     """Return what is known of a user's function before anything runs.
 
     Args:
@@ -194,7 +194,7 @@ def notes_of(space: SpaceFile) -> tuple[str, ...]:
     )
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: SearchOptions) -> None:
     for name, reason in _NOT_WITH_STEP.items():
         if getattr(options, name):
             raise InputError(f"{name} goes with no step of your own: {reason}")

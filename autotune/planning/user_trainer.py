@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import InputError
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.workload import check_batch
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.value import sha256_of, write_bytes
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from autotune.planning.plan import Outline, SearchPlan
     from autotune.values.trial import Description
 
-# Options of a search that say something about a training that autotune sets up itself.
+# Options of a search that the user's code decides, or that don't go with it, and why.
 _THEIRS = "your code decides it"
-_NOT_WITH_CODE: dict[str, str] = {
+_ONE_DEVICE = "a {given} is tuned on one device of this machine"
+DECIDED_BY_CODE: dict[str, str] = {
     **dict.fromkeys(("model", "task", "data", "text_field", "seq_len", "target_len", "revision"), _THEIRS),
     "trust_remote_code": _THEIRS,
     "global_batch": "it is that of your own TrainingArguments",
     "baseline": "your own TrainingArguments are the baseline",
+    **dict.fromkeys(("devices", "workers", "engine", "address", "kind"), _ONE_DEVICE),
 }
 
 _LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"})
@@ -47,7 +49,7 @@ class Own(NamedTuple):
 
 
 def asked_of(
-    options: Options,
+    options: SearchOptions,
     *,
     trainer: Any = None,
     make_trainer: Callable[[], Any] | None = None,
@@ -88,12 +90,10 @@ def aside(trainer: Any) -> AbstractContextManager[None]:
     return trainer_pickle.aside(trainer)
 
 
-def _check_options(options: Options, given: str) -> None:
-    for name, reason in _NOT_WITH_CODE.items():
-        if getattr(options, name):
-            raise InputError(f"{name}: goes with no {given}: {reason}; leave it out")
-    if options.engine != "local" or options.workers not in (None, 1) or options.devices not in (None, 1):
-        raise InputError(f"devices, workers, engine: a {given} is tuned on one device of this machine; leave them out")
+def _check_options(options: SearchOptions, given: str) -> None:
+    for name, reason in DECIDED_BY_CODE.items():
+        if getattr(options, name) not in (None, "", False, 1, "local"):
+            raise InputError(f"{name}: goes with no {given}: {reason.format(given=given)}; leave it out")
 
 
 def code_of(command: Sequence[str]) -> OwnCode:

@@ -6,21 +6,21 @@ from pathlib import Path
 
 from autotune.errors import InputError
 from autotune.planning.devices import check_global_batch, default_global_batch
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.training.baseline import UserArguments
 from autotune.training.build import check_task, default_task
 from autotune.training.inputs import fixed_frames, least_frames
 from autotune.values.config import LARGEST_BATCH, LONGEST_SAMPLE, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 
 DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 128}
 TRANSCRIPT_LENGTH = 128  # tokens of the half minute that Whisper hears: some 75 spoken words
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 16}
 
 
-def task_of(options: Options, spec: ModelSpec) -> Task:
+def task_of(options: SearchOptions, spec: ModelSpec) -> Task:
     """Return the head that is trained.
 
     Raises:
@@ -37,7 +37,7 @@ def task_of(options: Options, spec: ModelSpec) -> Task:
 
 
 def workload_of(
-    options: Options,
+    options: SearchOptions,
     hardware: Hardware,
     spec: ModelSpec,
     task: Task,
@@ -72,7 +72,7 @@ def workload_of(
     )
 
 
-def _length(options: Options, hardware: Hardware, spec: ModelSpec, task: Task, notes: list[str]) -> int:
+def _length(options: SearchOptions, hardware: Hardware, spec: ModelSpec, task: Task, notes: list[str]) -> int:
     """Return the length of a sample, in tokens or frames of sound; images have none, and keep the default."""
     length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[hardware.kind]
     if task.takes_text and options.seq_len is None:
@@ -99,7 +99,7 @@ def _usual_target(spec: ModelSpec, task: Task, length: int) -> int:
 
 
 def _global_batch(
-    options: Options, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
+    options: SearchOptions, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
 ) -> int | None:
     asked = options.global_batch
     if asked == "any":
@@ -134,7 +134,7 @@ def check_batch(samples: int, what: str) -> None:
         raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
 
 
-def objective_of(options: Options, workload: Workload) -> Objective:
+def objective_of(options: SearchOptions, workload: Workload) -> Objective:
     """Return what is maximised: over a run of a given length the start counts too.
 
     Raises:

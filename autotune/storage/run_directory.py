@@ -4,7 +4,6 @@
 
     runs/t5-small-20261121-020000/
         search.json           what was asked for and found out before the first trial
-        study.log             Optuna's study
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
         table.jsonl           every measurement, if the whole space was recorded
@@ -14,12 +13,14 @@
         report.html           of `autotune report`
         lock                  held while a search runs
 
-It is opened, locked and written before anything else is done. The result files outrank the study.
+It is opened, locked and written before anything else is done. Whatever is
+built from the result files, as Optuna's study is, is built anew from them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -31,7 +32,7 @@ from typing import IO, Self
 from pydantic import ValidationError
 
 from autotune.errors import RunDirectoryError
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
 from autotune.value import Value, read_value, write_value
 from autotune.values.recorded_table import Table, write_table
 from autotune.values.result import ResultData
@@ -233,10 +234,18 @@ def read_plan(run_dir: Path) -> SearchPlan:
     """Return what the search in a run directory is about.
 
     Raises:
-        RunDirectoryError: It can't be read.
+        RunDirectoryError: It can't be read, or was written by a version of autotune with another schema.
     """
     try:
-        return read_value(SearchPlan, run_dir / PLAN_FILE)
-    except (OSError, ValidationError) as error:
+        content = (run_dir / PLAN_FILE).read_bytes()
+        written = json.loads(content)
+        version = written.get("schema_version", 1) if isinstance(written, dict) else SCHEMA_VERSION
+        if version != SCHEMA_VERSION:
+            raise RunDirectoryError(
+                f"{run_dir}: {PLAN_FILE} was written by another version of autotune (schema {version}, this one reads "
+                f"{SCHEMA_VERSION}): start a new search"
+            )
+        return SearchPlan.model_validate_json(content)
+    except (OSError, ValueError) as error:  # of which JSON's and pydantic's errors are kinds
         first = str(error).splitlines()[0]
         raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.values.checkpointing import Checkpointing, kind_of
 from autotune.values.config import KNOBS, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
+from autotune.values.techniques import Checkpointing, checkpointing_of
 
 TRAINER_MICRO_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 
@@ -101,7 +101,7 @@ def _checkpointing(given: dict[str, Any]) -> Checkpointing:
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if given.get(name):
             try:
-                return kind_of(given.get(f"{name}_kwargs") or {})
+                return checkpointing_of(given.get(f"{name}_kwargs") or {})
             except (ValueError, AttributeError) as error:
                 raise InputError(f"--baseline: {name}_kwargs: {error}") from None
     return "none"
@@ -141,8 +141,8 @@ def baseline_config(
     as_given.setdefault("per_device_train_batch_size", default_micro_batch(global_batch and global_batch // devices))
     if given.get("torch_compile") or "torch_compile_mode" in as_given:
         as_given.setdefault("torch_compile_backend", "inductor")
-    # The Trainer's default is to pin, which it drops by itself where there is no accelerator.
-    as_given["dataloader_pin_memory"] = not hardware.is_cpu and given.get("dataloader_pin_memory", True)
+    if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
+        as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
     try:
         return TrainConfig(
             **as_given,

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from autotune.cli import options
 from autotune.cli.main import app
+from autotune.values.config import Allowance
 
 PROGRAM = Path(sys.executable).with_name("autotune")
 
@@ -71,7 +72,7 @@ def test_a_tab_completes(bash, typed, expected):
         (options.gpus, "al", ["all"]),
         (options.spaces, "q", ["qlora"]),
         (options.tasks, "image", ["image-classification"]),
-        (options.ALLOWANCES, "", ["exact", "numerics", "optimizer", "method"]),
+        (options.completion_of(Allowance), "", ["exact", "numerics", "optimizer", "method"]),
         (options.DEVICES, "cu", ["cuda"]),
     ],
 )

@@ -13,8 +13,10 @@ from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.errors import InputError, MachineError, NothingFitsError
-from autotune.estimates.estimate import BEST, options_of, report, shortfall
+from autotune.estimates.estimate import BEST, report, shortfall
 from autotune.estimates.report import ConfigReport, DevicesReport, RankingReport, Report, fit
+from autotune.estimates.request import EstimateOptions
+from autotune.planning.options import options_of
 from autotune.storage.home import add_observations, rates_of
 from autotune.training.build import default_task
 from autotune.training.resolve import resolve
@@ -40,7 +42,7 @@ def estimated(tiny_llama):
     """Return a function that reports on the tiny Llama, unless another model is named."""
 
     def make(**options) -> Report:
-        return report(options_of(**{"model": str(tiny_llama), "seq_len": 128, "gpu": GPU, **options}))
+        return report(options_of(EstimateOptions, {"model": str(tiny_llama), "seq_len": 128, "gpu": GPU, **options}))
 
     return make
 
@@ -295,20 +297,27 @@ def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_lla
 
 
 def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(tiny_llama):
-    found = report(options_of(model=str(tiny_llama), device="cpu", knobs={"precision": "bf16"}))
+    found = report(
+        options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "knobs": {"precision": "bf16"}})
+    )
     assert found.workload.sequence_length == 128
     assert found.workload.global_batch_size == 16
     assert found.device.hardware.is_cpu
     assert found.device.memory_bytes == pytest.approx(default_budget_bytes(detect("cpu")), rel=0.3)
     assert found.device.rates == "table"
     assert any("autotune doctor --calibrate" in note for note in found.notes)
-    limited = report(options_of(model=str(tiny_llama), device="cpu", memory_bytes=GIB, knobs={"precision": "bf16"}))
+    limited = report(
+        options_of(
+            EstimateOptions,
+            {"model": str(tiny_llama), "device": "cpu", "memory_bytes": GIB, "knobs": {"precision": "bf16"}},
+        )
+    )
     assert limited.device.memory_bytes == GIB
 
 
 def test_what_earlier_searches_measured_corrects_the_estimate(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
-    options = options_of(model=str(tiny_llama), device="cpu", knobs={"micro-batch": "8"})
+    options = options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "knobs": {"micro-batch": "8"}})
     before = report(options)
     config, workload = before.predicted.config, before.workload
     hardware = before.device.hardware

@@ -14,12 +14,13 @@ import autotune
 from autotune.cost.family import Family
 from autotune.cost.profile import Profile
 from autotune.errors import InputError, NothingFitsError
-from autotune.estimates.estimate import options_of, report
+from autotune.estimates.estimate import report
 from autotune.estimates.forecast import Question
 from autotune.estimates.many_devices import spread
 from autotune.estimates.report import ConfigReport, SpreadReport
-from autotune.estimates.request import check, target_of, with_packages
+from autotune.estimates.request import EstimateOptions, check, target_of, with_packages
 from autotune.output.estimate_table import estimate_table
+from autotune.planning.options import options_of
 from autotune.space.knobs import point_of
 from autotune.units import GIB
 from autotune.values.config import Parallelism, TrainConfig
@@ -54,7 +55,7 @@ class AnyFamily(Mapping[Family, Profile]):
 
 def spread_over(**fields) -> SpreadReport:
     """Spread a hand-made model over four A100s unless options say otherwise."""
-    options = options_of(**{"model": "tiny", "gpu": "a100-80gb", "knobs": KNOBS, **fields})
+    options = options_of(EstimateOptions, {"model": "tiny", "gpu": "a100-80gb", "knobs": KNOBS, **fields})
     check(options)
     point = point_of(options.knobs)
     workload = make_workload(global_batch_size=options.global_batch or 64)
@@ -158,7 +159,7 @@ def test_what_contradicts_is_refused(options, words):
 
 def test_hardware_of_the_table_has_deepspeed():
     assert "deepspeed" not in VERSIONS  # taken as installed, and said
-    options = options_of(model="tiny", gpu="h100-80gb", knobs=KNOBS)
+    options = options_of(EstimateOptions, {"model": "tiny", "gpu": "h100-80gb", "knobs": KNOBS})
     target = with_packages(target_of(options), point_of(options.knobs))
     assert "deepspeed" in target.device.hardware.versions
 
@@ -166,7 +167,9 @@ def test_hardware_of_the_table_has_deepspeed():
 @pytest.mark.slow
 def test_a_way_that_is_given_is_estimated_by_component(tiny_llama):
     knobs = {**KNOBS, "sharding": "fsdp_full", "micro-batch": "2"}
-    found = report(options_of(model=str(tiny_llama), seq_len=128, gpu="a100-80gb", knobs=knobs))
+    found = report(
+        options_of(EstimateOptions, {"model": str(tiny_llama), "seq_len": 128, "gpu": "a100-80gb", "knobs": knobs})
+    )
     assert isinstance(found, ConfigReport)
     assert found.predicted.memory.communication_bytes > 0
     assert found.predicted.communication_s > 0
@@ -177,7 +180,7 @@ def test_a_way_that_is_given_is_estimated_by_component(tiny_llama):
 @pytest.mark.timeout(900)
 def test_a_70b_model_on_64_h100s_fits_sharded_and_not_in_ddp():
     options = {"model": "llama-3-70b", "gpu": "h100-80gb", "nodes": 8, "seq_len": 2048}
-    found = report(options_of(**options, knobs={"devices": "64", "checkpointing": "full"}))
+    found = report(options_of(EstimateOptions, {**options, "knobs": {"devices": "64", "checkpointing": "full"}}))
     fits = {row.way: row.fits_at_all for row in found.rows}
     assert not fits["ddp"]
     assert not fits["zero_1"]  # 2 + 2 bytes a parameter stay whole

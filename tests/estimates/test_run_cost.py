@@ -7,7 +7,7 @@ from factories import make_config, make_gpu, make_workload
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device, predicted
-from autotune.estimates.run_cost import Prices, parse_count, read_prices, run_cost, tokens_per_sample
+from autotune.estimates.run_cost import Prices, read_prices, run_cost, tokens_per_sample
 from autotune.values.estimate import CostEstimate, MemoryBreakdown
 from autotune.values.model import Task
 from autotune.values.trial import Interval
@@ -39,20 +39,6 @@ def found(*, rates: str | None = "table"):
 def cost(**fields):
     defaults = {"tokens": 1e9, "workload": make_workload(), "parameters": 1000, "prices": PRICES, "gpu": "a100-80gb"}
     return run_cost(fields.pop("of", found()), **{**defaults, **fields})
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("20B", 20e9), ("300e9", 300e9), ("1_000_000", 1e6), ("1.5T", 1.5e12), ("7m", 7e6), ("2 k", 2000), ("5", 5)],
-)
-def test_a_count_has_a_unit_or_an_exponent(text, count):
-    assert parse_count(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "0", "-5", "B", "20 bananas", "1e999", "nan", "inf", "1e-3"])
-def test_what_is_no_count_is_refused_with_an_example(text):
-    with pytest.raises(InputError, match=r"^--tokens .*20B"):
-        parse_count(text)
 
 
 def test_six_flop_for_each_parameter_and_token():

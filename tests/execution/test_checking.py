@@ -11,7 +11,7 @@ import torch
 from factories import make_config, make_request, make_workload
 
 from autotune.execution.checking import CheckError, CheckpointSaver, around_training, findings
-from autotune.execution.randomness import is_random, randomness_off
+from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trainer_setup import data_of
 from autotune.execution.trial import Trial
@@ -19,7 +19,7 @@ from autotune.training.build import build_config
 from autotune.training.dataset import prepare
 from autotune.training.resolve import resolve
 from autotune.values.checks import LossTask, SoakTask
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Memory, Purpose, TrialStatus
 
 MIB = 1 << 20

@@ -1,14 +1,25 @@
-"""What the processes of trials see of the machine."""
+"""What the processes of trials see of the machine, and what is compiled for them before."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from factories import make_config, make_request
 
-from autotune.execution.environment import ENVIRONMENT, cold_compile_cache, launcher_environment, trial_device
+from autotune.execution.environment import (
+    COMPILE_LIMIT_S,
+    ENVIRONMENT,
+    _forget_dead_builder,
+    cold_compile_cache,
+    launcher_environment,
+    operators_of,
+    trial_device,
+)
+from autotune.values.config import Parallelism
 
 
 @pytest.mark.parametrize(
@@ -79,3 +90,32 @@ def test_a_cold_compile_finds_nothing_and_leaves_nothing(tmp_path, monkeypatch):
     assert not cache.exists()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/the/users/own"
     assert "TRITON_CACHE_DIR" not in os.environ
+
+
+def needed(device: str = "cpu", **spread: str) -> tuple[str, ...]:
+    config = make_config(parallelism=Parallelism(world_size=2, **spread))
+    return operators_of(make_request(config, device=device))
+
+
+def test_deepspeed_alone_compiles_anything():
+    assert needed() == needed(sharding="fsdp_full", offload="parameters") == ()
+
+
+def test_messages_are_compiled_on_a_cpu_and_the_optimizer_of_the_host_wherever_something_is_offloaded():
+    assert needed(sharding="zero_1") == ("ShareMemCommBuilder",)
+    assert needed(sharding="zero_2", offload="optimizer") == ("ShareMemCommBuilder", "CPUAdamBuilder")
+    assert needed("cuda:0", sharding="zero_3") == ()
+    assert needed("cuda:0", sharding="zero_3", offload="parameters") == ("CPUAdamBuilder",)
+
+
+@pytest.mark.parametrize(("age_s", "is_left"), [(60.0, True), (2 * COMPILE_LIMIT_S, False)])
+def test_only_the_lock_of_a_dead_builder_is_removed(age_s, is_left, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "some_op" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    then = time.time() - age_s
+    os.utime(lock, (then, then))
+    _forget_dead_builder("some_op")
+    assert lock.exists() == is_left
+    _forget_dead_builder("another_op")

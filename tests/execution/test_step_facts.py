@@ -11,8 +11,7 @@ from factories import make_config, make_facts, make_workload
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from autotune.execution.describe import ANSWER_FILE
-from autotune.execution.step_facts import run_examine
+from autotune.execution.describe import run_examine
 from autotune.value import sha256_of, write_value
 from autotune.values.trial import Description, ExamineRequest, Refusal
 from autotune.values.user_code import STEP_FILE, OwnStep
@@ -43,7 +42,7 @@ def examine(tmp_path, monkeypatch):
         request = ExamineRequest(workload=workload, facts=make_facts(), config=make_config(8), other=other)
         write_value(request, tmp_path / "examine" / "request.json")
         run_examine(tmp_path / "examine")
-        text = (tmp_path / "examine" / ANSWER_FILE).read_text()
+        text = (tmp_path / "examine" / "description.json").read_text()
         return Description.model_validate_json(text) if '"description"' in text else Refusal.model_validate_json(text)
 
     return run

@@ -9,7 +9,7 @@ from finished_searches import BASE, BEST, make_search
 
 from autotune.errors import InputError, RunDirectoryError
 from autotune.output.gather import command, gather
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.tuning_result import load
 from autotune.value import write_value
@@ -138,7 +138,7 @@ def test_a_search_that_was_not_traced_has_no_breakdown(run):
     ],
 )
 def test_the_command_says_what_differs_from_the_defaults(fields, words):
-    assert command(Options(model="gpt2", **fields)) == f"autotune find --model gpt2{words}"
+    assert command(SearchOptions(model="gpt2", **fields)) == f"autotune find --model gpt2{words}"
 
 
 def test_every_option_is_one_of_the_command_line():
@@ -147,14 +147,16 @@ def test_every_option_is_one_of_the_command_line():
 
     from autotune.cli.main import app
 
-    known = {o for p in typer.main.get_command(app).commands["find"].params for o in (*p.opts, *p.secondary_opts)}
-    for name, field in Options.model_fields.items():
+    find = typer.main.get_command(app).commands["find"]
+    parameters = find.get_params(find.make_context("find", [], resilient_parsing=True))
+    known = {o for p in parameters for o in (*p.opts, *p.secondary_opts)}
+    for name, field in SearchOptions.model_fields.items():
         example = {bool: True, int: 3, float: 2.0, str: "exact"}
         values = [v for kind, v in example.items() if kind.__name__ in str(field.annotation)] or [field.default]
         if name in ("model", "record"):
             continue
         try:
-            options = Options(**{"model": "m", name: values[0] if values[0] != field.default else 5})
+            options = SearchOptions(**{"model": "m", name: values[0] if values[0] != field.default else 5})
         except ValueError:
             continue  # an enumeration whose words are others
         options_written = [w for w in command(options).split() if w.startswith("--") and w != "--model"]
@@ -165,6 +167,6 @@ def test_the_command_is_kept_with_the_plan(tmp_path):
     run = tmp_path / "run"
     plan, _ = make_search(run)
     assert gather(run).command is None
-    write_value(plan.model_copy(update={"options": Options(model="tiny", effort="quick")}), run / "search.json")
+    write_value(plan.model_copy(update={"options": SearchOptions(model="tiny", effort="quick")}), run / "search.json")
     assert read_plan(run).options.effort == "quick"
     assert gather(run).command == "autotune find --model tiny --effort quick"

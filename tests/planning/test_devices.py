@@ -7,7 +7,7 @@ from factories import make_gpu, make_hardware
 
 from autotune.errors import InputError, MachineError
 from autotune.planning.devices import check_global_batch, default_global_batch, spread
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.units import GIB
 from autotune.values import hardware as machine
 
@@ -23,7 +23,7 @@ def four_gpus(monkeypatch):
 
 
 def spread_over(devices, hardware, **options):
-    return spread(Options(model="tiny", devices=devices, **options), hardware)
+    return spread(SearchOptions(model="tiny", devices=devices, **options), hardware)
 
 
 def test_by_default_it_is_one_device_and_idle_ones_are_mentioned(four_gpus):

@@ -7,7 +7,7 @@ from factories import make_facts, make_hardware
 from pydantic import ValidationError
 
 from autotune.errors import InputError
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.plan import Outline, SearchPlan
 from autotune.planning.planner import complete, machine_notes, outline
 from autotune.units import GIB
@@ -18,7 +18,7 @@ from autotune.values.model import Task
 
 
 def outlined(**options) -> Outline:
-    return outline(Options(**{"model": "gpt2", "device": "cpu", **options}))
+    return outline(SearchOptions(**{"model": "gpt2", "device": "cpu", **options}))
 
 
 def planned(facts=None, **options) -> SearchPlan:
@@ -59,7 +59,7 @@ def arguments(tmp_path):
 )
 def test_options_out_of_range_are_refused_when_made(field, value):
     with pytest.raises(ValidationError, match=field):
-        Options(model="gpt2", **{field: value})
+        SearchOptions(model="gpt2", **{field: value})
 
 
 @pytest.mark.parametrize(

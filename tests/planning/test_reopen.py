@@ -4,7 +4,7 @@ import pytest
 from factories import make_budget, make_config, make_failure, make_limits, make_plan, make_result
 
 from autotune.errors import InputError
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.reopen import is_over, limits_of, outlived, reopened
 from autotune.values.budget import Budget, Effort
 from autotune.values.trial import Purpose, TrialStatus
@@ -17,7 +17,7 @@ RESULTS = [
 
 
 def make(**fields):
-    defaults = {"budget": Budget.of(Effort.QUICK), "options": Options(model="gpt2", effort=Effort.QUICK)}
+    defaults = {"budget": Budget.of(Effort.QUICK), "options": SearchOptions(model="gpt2", effort=Effort.QUICK)}
     return make_plan(**{**defaults, **fields})
 
 

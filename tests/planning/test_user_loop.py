@@ -10,7 +10,7 @@ from factories import VERSIONS, make_gpu, make_hardware, make_plan, make_request
 import autotune
 from autotune.errors import InputError
 from autotune.planning import user_loop
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.planner import complete, default_space, outline
 from autotune.planning.requests import request_of
 from autotune.storage.run_directory import RunDirectory
@@ -27,7 +27,7 @@ def make_step(config, accumulation_steps):
 
 
 def asked(step=make_step, knobs=KNOBS, **options):
-    return user_loop.asked_of(step, knobs, Options(model="", device="cpu", **options))
+    return user_loop.asked_of(step, knobs, SearchOptions(model="", device="cpu", **options))
 
 
 def test_the_accumulation_goes_to_who_takes_it():
@@ -115,7 +115,7 @@ def test_a_knob_without_usual_values_or_without_what_it_belongs_to_is_refused():
 
 def plan_of(hardware, knobs, **options):
     """The plan of a search for a function without a named model."""
-    given = Options(model="", device="cpu", **options)
+    given = SearchOptions(model="", device="cpu", **options)
     own = user_loop.asked_of(make_step, knobs, given)
     found = outline(given, own=own)
     space = user_loop.space_of(own, default_space(hardware))

@@ -11,7 +11,7 @@ from own_trainings import write
 
 from autotune.errors import InputError
 from autotune.output.gather import command
-from autotune.planning.options import Options
+from autotune.planning.options import SearchOptions
 from autotune.planning.planner import complete, outline
 from autotune.planning.user_trainer import asked_of, code_of, settled
 from autotune.values.config import LengthProfile
@@ -68,7 +68,7 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
 
 def test_two_trainings_at_once_are_refused():
     with pytest.raises(InputError, match="make_trainer and script are each a training of its own"):
-        asked_of(Options(model=""), make_trainer=lambda: None, script=["python", "train.py"])
+        asked_of(SearchOptions(model=""), make_trainer=lambda: None, script=["python", "train.py"])
 
 
 @pytest.mark.parametrize(
@@ -79,18 +79,18 @@ def test_two_trainings_at_once_are_refused():
 def test_options_that_the_code_decides_are_refused(options):
     (name,) = options
     with pytest.raises(InputError, match=f"{name}: goes with no script: "):
-        asked_of(Options(**{"model": "", **options}), script=["python", "train.py"])
+        asked_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
 
 
 @pytest.mark.parametrize("options", [{"devices": 2}, {"workers": 2}, {"engine": "ray"}], ids=str)
 def test_several_devices_are_refused(options):
     with pytest.raises(InputError, match="a script is tuned on one device of this machine"):
-        asked_of(Options(**{"model": "", **options}), script=["python", "train.py"])
+        asked_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
 
 
 def test_a_model_beside_the_code_is_refused():
     with pytest.raises(InputError, match="model: goes with no script"):
-        asked_of(Options(model="gpt2"), script=["python", "train.py"])
+        asked_of(SearchOptions(model="gpt2"), script=["python", "train.py"])
 
 
 def found(**fields):
@@ -110,7 +110,7 @@ def found(**fields):
 
 
 def plan(**fields):
-    options = Options(model="", device="cpu")
+    options = SearchOptions(model="", device="cpu")
     first = outline(options, code=code_of(["python", "train.py"]))
     first = first.model_copy(update={"hardware": make_hardware()})
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
@@ -156,7 +156,7 @@ def test_arguments_that_no_search_can_start_from_are_refused_by_name():
 
 
 def test_the_command_that_started_a_search_is_told_for_scripts_alone():
-    options, code = Options(model="", memory_bytes=1 << 30), code_of(["python", "train.py", "--lr", "1"])
+    options, code = SearchOptions(model="", memory_bytes=1 << 30), code_of(["python", "train.py", "--lr", "1"])
     assert command(options, code) == "autotune script --memory 1GiB -- python train.py --lr 1"
     assert command(options, OwnCode(kind="pickle", shown="trainer Trainer", directory=str(Path.cwd()))) is None
 

@@ -1,5 +1,6 @@
 """The lock of a run directory: one search at a time, from its first moment on."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 from at_once import run_at_once
 from factories import make_plan
+from typer.testing import CliRunner
 
+from autotune.cli.main import app
 from autotune.errors import RunDirectoryError
-from autotune.storage.run_directory import RunDirectory
+from autotune.storage.run_directory import RunDirectory, read_plan
 
 IN_USE = "another search is running in it"
 
@@ -156,3 +159,45 @@ def test_who_has_written_the_plan_may_enter(tmp_path):
     with directory:
         pass
     assert (tmp_path / "run" / "search.json").exists()
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """Return a function that rewrites the plan of a run directory as another version has it, and gives the folder."""
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.write_plan(make_plan())
+    path = directory.path / "search.json"
+
+    def rewrite(version: int | None):
+        plan = json.loads(path.read_text())
+        del plan["schema_version"]
+        path.write_text(json.dumps(plan if version is None else {**plan, "schema_version": version, "further": 1}))
+        return directory.path
+
+    return rewrite
+
+
+def test_a_plan_says_its_version(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.write_plan(make_plan())
+    assert json.loads((directory.path / "search.json").read_text())["schema_version"] == 2
+    assert read_plan(directory.path) == make_plan()
+
+
+@pytest.mark.parametrize("command", ["resume", "report", "explain", "dashboard"])
+@pytest.mark.parametrize(("version", "said"), [(None, "schema 1, this one reads 2"), (3, "schema 3, this one reads 2")])
+def test_a_plan_of_another_version_is_refused_in_a_line(planned, command, version, said):
+    done = CliRunner().invoke(app, [command, str(planned(version))])
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert f"was written by another version of autotune ({said}): start a new search" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 2}'])
+def test_a_plan_that_is_damaged_is_refused_in_a_line(planned, content):
+    path = planned(None)
+    (path / "search.json").write_text(content)
+    done = CliRunner().invoke(app, ["resume", str(path)])
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert "search.json can't be read" in done.stderr

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from autotune.execution import adapter_effects
+from autotune.execution import model_effects
 from autotune.training.adapters import CLASSIFICATION_HEADS, adapter_arguments, peft_config, prepare_model
 from autotune.training.build import build_model
 from autotune.values.adapters import ADAPTERS, is_new_weight
@@ -94,7 +94,7 @@ def test_an_adapter_trains_alone_and_the_step_of_the_whole_batch_however_it_is_s
     assert gradients.keys() == trained
     own = {n for n in trained if n.split(".")[0] not in CLASSIFICATION_HEADS}
     assert all(n.endswith("bias") if kind == "bitfit" else is_new_weight(n) for n in own)
-    assert adapter_effects.adapter(TrainConfig(per_device_train_batch_size=2, adapter=adapter), model).startswith(kind)
+    assert model_effects.adapter(TrainConfig(per_device_train_batch_size=2, adapter=adapter), model).startswith(kind)
 
     expected, whole = reference(build(name, kind)[1], name)
     assert loss == pytest.approx(expected, rel=1e-5)
@@ -141,4 +141,4 @@ def test_variants_of_lora_are_switched_on():
 def test_an_adapter_other_than_asked_for_is_found():
     _, model = build("llama", "lora")
     with pytest.raises(Exception, match="dora was asked for, but use_dora is False, not True"):
-        adapter_effects.adapter(TrainConfig(per_device_train_batch_size=8, adapter=ADAPTERS["dora"]()), model)
+        model_effects.adapter(TrainConfig(per_device_train_batch_size=8, adapter=ADAPTERS["dora"]()), model)

@@ -1,13 +1,12 @@
-"""Configuration, workload, budget and allowance."""
+"""Configuration, workload and allowance."""
 
 import itertools
 
 import pytest
-from factories import make_budget, make_config, make_workload
+from factories import make_config, make_workload
 from pydantic import ValidationError
 
-from autotune.values.budget import Budget, Effort
-from autotune.values.config import Allowance, LengthProfile
+from autotune.values.config import Allowance, LengthProfile, Parallelism, TrainConfig
 from autotune.values.model import Task
 
 
@@ -44,6 +43,14 @@ def test_a_removed_optimizer_is_refused_with_what_replaced_it():
 def test_a_misspelt_backend_is_refused_with_a_suggestion():
     with pytest.raises(ValidationError, match=r"'inducter' is no backend of torch.compile.*'inductor'"):
         make_config(torch_compile_backend="inducter")
+
+
+def test_config_ids_stay_what_they_were_before_later_knobs_came():
+    """As they stand in run directories and on record."""
+    assert TrainConfig(per_device_train_batch_size=8).config_id == "6de95679e3"
+    spread = {"precision": "bf16", "adapter": {"rank": 4}, "parallelism": Parallelism(world_size=2)}
+    assert TrainConfig(per_device_train_batch_size=16, **spread).config_id == "74e2fbc6a8"
+    assert make_config(torch_empty_cache_steps=1).config_id != make_config().config_id
 
 
 def test_config_id_tells_configurations_apart():
@@ -87,21 +94,3 @@ def test_each_allowance_admits_itself_and_what_is_stricter():
     order = [Allowance.EXACT, Allowance.NUMERICS, Allowance.OPTIMIZER, Allowance.METHOD]
     for (i, allowed), (j, asked) in itertools.product(enumerate(order), enumerate(order)):
         assert allowed.admits(asked) == (j <= i)
-
-
-def test_more_effort_is_more_of_everything():
-    quick, standard, thorough = map(Budget.of, Effort)
-    for less, more in ((quick, standard), (standard, thorough)):
-        assert less.max_trials < more.max_trials
-        assert less.max_time_s < more.max_time_s
-        assert less.relative_interval > more.relative_interval
-        assert less.finalists <= more.finalists
-
-
-def test_a_quick_search_ends_within_five_minutes():
-    assert Budget.of(Effort.QUICK).max_time_s <= 300
-
-
-def test_a_trial_longer_than_the_search_is_refused():
-    with pytest.raises(ValidationError, match="longer than the search"):
-        make_budget(max_time_s=10.0, trial_timeout_s=60.0)

@@ -1,0 +1,272 @@
+"""Checks of what the model is made of: a part of `effects`.
+
+The adapter that was asked for is the one that is trained, on weights packed as was asked for; experts and fused kernels
+are the chosen ones; and the model is spread over devices as was asked for. Much of the last can fail silently: ranks
+that train copies of their own, FSDP that becomes DDP, weights too small to be split. So the model's wrapper and the
+shards themselves are looked at. Each check returns what was seen, or raises NoEffectError.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.errors import NoEffectError
+from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
+from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
+from autotune.training.random_weights import quantization_of, quantized_layers
+from autotune.values.adapters import is_new_weight
+from autotune.values.config import Parallelism, Precision, TrainConfig
+
+# What of an adapter's arguments peft resolves to names of its own.
+_RESOLVED = ("target_modules", "target_parameters", "feedforward_modules")
+
+# What steps in for AdamW where DeepSpeed offloads its states.
+_ADAM_OF_THE_HOST = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
+
+# Shards are padded, and DeepSpeed keeps small parameters whole: a rank may hold so much more than its part.
+_SLACK = 1.5
+
+
+def adapter(config: TrainConfig, model: nn.Module) -> str:
+    """Return what is trained."""
+    sizes = [(name, p.numel()) for name, p in model.named_parameters() if p.requires_grad]
+    trained, total = sum(size for _, size in sizes), sum(p.numel() for p in model.parameters())
+    new = sum(size for name, size in sizes if is_new_weight(name))
+    if config.adapter is None:
+        if new:
+            raise NoEffectError(f"no adapter was asked for, but {new} parameters of adapters are trained")
+        return f"none, {trained} parameters trained"
+    kind = config.adapter.kind
+    arguments = adapter_arguments(config.adapter)
+    if arguments["peft_type"] == BITFIT:
+        return f"{kind}, {_trained_biases(model)} biases among {trained} parameters trained"
+    if trained == total:
+        raise NoEffectError(f"{kind} was asked for, but {trained} of {total} parameters are trained")
+    if not new:
+        raise NoEffectError(f"{kind} was asked for, but no adapter is trained")
+    _check_adapter(kind, arguments, model)
+    return f"{kind}, {trained} of {total} parameters trained"
+
+
+def _check_adapter(kind: str, arguments: dict[str, Any], model: Any) -> None:
+    """Raise NoEffectError unless peft's own config has all that was asked for."""
+    actual = model.active_peft_config
+    for name, wanted in arguments.items():
+        if name not in _RESOLVED and getattr(actual, name) != wanted:
+            raise NoEffectError(f"{kind} was asked for, but {name} is {getattr(actual, name)}, not {wanted}")
+
+
+def _trained_biases(model: nn.Module) -> int:
+    """Return how many biases are trained, and nothing else but the head of a classifier."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    biases = [p.numel() for name, p in trained if name.endswith("bias")]
+    others = [n for n, _ in trained if not n.endswith("bias") and n.split(".")[0] not in CLASSIFICATION_HEADS]
+    if others or not biases:
+        raise NoEffectError(f"bitfit was asked for, but {others[0] if others else 'nothing'} is trained")
+    return sum(biases)
+
+
+def quantization(config: TrainConfig, model: nn.Module) -> str:
+    """Return how base weights are packed."""
+    wanted = config.quantization
+    layers = Counter(quantization_of(layer) for _, layer in quantized_layers(model))
+    if wanted is None:
+        if layers:
+            raise NoEffectError(f"no quantized weights were asked for, but those of layers are {next(iter(layers))}")
+        return "none"
+    if set(layers) != {wanted}:
+        raise NoEffectError(f"{wanted} weights were asked for, but they are {'/'.join(layers) or 'not quantized'}")
+    loose = [n for n, layer in quantized_layers(model) if layer.weight.dtype not in (torch.uint8, torch.int8)]
+    if loose:
+        raise NoEffectError(f"{wanted} weights were asked for, but those of {loose[0]} are not packed")
+    return f"{wanted} in {layers[wanted]} layers"
+
+
+def experts(config: TrainConfig, model: Any) -> str:
+    """Return the implementation of the experts; their number per token and capacity are checked, too."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    text = base.config.get_text_config() if hasattr(base, "config") else None  # a user's module has none
+    for name, field in (("experts_per_token", "num_experts_per_tok"), ("expert_capacity", "expert_capacity")):
+        wanted = getattr(config, name)
+        if wanted is not None and getattr(text, field, None) != wanted:
+            raise NoEffectError(f"{name} {wanted} was asked for, but the model has {getattr(text, field, None)}")
+    if config.experts_implementation is None:
+        return "none to choose"
+    actual = getattr(text, "_experts_implementation", None)
+    if actual != config.experts_implementation:
+        raise NoEffectError(f"experts {config.experts_implementation} were asked for, but {actual} ran")
+    return str(actual)
+
+
+def liger(config: TrainConfig, model: nn.Module) -> str:
+    """Return how many modules run Liger's kernels."""
+
+    def is_liger(module: nn.Module) -> bool:
+        forward = getattr(module.forward, "__func__", module.forward)
+        return "liger_kernel" in type(module).__module__ or "liger_kernel" in getattr(forward, "__module__", "")
+
+    patched = sum(map(is_liger, model.modules()))
+    if bool(patched) != config.use_liger_kernel:
+        asked = "was" if config.use_liger_kernel else "was not"
+        raise NoEffectError(f"Liger {asked} asked for, but {patched} modules run its kernels")
+    return f"{patched} modules" if patched else "none"
+
+
+def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:
+    """Return how the training was spread."""
+    spread = config.parallelism
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if (ranks, trainer.args.world_size) != (spread.world_size, spread.world_size):
+        raise NoEffectError(
+            f"{spread.world_size} devices were asked for, but {ranks} ranks ran, of which the Trainer knew "
+            f"{trainer.args.world_size}"
+        )
+    wrapper = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)
+    if spread.tensor_parallel > 1:
+        return _tensor(spread, model)
+    if spread.sharding in ZERO_STAGES:
+        return _zero(spread, wrapper)
+    if spread.sharding in FSDP_KINDS:
+        return _fsdp(spread, wrapper, trainer)
+    return _ddp(spread, wrapper)
+
+
+def _ddp(spread: Parallelism, wrapper: Any) -> str:
+    kind = type(wrapper).__name__
+    if spread.world_size == 1:
+        if isinstance(wrapper, DistributedDataParallel) or _is_sharded(wrapper):
+            raise NoEffectError(f"one device was asked for, but the model is wrapped as {kind}")
+        return "one device"
+    if not isinstance(wrapper, DistributedDataParallel):
+        raise NoEffectError(f"{spread.world_size} copies were to be kept alike by DDP, but the model is a {kind}")
+    if spread.ddp_static_graph != bool(wrapper.static_graph):
+        raise NoEffectError(f"a static graph {spread.ddp_static_graph} was asked for, but it is {wrapper.static_graph}")
+    bucket_mb = wrapper.bucket_bytes_cap / (1 << 20)
+    if spread.ddp_bucket_cap_mb is not None and bucket_mb != spread.ddp_bucket_cap_mb:
+        raise NoEffectError(f"buckets of {spread.ddp_bucket_cap_mb} MB were asked for, but they are of {bucket_mb:g}")
+    return f"DDP over {spread.world_size}, buckets of {bucket_mb:g} MB{', static graph' * spread.ddp_static_graph}"
+
+
+def _fsdp(spread: Parallelism, wrapper: nn.Module, trainer: Any) -> str:
+    units = _units(wrapper)
+    if units == 0:
+        raise NoEffectError(f"{spread.sharding} was asked for, but the model is wrapped as {type(wrapper).__name__}")
+    plain = [name for name, p in wrapper.named_parameters() if not isinstance(p, DTensor)]
+    if plain:
+        raise NoEffectError(f"{spread.sharding} was asked for, but {plain[0]} is not split")
+    plugin = trainer.accelerator.state.fsdp_plugin
+    if bool(plugin.reshard_after_forward) != (spread.sharding == "fsdp_full"):
+        raise NoEffectError(
+            f"{spread.sharding} was asked for, but reshard_after_forward={plugin.reshard_after_forward}"
+        )
+    offloads = type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
+    if offloads != (spread.offload == "parameters"):
+        raise NoEffectError(f"offload of {spread.offload} was asked for, but the policy is {plugin.cpu_offload}")
+    if not _units_of_layers(wrapper):
+        raise NoEffectError(f"units of {spread.wrapping} were asked for, but no layer is a unit of its own")
+    _check_share(_local_share(wrapper), spread.data_parallel)
+    return f"FSDP2 over {spread.data_parallel}, {units} units{', offloaded' * offloads}"
+
+
+def _units(model: nn.Module) -> int:
+    from torch.distributed.fsdp import FSDPModule
+
+    return sum(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _units_of_layers(model: nn.Module) -> int:
+    """Return how many units there are in the model's stacks of layers; embedding and head are units in any case."""
+    return sum(map(_units, (module for module in model.modules() if isinstance(module, nn.ModuleList))))
+
+
+def _zero(spread: Parallelism, engine: Any) -> str:
+    stage = ZERO_STAGES[spread.sharding]
+    if type(engine).__name__ != "DeepSpeedEngine":
+        raise NoEffectError(f"{spread.sharding} was asked for, but the model is wrapped as {type(engine).__name__}")
+    if engine.zero_optimization_stage() != stage:
+        raise NoEffectError(f"{spread.sharding} was asked for, but the stage is {engine.zero_optimization_stage()}")
+    actual = (_device_of(engine.zero_offload_optimizer()), _device_of(engine.zero_offload_param()))
+    wanted = (
+        spread.offload_to if spread.offload != "none" else "none",
+        spread.offload_to if spread.offload == "parameters" else "none",
+    )
+    if actual != wanted:
+        raise NoEffectError(f"optimizer and parameters were to be offloaded to {wanted}, but are to {actual}")
+    _check_share(_zero_share(engine, stage), spread.data_parallel)
+    place = "" if spread.offload == "none" else f", {spread.offload} offloaded to {spread.offload_to}"
+    return f"DeepSpeed ZeRO-{stage} over {spread.data_parallel}{place}"
+
+
+def _zero_share(engine: Any, stage: int) -> float:
+    """Return which part this rank holds of what its stage splits: optimizer states, and weights with stage 3."""
+    parameters = [p for p in engine.module.parameters() if p.requires_grad]
+    if stage == 3:
+        return float(sum(p.ds_tensor.numel() for p in parameters) / sum(p.ds_numel for p in parameters))
+    held = sum(tensor.numel() for tensor in engine.optimizer.single_partition_of_fp32_groups)
+    return float(held / sum(p.numel() for p in parameters))
+
+
+def _device_of(offload: Any) -> str:
+    """Return where a part of DeepSpeed's configuration offloads to: 'none', 'cpu' or 'nvme'."""
+    device = getattr(offload, "device", None)
+    return "none" if device is None else str(getattr(device, "value", device))
+
+
+def _tensor(spread: Parallelism, model: Any) -> str:
+    degree = getattr(model, "_tp_size", None)
+    if degree != spread.tensor_parallel:
+        raise NoEffectError(f"tensor parallel {spread.tensor_parallel} was asked for, but it is {degree}")
+    share = _local_share(model)
+    _check_share(share, 2)  # what the plan doesn't name stays whole
+    if spread.data_parallel > 1:
+        _check_share(share, spread.data_parallel)
+    beside = f", FSDP2 over {spread.data_parallel}" if spread.data_parallel > 1 else ""
+    return f"tensor parallel {degree}{beside}"
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(p, DTensor) for p in model.parameters())
+
+
+def _local_share(model: nn.Module) -> float:
+    """Return which part of all weights lies on this rank."""
+    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+    return held / sum(p.numel() for p in model.parameters())
+
+
+def _check_share(share: float, ranks: int) -> None:
+    """Raise NoEffectError if a rank holds far more than its part."""
+    if ranks > 1 and share > min(_SLACK / ranks, 0.99):
+        raise NoEffectError(f"{ranks} ranks were to split it, but this one holds {share:.0%}")
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside the wrappers of accelerate and DeepSpeed."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def optimizer_of_host(config: TrainConfig) -> str | None:
+    """Return the class that stands in for the optimizer where DeepSpeed offloads its states; None where it doesn't."""
+    if config.parallelism.sharding not in ZERO_STAGES or config.parallelism.offload == "none":
+        return None
+    return _ADAM_OF_THE_HOST
+
+
+def casts_weights(config: TrainConfig) -> bool:
+    """Return whether DeepSpeed trains 16-bit weights with masters in fp32, and there is no autocast."""
+    return config.parallelism.sharding in ZERO_STAGES and config.precision in (Precision.BF16, Precision.FP16)
+
+
+def checkpointed_units(model: nn.Module) -> int:
+    """Return how many of its units FSDP checkpoints."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+    return sum(isinstance(module, CheckpointWrapper) for module in model.modules())

@@ -1,0 +1,108 @@
+"""Options are fields of one model: the command line is made from them, and the signature of `find` agrees."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+import autotune
+from autotune.cli.main import app
+from autotune.errors import InputError
+from autotune.estimates.request import EstimateOptions
+from autotune.planning.options import SearchOptions, WorkloadOptions, fields_by_name, options_of
+from autotune.values.budget import Effort
+
+# Arguments of `find` that are Python's own: what is trained as an object, and who is told.
+OF_PYTHON = {"step", "knobs", "trainer", "make_trainer", "script", "run_dir", "quiet", "observer"}
+
+
+def written(command: str, *arguments: str) -> dict[str, str]:
+    """Return the options of a command with their help."""
+    found = typer.main.get_command(app).commands[command]
+    context = found.make_context(command, [*arguments], resilient_parsing=True)
+    return {p.opts[0].removeprefix("--no-").removeprefix("--"): p.help for p in found.get_params(context)}
+
+
+def test_find_takes_each_option_with_its_default():
+    taken = inspect.signature(autotune.find).parameters
+    known = fields_by_name(SearchOptions)
+    assert taken.keys() == known.keys() | OF_PYTHON
+    given = {name: p.default for name, p in taken.items() if name in known and name != "model"}
+    assert options_of(SearchOptions, {"model": "", **given}) == SearchOptions(model="")
+    for name, default in given.items():
+        assert default == known[name].default
+
+
+def test_find_describes_each_argument():
+    arguments = inspect.getdoc(autotune.find).partition("Args:")[2].partition("Raises:")[0]
+    described = re.findall(r"^    (\w+): ", arguments, re.MULTILINE)
+    assert list(inspect.signature(autotune.find).parameters) == described
+
+
+def test_estimate_takes_options_of_its_command():
+    taken = inspect.signature(autotune.estimate).parameters
+    assert taken.keys() - {"config", "workload"} <= fields_by_name(EstimateOptions).keys()
+    for name in taken.keys() - {"config", "workload", "model"}:
+        assert taken[name].default == fields_by_name(EstimateOptions)[name].default
+
+
+@pytest.mark.parametrize(("command", "kind"), [("find", SearchOptions), ("estimate", EstimateOptions)])
+def test_a_command_has_each_option_with_its_help(command, kind):
+    helps = written(command)
+    for name, field in fields_by_name(kind).items():
+        if name != "knobs":
+            assert helps[name.replace("_", "-")].startswith(field.description)
+
+
+def test_a_script_has_the_options_that_it_does_not_decide():
+    assert written("script").keys() >= {"allow", "device", "memory", "max-time", "report-to", "seed", "output"}
+    assert not written("script").keys() & {"model", "task", "seq-len", "data", "baseline", "global-batch", "workers"}
+
+
+@pytest.mark.parametrize("kind", [WorkloadOptions, SearchOptions, EstimateOptions])
+def test_every_option_has_a_help_and_a_group(kind):
+    for name, field in fields_by_name(kind).items():
+        assert field.description, name
+        assert name == "knobs" or field.json_schema_extra["group"], name
+
+
+def test_text_is_read_as_values():
+    read = options_of(
+        SearchOptions,
+        {"model": "m", "memory": "24GiB", "max_time": "10m", "train_tokens": "20B", "seq_len": "12", "effort": "quick"},
+    )
+    assert (read.memory_bytes, read.max_time_s, read.train_tokens, read.seq_len) == (24 << 30, 600.0, 20e9, 12)
+    assert read.effort is Effort.QUICK
+    assert options_of(SearchOptions, {"model": "m", "data": Path("texts.jsonl")}).data == "texts.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [("wandb, MLflow,wandb", ("wandb", "mlflow")), (["tensorboard"], ("tensorboard",)), ("", ())]
+)
+def test_names_of_trackers_are_read_as_they_are_typed(given, read):
+    assert options_of(SearchOptions, {"model": "m", "report_to": given}).report_to == read
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"memory": "24 bananas"}, "--memory 24 bananas: expected an amount of memory such as 24GiB"),
+        ({"memory": 0}, "--memory 0: expected a number above 0"),
+        ({"max_time": "-3m"}, "--max-time -3m: expected a time such as 90s"),
+        ({"train_tokens": "many"}, "--train-tokens many: expected a number above 0, such as 20B"),
+        ({"effort": "heroic"}, "--effort heroic: expected quick, standard or thorough"),
+        ({"global_batch": "9" * 5000}, f"--global-batch {'9' * 100}: expected a whole number or any"),
+    ],
+)
+def test_what_can_not_be_read_is_said_with_the_option(given, said):
+    with pytest.raises(InputError) as caught:
+        options_of(SearchOptions, {"model": "m", **given})
+    assert str(caught.value).startswith(said)
+
+
+def test_values_are_written_by_the_names_of_the_fields():
+    options = options_of(SearchOptions, {"model": "m", "memory": "1GiB"})
+    assert SearchOptions.model_validate_json(options.model_dump_json()) == options
+    assert options.model_dump()["memory_bytes"] == 1 << 30

@@ -1,0 +1,43 @@
+"""What a search maximises: the steady state, or a run with its start."""
+
+import pytest
+from factories import make_measurement
+
+from autotune.values.problem import Objective, break_even_steps, cold_start_s
+
+
+def measured(step_s: float, first_step_s: float, samples: int = 16):
+    return make_measurement(
+        step_times_s=(step_s, step_s), first_step_s=first_step_s, samples_per_second=samples / step_s
+    )
+
+
+PLAIN, COMPILED = measured(1.0, 1.5), measured(0.8, 40.8)
+
+
+def test_the_steady_state_forgets_the_start():
+    assert Objective().rate(COMPILED) == COMPILED.samples_per_second
+
+
+def test_a_run_pays_for_its_start():
+    steps = 100
+    whole = Objective(run_samples=16 * steps)
+    assert whole.rate(COMPILED) == pytest.approx(16 * steps / (40.0 + steps * 0.8))
+
+
+@pytest.mark.parametrize(("steps", "pays"), [(190, False), (210, True)])
+def test_compiling_pays_in_long_runs_alone(steps, pays):
+    whole = Objective(run_samples=16 * steps)
+    assert (whole.rate(COMPILED) > whole.rate(PLAIN)) is pays
+
+
+def test_the_start_is_won_back_by_faster_steps():
+    assert break_even_steps(COMPILED, PLAIN) == 198  # 39.5 s more at the start, 0.2 s less a step
+
+
+def test_slower_steps_never_win_it_back():
+    assert break_even_steps(measured(1.2, 40.0), PLAIN) is None
+
+
+def test_a_first_step_that_is_no_slower_costs_nothing():
+    assert cold_start_s(measured(1.0, 0.5)) == 0.0
