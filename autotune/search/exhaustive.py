@@ -17,12 +17,11 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, complaint
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import budget_of
 from autotune.search.limits import RecordingPace
 from autotune.search.tuner import Tuner
 from autotune.space.file import SpaceFile
 from autotune.units import show_memory, show_time
-from autotune.values.budget import Effort
+from autotune.values.budget import Budget, Effort
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.events import Note
 from autotune.values.recorded_table import RecordedPoint, Table, TableHeader, TableTrial
@@ -134,7 +133,7 @@ def plan_of(
         )
     plan = SearchPlan(
         **header.problem_fields(),
-        budget=budget_of(effort, max_trials=max_trials, max_time_s=max_time_s),
+        budget=Budget.of(effort).limited(max_trials=max_trials, max_time_s=max_time_s),
         space=_recorded_space(header),
         notes=(),
     )

@@ -13,9 +13,8 @@ from pathlib import Path
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.runner import Runner
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.planning.reopen import is_over, outlived
-from autotune.planning.requests import request_of
 from autotune.search.guide import Guide
 from autotune.search.limits import Pace
 from autotune.search.progress import Teller

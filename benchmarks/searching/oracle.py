@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import request_of
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.recorded_table import Table, TableTrial

@@ -24,9 +24,8 @@ from factories import (
 )
 
 from autotune.errors import InfrastructureError, NothingFitsError
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
 from autotune.planning.reopen import reopened
-from autotune.planning.requests import SEARCH_ACCUMULATION
 from autotune.search.proposals import SAME_FAILURES
 from autotune.search.study import STUDY_FILE
 from autotune.search.tuner import SearchInterrupted, Tuner
