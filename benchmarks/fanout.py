@@ -35,7 +35,7 @@ from provenance import ROOT, provenance, results_path
 from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
 from autotune.planning.plan import SearchPlan
 from autotune.search.exhaustive import plan_of
-from autotune.search.parallel import FanOut
+from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.value import write_text
 from autotune.values.adapters import LoraAdapter
@@ -124,7 +124,7 @@ def fanned_out(table: Table, workers: int, trials: int, seed: int, timer: Callab
 
 def guided(table: Table, workers: int, seed: int) -> dict[str, float]:
     """Return the figures of the usual search, with its finals, and how good its winner is."""
-    from searching.ours import model_of
+    from searching.samplers import model_of
     from searching.scores import rates_of
 
     plan = plan_of(table, seed=seed)
@@ -154,7 +154,7 @@ def search(
     pool = ReplayPool(ReplayRunner(table, clock, seed=plan.workload.seed), clock, workers)
     began = timer()
     with tempfile.TemporaryDirectory() as scratch:
-        FanOut(plan, RunDirectory(Path(scratch)), pool, listen, clock=clock.now, **options).run()
+        Tuner(plan, RunDirectory(Path(scratch)), pool, listen, clock=clock.now, **options).run()
     return ended, timer() - began
 
 

@@ -24,7 +24,7 @@ from published.rows import NotPredicted, load_rows
 from published.setups import Setup, setup_of
 from published.zero import stages_of
 from search import TABLES
-from searching.ours import model_of
+from searching.samplers import model_of
 
 from autotune.cost.attainable import table_rates
 from autotune.cost.profile import Profile

@@ -1,18 +1,15 @@
-"""How long asking, telling and recording take as a search grows to 1,000 trials, on each database.
+"""How long recording takes as a search grows to 1,000 trials, on each database.
 
-    python benchmarks/record_latency.py                                  # the study's journal, and SQLite
+    python benchmarks/record_latency.py                                  # SQLite
     AUTOTUNE_RECORD=postgresql://user:password@host/autotune_test python benchmarks/record_latency.py
 
-The study is that of a search on a recorded table, whose trials are told as measured: points are proposed as the tuner
-proposes them, and every 20th is the sampler's own. The lasting record gets the same trials one by one, as a search
-writes them, and is read as the next search reads it. For comparison, the study is also kept in a database (Optuna's
-RDBStorage). The server's database must be empty; what is made in it stays. The last line is the result as JSON.
+The lasting record gets trials of a recorded table one by one, as a search writes them, and is read as the next search
+reads it. The server's database must be empty; what is made in it stays. The last line is the result as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -23,17 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
-import optuna
 from provenance import ROOT, provenance, results_path
 
 from autotune.errors import AutotuneError
 from autotune.execution.replay import ReplayClock, ReplayRunner
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.exhaustive import plan_of
-from autotune.search.study import Study
-from autotune.storage.database import VARIABLE, Database
+from autotune.storage.database import VARIABLE
 from autotune.storage.record import Record
 from autotune.storage.recorded import RecordedTrial
 from autotune.storage.sync import Identity, described
@@ -43,9 +37,6 @@ from autotune.values.recorded_table import Table, load_table
 from autotune.values.trial import Purpose, TrialResult
 
 TABLE = ROOT / "benchmarks" / "tables" / "llama-1m.jsonl"
-
-# Every so many trials the point is asked of the sampler.
-_SAMPLED_EVERY = 20
 
 # Trials at the start and at the end of a search whose times are shown.
 _SHOWN = 100
@@ -90,23 +81,6 @@ def results_of(table: Table, plan: SearchPlan, count: int) -> list[TrialResult]:
     ]
 
 
-def study_figures(plan: SearchPlan, results: Sequence[TrialResult], storage: Any | None) -> dict[str, Any]:
-    """Ask and tell every trial; in the study's own journal if no other storage is given."""
-    proposed, sampled, told = Times([], []), Times([], []), Times([], [])
-    space = plan.search_space()
-    with tempfile.TemporaryDirectory() as folder:
-        with patch("autotune.search.study._storage", lambda path: storage) if storage else contextlib.nullcontext():
-            study = Study(Path(folder), space, capacity_bytes=plan.memory_bytes, seed=0)
-        for result in results:
-            if result.request.number % _SAMPLED_EVERY == _SAMPLED_EVERY - 1:
-                asked = sampled.measure(study.ask)
-            else:
-                point = space.point(result.request.config)
-                asked = proposed.measure(lambda point=point: study.ask(point))
-            told.measure(lambda asked=asked, result=result: study.tell(asked, result))
-    return {"ask_proposed": proposed.figures(), "ask_sampled": sampled.figures(), "tell": told.figures()}
-
-
 def record_figures(plan: SearchPlan, results: Sequence[TrialResult], url: str) -> dict[str, Any]:
     """Write every trial to the lasting record by itself, then read them as the next search does."""
     database = Record(url)
@@ -132,11 +106,6 @@ def cases(folder: Path) -> Iterator[tuple[str, str]]:
         yield url.partition(":")[0], url
 
 
-def rdb_storage(url: str) -> Any:
-    """Return Optuna's storage in a database, with the driver that the record uses."""
-    return optuna.storages.RDBStorage(Database(url).url.render_as_string(hide_password=False))
-
-
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -146,16 +115,12 @@ def main() -> None:
     table = load_table(TABLE)
     plan = plan_of(table)
     results = results_of(table, plan, options.trials)
-    figures: dict[str, Any] = {"study": {"journal": study_figures(plan, results, None)}, "record": {}}
-    show("study", "journal", figures["study"]["journal"])
+    figures: dict[str, Any] = {"record": {}}
     try:
         with tempfile.TemporaryDirectory() as scratch:
             for name, url in cases(Path(scratch)):
                 figures["record"][name] = record_figures(plan, results, url)
                 show("record", name, figures["record"][name])
-                other = url.replace("record.db", "study.db")
-                figures["study"][name] = study_figures(plan, results, rdb_storage(other))
-                show("study", name, figures["study"][name])
     except AutotuneError as error:
         sys.exit(f"record_latency: {error}")
     hardware = detect("cpu")

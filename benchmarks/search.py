@@ -5,8 +5,8 @@
 
 No model is trained and no time passes, see `autotune.execution.replay`; a seed draws which of a point's recorded trials
 counts. Found means: a configuration was measured whose recorded mean is within 5 % (and 1 %) of the table's best,
-differences within the table's noise left out. A strategy is a line in `STRATEGIES`. The last line is all figures as
-JSON, which is kept in `--out` with a plot for each table.
+differences within the table's noise left out. A strategy is a line in `STRATEGIES`; all are samplers of one loop (see
+`searching/oracle.py`). The last line is all figures as JSON, which is kept in `--out` with a plot for each table.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from optuna.samplers import BaseSampler
 from provenance import ROOT, provenance
 from searching import rivals, samplers
-from searching.oracle import Replayed, Strategy, tightened
-from searching.ours import search, search_unguided
+from searching.oracle import Replayed, searched, tightened
 from searching.plots import plot_regret
 from searching.scores import best_so_far, figures, near_best, noise_of, performance_score, rates_of
 
 from autotune.errors import AutotuneError
+from autotune.planning.plan import SearchPlan
 from autotune.search.exhaustive import plan_of
 from autotune.value import write_text
 from autotune.values.budget import Effort
@@ -45,24 +46,33 @@ _SHOWN = 100
 
 
 class Way(NamedTuple):
-    """A way to search: its function, how many seeds are worth their time, and how many trials it may run."""
+    """A way to search: what makes its sampler, how many seeds are worth their time, and how many trials it may run.
 
-    strategy: Strategy
+    `has_budget`: autotune's own budget of trials is part of its way. `from_baseline`: the sampler doesn't know of it.
+    """
+
+    sampler: Callable[[Table, SearchPlan], BaseSampler]
     most_seeds: int = 100
     most_trials: int = 10_000
+    has_budget: bool = False
+    from_baseline: bool = False
+
+    def search(self, table: Table, plan: SearchPlan) -> list[Replayed]:
+        """Return the trials of one search, in their order."""
+        return searched(self.sampler(table, plan), table, plan, from_baseline=self.from_baseline)
 
 
-# Another way to search is one more line here.
+# Another way to search is one more line here: what makes an Optuna sampler for a table and a plan.
 STRATEGIES: dict[str, Way] = {
-    "autotune": Way(search),
-    "unguided": Way(search_unguided, most_seeds=20),
+    "autotune": Way(samplers.autotune, has_budget=True),
+    "unguided": Way(samplers.unguided, most_seeds=20, has_budget=True),
     "random": Way(samplers.in_any_order),
-    "tpe": Way(samplers.sampled(samplers.tpe), most_trials=100),
-    "gp": Way(samplers.sampled(samplers.gaussian_process), most_seeds=10, most_trials=40),
-    "deepspeed": Way(rivals.rival(rivals.deepspeed)),
-    "doubling": Way(rivals.rival(rivals.doubling)),
-    "halving": Way(rivals.rival(rivals.halving)),
-    "coordinate-descent": Way(rivals.rival(rivals.coordinate_descent)),
+    "tpe": Way(samplers.tpe, most_trials=100, from_baseline=True),
+    "gp": Way(samplers.gaussian_process, most_seeds=10, most_trials=40, from_baseline=True),
+    "deepspeed": Way(samplers.scripted(rivals.deepspeed)),
+    "doubling": Way(samplers.scripted(rivals.doubling)),
+    "halving": Way(samplers.scripted(rivals.halving)),
+    "coordinate-descent": Way(samplers.scripted(rivals.coordinate_descent)),
 }
 
 
@@ -112,9 +122,8 @@ def replay(table: Table, way: Way, options: argparse.Namespace) -> list[list[Rep
     """Return the trials of each seed's search."""
     plan = partial(plan_of, table, effort=Effort(options.effort))
     limit = options.max_trials or min(way.most_trials, len(table.points))
-    # autotune's own budget of trials is part of its way.
-    limits = {} if way.strategy in (search, search_unguided) and not options.max_trials else {"max_trials": limit}
-    return [way.strategy(table, plan(seed=seed, **limits)) for seed in range(min(options.seeds, way.most_seeds))]
+    limits = {} if way.has_budget and not options.max_trials else {"max_trials": limit}
+    return [way.search(table, plan(seed=seed, **limits)) for seed in range(min(options.seeds, way.most_seeds))]
 
 
 def describe(name: str, table: Table) -> str:

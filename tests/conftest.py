@@ -128,7 +128,7 @@ def bench(tiny_llama, tmp_path_factory):
     with made.runner:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other are slow on a busy machine
-            made.runner._ready_launcher()
+            made.runner.start()
         yield made
 
 

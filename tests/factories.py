@@ -269,16 +269,3 @@ def product_rate(factors: dict[str, dict[Any, float]]) -> Callable[[TrialRequest
         return math.prod(table[getattr(request.config, knob)] for knob, table in factors.items())
 
     return rate
-
-
-def read_study(directory: Path) -> Any:
-    """Return Optuna's study of a run directory, as it lies on the disk."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    from autotune.search.study import STUDY_FILE, STUDY_NAME
-
-    return optuna.load_study(
-        study_name=STUDY_NAME, storage=JournalStorage(JournalFileBackend(str(directory / STUDY_FILE)))
-    )

@@ -24,6 +24,7 @@ from factories import (
     make_space_file,
 )
 
+from autotune.execution.pool import OnePlace
 from autotune.output.gather import gather
 from autotune.output.run_report import Breakdown, RunReport
 from autotune.planning.plan import SearchPlan
@@ -111,9 +112,9 @@ def _searched(told: Callable[[TrialRequest], Outcome], finalists: int) -> tuple[
     run_directory.write_plan(plan)
     runner = PredictingRunner(directory, told, clock=Clock())
     with mock.patch(
-        "autotune.search.tuner.PATIENCE_ASKS", 1
+        "autotune.search.sampler.PATIENCE_DRAWS", 1
     ):  # the sampler's attempts in a small space take a second each
-        found = Tuner(plan, run_directory, runner, ignore, clock=Clock()).run()
+        found = Tuner(plan, run_directory, OnePlace(runner), ignore, clock=Clock()).run()
         return directory, plan, with_methods(found)
 
 

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 import torch
-from test_loss import SAMPLES, build, normalize_loss, one_step
+from optimizer_steps import SAMPLES, build, one_step
 from torch import distributed
 
 from autotune.execution.ranks import meet, own_rank
+from autotune.training.loss import normalize_loss
 
 CASES_FILE, STEPS_FILE = "cases.json", "steps.pt"
 

@@ -1,5 +1,6 @@
-"""Values in files: whole or not at all."""
+"""Values: frozen, strict, the same after a journey through JSON; in files whole or not at all."""
 
+import math
 import os
 import subprocess
 import sys
@@ -7,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from factories import make_config
+from factories import make_config, make_result, make_workload
 from pydantic import ValidationError
 
-from autotune.value import check_savable, read_value, save_bytes, save_text, write_text, write_value
+from autotune.value import Value, check_savable, read_value, save_bytes, save_text, write_text, write_value
 from autotune.values.config import TrainConfig
+from autotune.values.trial import Interval, TrialResult
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -130,3 +132,50 @@ def test_a_folder_is_no_file(tmp_path):
         check_savable(tmp_path / "folder")
     with pytest.raises(IsADirectoryError):
         save_text("text", tmp_path / "folder")
+
+
+class Pair(Value):
+    first: int
+    second: str = "x"
+
+
+def test_a_value_cannot_be_changed():
+    pair = Pair(first=1)
+    with pytest.raises(ValidationError, match="frozen"):
+        pair.first = 2
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(ValidationError, match="third"):
+        Pair(first=1, third=3)
+
+
+def test_fields_go_by_keyword_only():
+    with pytest.raises(TypeError):
+        Pair(1)
+
+
+def test_equal_values_have_equal_digests_and_hashes():
+    assert make_config(8).digest() == make_config(8).digest()
+    assert len({make_config(8), make_config(8), make_config(4)}) == 2
+
+
+def test_digest_depends_on_every_field():
+    digests = {Pair(first=1).digest(), Pair(first=2).digest(), Pair(first=1, second="y").digest()}
+    assert len(digests) == 3
+
+
+def test_digest_does_not_depend_on_the_order_of_keys():
+    one = make_workload(fixed_arguments={"a": 1, "b": 2})
+    other = make_workload(fixed_arguments={"b": 2, "a": 1})
+    assert one.digest() == other.digest()
+
+
+def test_infinity_survives_json():
+    interval = Interval(low=0.0, high=math.inf)
+    assert Interval.model_validate_json(interval.model_dump_json()) == interval
+
+
+def test_a_whole_trial_survives_json():
+    result = make_result()
+    assert TrialResult.model_validate_json(result.model_dump_json()) == result

@@ -57,7 +57,7 @@ def gpus(
     if quiet:
         print_text(*(gpu.name for gpu in found))
         return
-    from autotune.output.gpu_listing import gpus_table
+    from autotune.output.listings import gpus_table
 
     stdout().print(gpus_table(found))
 
@@ -79,7 +79,7 @@ def doctor(
 
     stdout().print(doctor_table(report))
     if calibrate and report.rates is not None and report.rates_file is not None:
-        from autotune.output.rates_table import rates_table
+        from autotune.output.listings import rates_table
 
         stdout().print(rates_table(report.rates, report.table_rates, report.rates_file))
 
@@ -89,7 +89,7 @@ def spaces(quiet: Names = False, as_json: Json = False) -> None:
     """List the built-in search spaces, and how many of their points are legal on this machine."""
     from autotune.planning.workload import DEFAULT_GLOBAL_BATCH
     from autotune.space.file import builtin_spaces, load_space
-    from autotune.space.sizing import points_here
+    from autotune.space.space import points_here
     from autotune.values.hardware import detect
 
     if quiet and not as_json:

@@ -19,7 +19,7 @@ from torch import nn
 
 from autotune.cost.family import Family
 from autotune.training.adapters import quantization_arguments
-from autotune.training.quantized import quantized_layers, replace_layers
+from autotune.training.random_weights import quantized_layers, replace_layers
 from autotune.values.config import Precision
 from autotune.values.model import Task
 

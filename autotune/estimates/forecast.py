@@ -21,8 +21,8 @@ from autotune.estimates.report import Device, Predicted, RunCost, miss, predicte
 from autotune.estimates.request import EstimateOptions, Target, as_options, plan_of
 from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
-from autotune.space.changes import allowance_of
-from autotune.space.knobs import Scalar, knobs, shown
+from autotune.space.knobs import allowance_of, knobs, shown
+from autotune.space.points import Scalar
 from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory

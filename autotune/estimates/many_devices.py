@@ -13,7 +13,7 @@ from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.forecast import Forecast, Question, with_micro_batch
 from autotune.estimates.report import Device, SpreadReport, SpreadRow, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
-from autotune.space.knobs import Scalar
+from autotune.space.points import Scalar
 from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of

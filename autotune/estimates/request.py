@@ -18,8 +18,8 @@ from autotune.planning.options import MACHINE, Bytes, Count, Name, WorkloadOptio
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import check_lengths
 from autotune.space.file import SpaceFile, load_space
-from autotune.space.knobs import Scalar, knobs, refused, shown
-from autotune.space.points import make_config, make_point
+from autotune.space.knobs import knobs, refused, shown
+from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
 from autotune.training.baseline import baseline_config

@@ -103,8 +103,8 @@ def findings(task: CheckTask | None, trainer: Any, longest: DataOf | None, guard
     Args:
         task: The check.
         trainer: After `train`.
-        longest: Gives so many samples, the longest of the data first; None: there is nothing to evaluate on.
-        guard: Tells the highest memory so far, and holds it against the budget.
+        longest: Gives so many of the longest samples to evaluate on; None: there are none.
+        guard: Reads the peak of memory, and holds it against the budget.
 
     Raises:
         CheckError: Evaluation failed.
@@ -168,11 +168,8 @@ def _values(mapping: Any) -> list[Any]:
 def _evaluated(task: SoakTask, trainer: Any, longest: DataOf, guard: MemoryGuard) -> int:
     """Return the first batch size with which evaluation fits; two batches, so that one is there while the next comes.
 
-    A rank that fails leaves the others amid their evaluation, which nothing but their end gets them out of: of several
-    ranks none goes on to the next size.
-
-    Raises:
-        CheckError: None fits, or evaluation fails for another reason.
+    A rank that fails leaves the others amid their evaluation, which only their end gets them out of: of several ranks
+    none goes on to the next size.
     """
     trainer.args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
     ranks, trained = own_rank().of, guard.peak()

@@ -24,14 +24,14 @@ from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_limits
 from autotune.execution.gradients import split_told
 from autotune.execution.step_facts import examined
-from autotune.execution.user_data import first_batch, keep_lengths, lengths_of, profile_of, view
+from autotune.execution.user_data import first_batch, lengths_of, profile_of, record_lengths, view
 from autotune.execution.user_limits import Seen, overrides, split_of_trainer, width_of
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import unknown_argument
-from autotune.training.build import describe
+from autotune.training.build import HEADS, describe, kind_of, tasks_for
 from autotune.training.dataset import prepare
-from autotune.training.facts import HEADS, facts_of, kind_of, tasks_for
+from autotune.training.facts import facts_of
 from autotune.value import Value, read_value, write_value
 from autotune.values.config import LengthProfile, Workload
 from autotune.values.model import ModelFacts, ModelSpec, Task
@@ -100,11 +100,7 @@ def _shown(lengths: LengthProfile) -> str:
 
 
 def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
-    """Return what is found out by running the code until it trains.
-
-    Raises:
-        InputError: It fails before, doesn't train, or trains what can't be tuned.
-    """
+    """Run the code until it trains, and return what is found there; code that fails before is refused."""
     overlay = Overlay(
         arguments=lambda own: {**harness(own), **_NO_TF32, "output_dir": str(directory / "trainer")},
         fit=lambda model: model,
@@ -132,7 +128,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     batches = user_limits.user_batches(trainer)
     lengths = lengths_of(trainer.train_dataset) if batches is None else None
     if lengths is not None:
-        keep_lengths(lengths, data_directory)
+        record_lengths(lengths, data_directory)
     batch, width, pads = _batch(trainer, batches, lengths)
     seen = Seen(trainer, model, base, batches, lengths, batch, user_limits.weights_of(model))
     task, normalizes = _task(base), user_limits.is_normalizable(trainer, base)
@@ -197,11 +193,7 @@ def _fixed(trainer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(trainer: Any, arguments: dict[str, Any]) -> None:
-    """Refuse what can't be tuned.
-
-    Raises:
-        InputError: The arguments ask for several devices, or batches don't follow them.
-    """
+    """Refuse what can't be tuned: several devices, no data, or batches of another size than the arguments say."""
     for name, reason in _REFUSED.items():
         if getattr(trainer.args, name, None):
             raise InputError(f"your TrainingArguments set {name}: {reason}")

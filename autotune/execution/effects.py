@@ -55,7 +55,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hardware = hardware
         self._theirs = theirs
         self._dtypes: set[torch.dtype] = set()
-        self._checkpointed = 0
+        self._calls: Counter[str] = Counter()
         self._sdpa_backends: set[str] = set()
         self._hooks = ExitStack()  # taken away after the first step
         self._seen: dict[str, Any] = {}
@@ -63,6 +63,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Watch one layer and the checkpointed calls, for the first step alone."""
         self._seen = kwargs
+        emptied = self._counted("emptied", torch.cuda.empty_cache)
+        self._hooks.enter_context(patch.object(torch.cuda, "empty_cache", emptied))
         if self._config.torch_compile_backend is None:  # hooks would change what is compiled
             self._watch_dtype(kwargs["model"])
             self._watch_checkpointing(kwargs["model"])
@@ -75,15 +77,15 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def _watch_dtype(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
             if type(module).forward in _PLAIN and not is_new_weight(f"{name}."):  # peft keeps an adapter's in fp32
-                handle = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
-                self._hooks.callback(handle.remove)
+                hook = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
+                self._hooks.enter_context(hook)
                 return
 
     def _watch_checkpointing(self, model: nn.Module) -> None:
         for module in model.modules():
             original = getattr(module, "_gradient_checkpointing_func", None)
             if original is not None:
-                counted = self._counted(original)
+                counted = self._counted("checkpointed", original)
                 self._hooks.enter_context(patch.object(module, "_gradient_checkpointing_func", counted))
 
     def _watch_sdpa(self) -> None:
@@ -99,19 +101,15 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Say which of torch's kernels ran, in words to add."""
         return f" ({', '.join(sorted(self._sdpa_backends))})" if self._sdpa_backends else ""
 
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def count(*args: Any, **kwargs: Any) -> Any:
-            self._checkpointed += 1
+            self._calls[what] += 1
             return function(*args, **kwargs)
 
         return count
 
     def verify(self, trainer: Any, model: Any) -> dict[str, str]:
-        """Return what was seen in effect, by knob.
-
-        Raises:
-            NoEffectError: Something asked for did not take effect.
-        """
+        """Return what was seen in effect, by knob, or raise NoEffectError for what wasn't."""
         loader = self._seen["train_dataloader"]
         looks: dict[str, Callable[[], str]] = {
             "precision": lambda: self._precision(trainer, model),
@@ -124,6 +122,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
             "packing": lambda: _packing(self._config, loader),
+            "torch_empty_cache_steps": lambda: self._cache(trainer),
             "adapter": lambda: model_effects.adapter(self._config, model),
             "quantization": lambda: model_effects.quantization(self._config, model),
             "parallelism": lambda: model_effects.parallelism(self._config, trainer, model),
@@ -147,21 +146,32 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return f"weights {_names(weights)}, layer outputs {seen}"
 
     def _checkpointing(self, model: nn.Module) -> str:
+        calls = self._calls["checkpointed"]
         flagged = sum(bool(getattr(m, "gradient_checkpointing", False)) for m in model.modules())
         if units := model_effects.checkpointed_units(model):
             if self._config.checkpointing != "full":
                 raise NoEffectError(f"checkpointing {self._config.checkpointing} was asked for, but FSDP checkpoints")
             return f"{units} units of FSDP"
         if self._config.checkpointing == "none":
-            if self._checkpointed or flagged:
+            if calls or flagged:
                 raise NoEffectError("no checkpointing was asked for, but the model checkpoints its activations")
             return "none"
         if not flagged:
             raise NoEffectError("checkpointing was asked for, but no layer of the model has it switched on")
-        if self._config.torch_compile_backend is None and not self._checkpointed:
+        if self._config.torch_compile_backend is None and not calls:
             raise NoEffectError("checkpointing was asked for and switched on, but no layer was checkpointed")
         _check_kind(KINDS[self._config.checkpointing], model)
-        return f"{self._checkpointed} checkpointed calls in the first step" if self._checkpointed else "switched on"
+        return f"{calls} checkpointed calls in the first step" if calls else "switched on"
+
+    def _cache(self, trainer: Any) -> str:
+        """Say how often the cache is emptied: the Trainer does so in steps whose number, from 0, this divides."""
+        wanted, actual = self._config.torch_empty_cache_steps, trainer.args.torch_empty_cache_steps
+        times = self._calls["emptied"]
+        if actual != wanted:
+            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but {actual} is set")
+        if wanted and not times:
+            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but the first step emptied no cache")
+        return f"every {wanted} steps, {times} times in the first" if wanted else "never emptied"
 
 
 def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:
@@ -280,10 +290,7 @@ def _workers(config: TrainConfig, loader: Any) -> str:
 
 def _packing(config: TrainConfig, loader: Any) -> str:
     packed = isinstance(getattr(loader, "collate_fn", None), PackCollator)
+    rows = "one row each" if packed else "a row a sample"
     if packed != config.packing:
-        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {_rows(packed)}")
-    return _rows(packed)
-
-
-def _rows(packed: bool) -> str:
-    return "one row each" if packed else "a row a sample"
+        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {rows}")
+    return rows

@@ -126,12 +126,9 @@ def _distance_of_norms(one: Gradient, other: Gradient) -> float:
 
 
 def split_told(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
-    """Return the facts with what the measurement showed, and what the user is told of it.
+    """Return the facts with what the measurement showed, and the note for the user.
 
-    Args:
-        facts: Of the model.
-        split: What the measurement showed.
-        whose: Whose loss it is, as 'the loss is ...', where that is a reason to doubt it; None if it isn't.
+    `whose` says whose loss it is, as 'the loss is ...', where that is a reason to doubt it.
     """
     if split.changes is not None:
         line = f"{split.changes}: another micro-batch is another training, tried with --allow method alone"

@@ -81,11 +81,7 @@ class MemoryGuard(abc.ABC):
         """Forget the peak but for `known`, the one before an attempt that did not fit and is given up."""
 
     def check(self) -> None:
-        """Fail if the peak is over the budget, which the limit leaves room for.
-
-        Raises:
-            MemoryError: It is.
-        """
+        """Raise MemoryError if the peak is over the budget, which the limit leaves room for."""
         peak = self.peak().peak_bytes
         if peak > self._budget_bytes:
             raise MemoryError(f"needed {show_memory(peak)}, more than the budget of {show_memory(self._budget_bytes)}")
@@ -96,8 +92,7 @@ class MemoryGuard(abc.ABC):
     def relax(self) -> None:  # noqa: B027  # nothing to do where the limit costs no time
         """Take the peak as final, and from now on cost no time that the user's own training wouldn't take.
 
-        Raises:
-            MemoryError: The peak is over the budget.
+        Raises MemoryError if that peak is over the budget.
         """
 
     def retries(self) -> int | None:

@@ -1,7 +1,7 @@
-"""The launcher: a process that imports everything once, touches no device, and forks each trial.
+"""The launcher's own program: it imports everything once, touches no device, and forks each trial.
 
-Started by `launcher`; jobs come as JSON lines on stdin, replies go out as JSON lines on a pipe of their own, so that
-libraries may print what they like. It runs one job at a time, on its only thread: see `job`.
+Jobs come as JSON lines on stdin, replies go out as JSON lines on a pipe of their own, so that libraries may print what
+they like. It runs one job at a time, on its only thread: see `job`.
 
 A fork is only safe while its parent has not touched the device, and importing may do so behind our back. On CUDA a
 child is therefore tried first; if it can't use the device, each trial is a fresh interpreter instead.
@@ -15,12 +15,14 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from autotune.execution.environment import trial_device
 from autotune.execution.job import END_LIMIT_S, LOOK_EVERY_S, Host, has_ended, run_job, tell_where_it_stands
@@ -51,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one is not None:
         tell_where_it_stands()
-        _entry(arguments.entry)(arguments.one)
+        _run_here(arguments.entry, arguments.one)
         if own_rank().is_launched:
             sys.stdout.flush()
             os._exit(0)  # libraries say goodbye to the other ranks, and may wait for them
@@ -129,11 +131,8 @@ def _capability_without_context() -> Iterator[None]:
         except (pynvml.NVMLError, IndexError):
             return original(device)
 
-    torch.cuda.get_device_capability = capability
-    try:
+    with patch.object(torch.cuda, "get_device_capability", capability):
         yield
-    finally:
-        torch.cuda.get_device_capability = original
 
 
 def _survives_fork(device: str) -> bool:
@@ -159,19 +158,13 @@ def _survives_fork(device: str) -> bool:
 
 
 def _run_here(entry: str, directory: Path) -> None:
-    """Run a job in this process, a fork of the launcher."""
-    _entry(entry)(directory)
+    """Run a job (``module:function``) in this process."""
+    pkgutil.resolve_name(entry)(directory)
 
 
 def _run_afresh(entry: str, directory: Path) -> None:
     """Become a fresh interpreter that runs a job."""
     os.execv(sys.executable, launch_command("--entry", entry, "--one", str(directory)))
-
-
-def _entry(name: str) -> Callable[[Path], None]:
-    module, _, function = name.partition(":")
-    entry: Callable[[Path], None] = getattr(importlib.import_module(module), function)
-    return entry
 
 
 if __name__ == "__main__":

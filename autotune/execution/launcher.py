@@ -74,11 +74,7 @@ class Launcher:
         self.forkable: bool | None = None  # None: it isn't known yet
 
     def wait(self) -> None:
-        """Wait until it takes jobs, if it doesn't yet.
-
-        Raises:
-            InfrastructureError: It did not start.
-        """
+        """Wait until it takes jobs, if it doesn't yet; InfrastructureError says why it did not start."""
         if self._is_ready:
             return
         try:
@@ -95,11 +91,7 @@ class Launcher:
         return self._is_ready and self._process.poll() is not None
 
     def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Run a job; return how it ended, or None if the launcher died.
-
-        Raises:
-            TimeoutError: It fell silent.
-        """
+        """Run a job; return how it ended, or None if the launcher died; TimeoutError means that it fell silent."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(job).encode() + b"\n")

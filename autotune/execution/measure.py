@@ -1,4 +1,4 @@
-"""Times the optimizer steps of a real Trainer by callback, and stops it when the answer is sure enough.
+"""Times the optimizer steps of a real Trainer by callback, and stops it when their mean is known well enough.
 
 ::
 
@@ -10,8 +10,7 @@ everything: data, forward, backward, optimizer. A trial may run fewer micro-step
 time is affine in them, the missing ones are added at the measured time of a micro-step that isn't the last.
 
 Marks are host clocks on the CPU and events in the stream on CUDA, which is synchronised only when the measurement
-looks whether it is done. Of several ranks the first decides, when they look: a rank that stopped alone would leave the
-others waiting for it.
+checks whether it is done. Of several ranks the first decides: a rank that stopped alone would leave the others waiting.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from autotune.execution.noise import HostWatch, Watch
@@ -34,28 +34,11 @@ from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
 EXTRA_DISCARDED_STEPS = 100
 
-
-# The first step makes the optimizer's states; the second meets them, and is the one that peaks.
+# The first step makes the optimizer's states; the second has them from its start, and is the one that peaks.
 _STEPS_TO_PEAK = 2
 
-# Records from which on the first can be spared.
+# Measured steps from which on the first can be left out.
 _ENOUGH = 3
-
-
-class Clock(Protocol):
-    """Marks moments cheaply and tells their distances later."""
-
-    def mark(self) -> Any:
-        """Return a moment."""
-        ...
-
-    def settle(self) -> None:
-        """Wait until all moments marked so far can be read."""
-        ...
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two settled moments."""
-        ...
 
 
 class HostClock:
@@ -78,21 +61,21 @@ class CudaClock:
 
     def mark(self) -> Any:
         """Record an event."""
-        import torch
-
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def settle(self) -> None:
         """Wait for the device."""
-        import torch
-
         torch.cuda.synchronize()
 
     def seconds(self, start: Any, end: Any) -> float:
         """Return the device time between two events."""
         return float(start.elapsed_time(end)) / 1000
+
+
+# Marks moments cheaply; the seconds between two of them are read later.
+Clock = HostClock | CudaClock
 
 
 class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -104,13 +87,13 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         full_accumulation_steps: Micro-steps of a step that the workload asks for.
         clock: Where moments come from.
         started_at: `time.perf_counter()` when the trial began, for the start-up time.
-        stopwatch: Told when the first step, the discarded and the measured ones begin and end.
+        stopwatch: Has laps for the first step, the discarded and the measured ones.
         watch: Looks at the machine during the measured steps.
         afterwards: The stopwatch's lap that follows them.
-        relax: Called before the measured steps, when memory has peaked; None if nothing is to be done.
-        step_ended: Called after each step until they are measured.
-        retries: Tells how often so far the allocator has run short; None: it doesn't count.
-        agree: Makes of this rank's decision that of all ranks: all have to stop after the same step.
+        relax: Called before the measured steps, when memory has peaked; None: nothing is to be done.
+        step_ended: Called after each step before the measured ones.
+        retries: Returns how often so far the allocator has run short; None: it doesn't count.
+        agree: Turns this rank's decision into that of all ranks, which have to stop after the same step.
     """
 
     def __init__(
@@ -146,13 +129,11 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
         self._previous_end: Any = None
-        self._measured_from = 0.0
+        self._measured_from = self._scale = 0.0
         self._next_look = 1
         self._really_stepped = False
-        self._scale = 0.0
         self._records: list[list[Any]] = []
-        self.startup_s = 0.0
-        self.first_step_s = 0.0
+        self.startup_s = self.first_step_s = 0.0
         self.conditions: Conditions | None = None
         self._retries_before: int | None = None
         self.alloc_retries: int | None = None
@@ -228,7 +209,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     def _is_enough(self) -> bool:
         """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached.
 
-        When to look is a matter of counts alone, and so the same for all ranks; what is then seen needs an agreement.
+        When to look follows from counts, the same for all ranks; on what is then seen they have to agree.
         """
         count = len(self._counted())
         if count >= self._limits.measure_steps:
@@ -260,9 +241,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
     def data_wait_share(self) -> float:
         """Return the share of the measured time spent between the end of a step and its successor's first forward."""
-        waits = [self._clock.seconds(m[0], m[1]) for m in self._records]
+        waits = sum(self._clock.seconds(m[0], m[1]) for m in self._records)
         total = sum(self._clock.seconds(m[0], m[-1]) for m in self._records)
-        return sum(waits) / total if total else 0.0
+        return waits / total if total else 0.0
 
     def _step_time_s(self, marks: list[Any]) -> float:
         whole = self._clock.seconds(marks[0], marks[-1])
@@ -292,11 +273,11 @@ def measurement_of(
 
     Args:
         request: The trial.
-        timer: Has timed its steps, at least one.
+        timer: Has timed at least one of its steps.
         memory: Its peak.
-        loss: The mean over all steps; None if the training tells none.
-        effects: What was seen to be in effect.
-        data_wait_share: Of the time of a step; None if it can't be seen.
+        loss: The mean over all steps; None: unknown.
+        effects: What was seen to be in effect, by knob.
+        data_wait_share: Share of a step's time spent waiting for data; None: unknown.
     """
     times = timer.step_times_s()
     samples = request.workload.samples_per_step(request.config)

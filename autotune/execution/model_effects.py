@@ -3,7 +3,7 @@
 The adapter that was asked for is the one that is trained, on weights packed as was asked for; experts and fused kernels
 are the chosen ones; and the model is spread over devices as was asked for. Much of the last can fail without a word:
 ranks that train copies of their own, FSDP that becomes DDP, weights too small to be split. So it is looked at what
-wraps the model, and at the shards themselves.
+wraps the model, and at the shards themselves. Each check returns what was seen, or raises NoEffectError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autotune.errors import NoEffectError
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
 from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
-from autotune.training.quantized import quantization_of, quantized_layers
+from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import Parallelism, Precision, TrainConfig
 
@@ -34,11 +34,7 @@ _SLACK = 1.5
 
 
 def adapter(config: TrainConfig, model: nn.Module) -> str:
-    """Return what is trained.
-
-    Raises:
-        NoEffectError: It isn't what was asked for.
-    """
+    """Return what is trained."""
     sizes = [(name, p.numel()) for name, p in model.named_parameters() if p.requires_grad]
     trained, total = sum(size for _, size in sizes), sum(p.numel() for p in model.parameters())
     new = sum(size for name, size in sizes if is_new_weight(name))
@@ -77,11 +73,7 @@ def _trained_biases(model: nn.Module) -> int:
 
 
 def quantization(config: TrainConfig, model: nn.Module) -> str:
-    """Return how base weights are packed.
-
-    Raises:
-        NoEffectError: It isn't what was asked for.
-    """
+    """Return how base weights are packed."""
     wanted = config.quantization
     layers = Counter(quantization_of(layer) for _, layer in quantized_layers(model))
     if wanted is None:
@@ -97,11 +89,7 @@ def quantization(config: TrainConfig, model: nn.Module) -> str:
 
 
 def experts(config: TrainConfig, model: Any) -> str:
-    """Return the implementation of the experts.
-
-    Raises:
-        NoEffectError: It isn't the one asked for, or the model has another number of experts per token or capacity.
-    """
+    """Return the implementation of the experts; their number per token and capacity are checked, too."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     text = base.config.get_text_config() if hasattr(base, "config") else None  # a user's module has none
     for name, field in (("experts_per_token", "num_experts_per_tok"), ("expert_capacity", "expert_capacity")):
@@ -117,11 +105,7 @@ def experts(config: TrainConfig, model: Any) -> str:
 
 
 def liger(config: TrainConfig, model: nn.Module) -> str:
-    """Return how many modules run Liger's kernels.
-
-    Raises:
-        NoEffectError: Some do that shouldn't, or none does.
-    """
+    """Return how many modules run Liger's kernels."""
 
     def is_liger(module: nn.Module) -> bool:
         forward = getattr(module.forward, "__func__", module.forward)
@@ -135,11 +119,7 @@ def liger(config: TrainConfig, model: nn.Module) -> str:
 
 
 def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:
-    """Return how the training was spread.
-
-    Raises:
-        NoEffectError: It isn't how it was asked for.
-    """
+    """Return how the training was spread."""
     spread = config.parallelism
     ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     if (ranks, trainer.args.world_size) != (spread.world_size, spread.world_size):

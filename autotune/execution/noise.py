@@ -24,15 +24,12 @@ class Watch(Protocol):
 
     def begin(self) -> None:
         """Start to watch."""
-        ...
 
     def look(self) -> None:
         """Look once; not where a microsecond counts."""
-        ...
 
     def conditions(self) -> Conditions:
         """Return what was seen since `begin`."""
-        ...
 
 
 class Counters(NamedTuple):
@@ -68,8 +65,7 @@ def _share(part: float, whole: float) -> float:
 class HostWatch:
     """Other processes on the cores of this one, and what the hypervisor takes of them.
 
-    Args:
-        ranks: Whether the trial has other processes like this one, which the same parent started.
+    With `ranks`, other processes that the same parent started belong to the trial.
     """
 
     def __init__(self, *, ranks: bool = False) -> None:
@@ -92,8 +88,7 @@ class HostWatch:
 def counters(own: int | None = None) -> Counters | None:
     """Return the kernel's counters; None where it doesn't show them.
 
-    Args:
-        own: The process that counts, with all below it, as the trial's; this one by default.
+    `own` is the process that counts, with all below it, as the trial's; this one by default.
     """
     try:
         cores = os.sched_getaffinity(0)
@@ -131,9 +126,7 @@ def _waited_s() -> float | None:
 class NvmlWatch:
     """Clock, temperature, idleness and the reasons for a slower clock of one GPU, looked at while it computes.
 
-    Args:
-        handle: NVML's of the device.
-        nvml: The module pynvml.
+    It takes NVML's handle of the device and the module pynvml.
     """
 
     def __init__(self, handle: object, nvml: Any, *, ranks: bool = False) -> None:
@@ -179,12 +172,7 @@ class NvmlWatch:
 
 
 def watch(device: str, *, ranks: bool = False) -> Watch:
-    """Return the watch for `device` ('cpu' or 'cuda:N'); where NVML is silent, the host's.
-
-    Args:
-        device: Of this process.
-        ranks: Whether it is one of several ranks.
-    """
+    """Return the watch for `device` ('cpu' or 'cuda:N'), of one of several `ranks` or not; without NVML, the host's."""
     if device == "cpu":
         return HostWatch(ranks=ranks)
     import pynvml

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from autotune.errors import InputError, MachineError
+from autotune.execution.ranks import threads_of_rank
 from autotune.units import GIB
 from autotune.value import Value
 from autotune.values.hardware import Hardware, cuda_count, detect, like_devices
@@ -46,8 +47,7 @@ class Place(Value):
         """Return what the libraries of a bound trial have to know: as many threads as it has cores, or fewer."""
         if not self.cores:
             return {}
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        return {"OMP_NUM_THREADS": str(min(int(asked), len(self.cores)) if asked.isdigit() else len(self.cores))}
+        return {"OMP_NUM_THREADS": str(threads_of_rank(len(self.cores), 1))}
 
 
 def kind_of(hardware: Hardware) -> str:
@@ -82,8 +82,7 @@ def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
     """Return what each trial has to itself: the devices of a place, with the least that is free on any of them.
 
-    Raises:
-        InputError: There is no memory for so many.
+    Raises InputError if there is no memory for so many.
     """
     if hardware.is_cpu:
         return share_of(hardware, len(places))
@@ -96,8 +95,7 @@ def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
 def share_of(hardware: Hardware, places: int) -> Hardware:
     """Return what a trial has of a processor that so many share alike: cores, and free memory less the libraries'.
 
-    Raises:
-        InputError: There is no memory for so many.
+    Raises InputError if there is no memory for so many.
     """
     if places == 1:
         return hardware
@@ -108,12 +106,7 @@ def share_of(hardware: Hardware, places: int) -> Hardware:
 
 
 def shared_note(workers: int, share: Hardware) -> str:
-    """Return what a user should know of trials that share a processor.
-
-    Args:
-        workers: At a time.
-        share: What each has.
-    """
+    """Return what a user should know of `workers` trials that share a processor, each with its `share`."""
     cores = f"{share.cores} core{'s' if share.cores > 1 else ''}"
     return (
         f"{workers} trials at a time, each on {cores} of its own: the answer is for training on {cores}. They share "
@@ -125,8 +118,7 @@ def shared_note(workers: int, share: Hardware) -> str:
 def core_sets(count: int) -> tuple[Place, ...]:
     """Return places of equally many cores, those of a processor and of a physical core kept together.
 
-    Raises:
-        MachineError: There are fewer cores than places.
+    Raises MachineError if there are fewer cores than places.
     """
     cores = sorted(os.sched_getaffinity(0), key=_neighbourhood)
     size = len(cores) // count

@@ -1,16 +1,17 @@
 """Runs several trials at once, each at a place of its own.
 
 A :class:`Pool` is given requests and gives back results in the order in which trials end; as a `Runner` it runs one
-trial alone, always at the same place, for measurements that are compared. :class:`LocalPool` has a `LocalRunner`, and
-so a launcher, for each place of this machine, served by a thread that lives as long as the pool: a launcher dies with
-the thread that started it. The search itself stays in one thread, the only one that proposes, learns and writes.
+trial alone, always at the same place, for measurements that are compared. :class:`OnePlace` makes a pool of a runner.
+:class:`LocalPool` has a `LocalRunner`, and so a launcher, for each place of this machine, and one thread for each that
+lives as long as the pool, since a launcher dies with the thread that started it. The search itself stays in one thread,
+which proposes, learns and writes.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol, Self
@@ -27,7 +28,6 @@ class Pool(Runner, Protocol):
 
     def free(self) -> int:
         """Return how many more trials can be begun now."""
-        ...
 
     def begin(self, request: TrialRequest) -> None:
         """Begin a trial at a free place.
@@ -35,7 +35,6 @@ class Pool(Runner, Protocol):
         Raises:
             InfrastructureError: No trial can be run at all.
         """
-        ...
 
     def wait(self) -> TrialResult:
         """Block until one of the trials that were begun has ended, and return its result.
@@ -43,7 +42,44 @@ class Pool(Runner, Protocol):
         Raises:
             InfrastructureError: No trial can be run at all.
         """
-        ...
+
+
+class OnePlace:
+    """One place: a trial runs while it is waited for, in the thread that waits.
+
+    Args:
+        runner: Runs the trials.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._request: TrialRequest | None = None
+
+    def free(self) -> int:
+        """Return 1 unless a trial has begun that wasn't waited for."""
+        return int(self._request is None)
+
+    def begin(self, request: TrialRequest) -> None:
+        """Note what is to be run."""
+        self._request = request
+
+    def wait(self) -> TrialResult:
+        """Run the trial that was begun.
+
+        Raises:
+            InfrastructureError: No trial can be run at all.
+        """
+        assert self._request is not None, "no trial was begun"
+        request, self._request = self._request, None
+        return self._runner.run(request)
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Run one trial.
+
+        Raises:
+            InfrastructureError: No trial can be run at all.
+        """
+        return self._runner.run(request)
 
 
 class LocalPool:
@@ -62,20 +98,19 @@ class LocalPool:
         self, run_directory: Path, hardware: Hardware, places: Sequence[Place], *, entry: str = DEFAULT_ENTRY
     ) -> None:
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        self._ended: SimpleQueue[tuple[_Server, TrialResult | BaseException]] = SimpleQueue()
-        self._servers = [
-            _Server(
-                LocalRunner(
-                    run_directory,
-                    hardware.model_copy(update={"device": place.device}),
-                    entry=entry,
-                    place=place,
-                    stop=self._stop,
-                ),
-                self._ended,
+        self._ended: SimpleQueue[tuple[int, Future[TrialResult]]] = SimpleQueue()
+        self._busy: set[int] = set()
+        self._runners = [
+            LocalRunner(
+                run_directory,
+                hardware.model_copy(update={"device": place.device}),
+                entry=entry,
+                place=place,
+                stop=self._stop,
             )
             for place in places
         ]
+        self._threads = [ThreadPoolExecutor(max_workers=1) for _ in places]
 
     def __enter__(self) -> Self:
         self.first.__enter__()  # what was left is ended before anything new is started
@@ -83,73 +118,35 @@ class LocalPool:
 
     def __exit__(self, *_: object) -> None:
         os.eventfd_write(self._stop, 1)
-        for server in self._servers:
-            server.end()
+        for runner, thread in zip(self._runners, self._threads, strict=True):
+            thread.shutdown()
+            runner.close()
         os.close(self._stop)
 
     @property
     def first(self) -> LocalRunner:
         """The runner of the first place; only while no trial was begun there."""
-        return self._servers[0].runner
+        return self._runners[0]
 
     def free(self) -> int:
         """Return how many places run no trial."""
-        return sum(not server.is_busy for server in self._servers)
+        return len(self._runners) - len(self._busy)
 
     def begin(self, request: TrialRequest) -> None:
         """Begin a trial at the first free place."""
-        next(server for server in self._servers if not server.is_busy).begin(request)
+        place = next(number for number in range(len(self._runners)) if number not in self._busy)
+        self._busy.add(place)
+        running = self._threads[place].submit(self._runners[place].run, request)
+        running.add_done_callback(lambda ended: self._ended.put((place, ended)))
 
     def wait(self) -> TrialResult:
-        """Return the result of the trial that ends next.
-
-        Raises:
-            InfrastructureError: The launcher of a place can't be started.
-        """
-        server, outcome = self._ended.get()
-        server.is_busy = False
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        """Return the result of the trial that ends next, or raise what its runner raised."""
+        place, ended = self._ended.get()
+        self._busy.discard(place)
+        return ended.result()
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial at the first place, while all others are idle.
-
-        Raises:
-            InfrastructureError: The launcher can't be started.
-        """
-        assert self.free() == len(self._servers), "a trial that is run alone has to be alone"
+        """Run one trial at the first place, while all others are idle."""
+        assert not self._busy, "a trial that is run alone has to be alone"
         self.begin(request)
         return self.wait()
-
-
-class _Server:
-    """Runs the trials of one place, one after the other, in a thread of its own."""
-
-    def __init__(self, runner: LocalRunner, ended: SimpleQueue[tuple[_Server, TrialResult | BaseException]]) -> None:
-        self.runner = runner
-        self.is_busy = False
-        self._ended = ended
-        self._requests: SimpleQueue[TrialRequest | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def begin(self, request: TrialRequest) -> None:
-        if not self._thread.is_alive():
-            self._thread.start()
-        self.is_busy = True
-        self._requests.put(request)
-
-    def _serve(self) -> None:
-        while (request := self._requests.get()) is not None:
-            try:
-                outcome: TrialResult | BaseException = self.runner.run(request)
-            except BaseException as error:  # raised where the result is waited for
-                outcome = error
-            self._ended.put((self, outcome))
-
-    def end(self) -> None:
-        """End the thread, whose trial has been told to stop, and the launcher."""
-        self._requests.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
-        self.runner.close()

@@ -93,9 +93,7 @@ def own_rank() -> Rank:
 def meet(device: str, *, timeout_s: float) -> None:
     """Wait for the other ranks, so that collectives work from here on; a plain process has none.
 
-    Args:
-        device: Of this rank.
-        timeout_s: Of the trial.
+    `timeout_s` is the trial's: a collective ends later.
     """
     rank = own_rank()
     if not rank.is_launched:

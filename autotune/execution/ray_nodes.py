@@ -1,14 +1,14 @@
 """The nodes of a Ray cluster: who is there, who is like whom, and how many trials each can run at a time.
 
 Trials are compared with each other only on devices of one kind, so a search uses the nodes of one kind: the most
-frequent, or the one that was asked for. What other nodes there are is told, with how to search for them. Nodes may
-come and go at any time.
+frequent, or the one that was asked for. A note names the other nodes, and how to search for them. Nodes may come and
+go at any time.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,16 +30,12 @@ class Node(NamedTuple):
     address: str
     hardware: Hardware  # of each of its GPUs, or of its processor
     slots: int
-    num_cpus: float  # what a trial asks the engine for
+    num_cpus: float  # what a trial asks Ray for
     num_gpus: float
 
 
 class Cluster:
-    """The nodes that a search may use.
-
-    Args:
-        ray: The module, connected.
-    """
+    """The nodes that a search may use; `ray` is the module, connected."""
 
     def __init__(self, ray: Any) -> None:
         self.ray = ray
@@ -47,7 +43,7 @@ class Cluster:
         self._planned: Hardware | None = None
         self._workers: int | None = None
         self._each = 1  # GPUs of a trial
-        self._slots_a_node = 1
+        self.slots_a_node = 1  # trials that share a processor
         self._known: dict[str, Node | str] = {}  # what a node is, or why it isn't used
         self._asked: dict[str, Any] = {}  # reports that are on their way
 
@@ -75,12 +71,12 @@ class Cluster:
         chosen = _like(kinds, planned) if planned is not None else _chosen(kinds, fleet.kind)
         if self._kind == "cpu":
             usual = math.ceil((fleet.workers or 1) / len(chosen))
-            self._slots_a_node = usual if planned is None else max(1, chosen[0].hardware.cores // planned.cores)
+            self.slots_a_node = usual if planned is None else max(1, chosen[0].hardware.cores // planned.cores)
         shares = [self._share(n.hardware) for n in chosen]
         self._planned = planned or min(shares, key=lambda share: share.free_bytes)
         return Allotment(
             hardware=self._planned,
-            is_shared=self._slots_a_node > 1,
+            is_shared=self.slots_a_node > 1,
             notes=(*self._notes(kinds, chosen), *self._unused()),
         )
 
@@ -93,7 +89,7 @@ class Cluster:
         found = []
         for id_, known in self._known.items():
             if id_ in ids and isinstance(known, Node) and self._fits(known, wanted):
-                found.append(known._replace(slots=self._slots_a_node if self._kind == "cpu" else known.slots))
+                found.append(known._replace(slots=self.slots_a_node if self._kind == "cpu" else known.slots))
         return self._limited(sorted(found, key=lambda n: (n.address, n.id)))
 
     def _fits(self, node: Node, wanted: str | None) -> bool:
@@ -113,23 +109,18 @@ class Cluster:
         return found
 
     def demand(self, node: Node) -> dict[str, float]:
-        """Return what a trial on a node asks the engine for, so that nothing else runs beside it."""
+        """Return what a trial on a node asks Ray for, so that nothing else runs beside it."""
         if self._kind == "cuda":
             return {"num_cpus": node.num_cpus, "num_gpus": node.num_gpus}
-        return {"num_cpus": math.floor(node.num_cpus / self._slots_a_node * 1e4) / 1e4}
-
-    @property
-    def slots_a_node(self) -> int:
-        """How many trials share a node's processor."""
-        return self._slots_a_node
+        return {"num_cpus": math.floor(node.num_cpus / self.slots_a_node * 1e4) / 1e4}
 
     def _alive(self) -> list[dict[str, Any]]:
         return [n for n in self.ray.nodes() if n["Alive"]]
 
     def _look(self, alive: Sequence[dict[str, Any]], *, wait_s: float) -> None:
         """Have the nodes that aren't known yet say what they are, and take in what has been said."""
+        resource = "GPU" if self._kind == "cuda" else "CPU"
         for n in alive:
-            resource = "GPU" if self._kind == "cuda" else "CPU"
             if n["NodeID"] in self._known or n["NodeID"] in self._asked or not n["Resources"].get(resource):
                 continue
             pinned = self.pinned(n["NodeID"])
@@ -181,7 +172,7 @@ class Cluster:
         return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
     def _share(self, hardware: Hardware) -> Hardware:
-        return share_of(hardware, self._slots_a_node) if hardware.is_cpu else hardware
+        return share_of(hardware, self.slots_a_node) if hardware.is_cpu else hardware
 
     def _kinds(self) -> list[list[Node]]:
         """Return the nodes that can be used by their kind, the kind with the most places first."""
@@ -200,10 +191,11 @@ class Cluster:
         trials = sum(n.slots for n in nodes)
         where = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} of the cluster with {_called(chosen[0].hardware)}"
         lines = [f"up to {trials} trials at a time on {where}; finals and checks run one at a time, on one of them"]
-        if self._planned is not None and self._slots_a_node > 1:
-            lines.append(shared_note(self._slots_a_node, self._planned))
-        others = [nodes for nodes in kinds if nodes is not chosen]
-        for nodes in others:
+        if self._planned is not None and self.slots_a_node > 1:
+            lines.append(shared_note(self.slots_a_node, self._planned))
+        for nodes in kinds:
+            if nodes is chosen:
+                continue
             names = ", ".join(n.address for n in nodes[:3]) + (", ..." if len(nodes) > 3 else "")
             device = nodes[0].hardware
             lines.append(
@@ -214,19 +206,12 @@ class Cluster:
         return lines
 
     def _unused(self) -> list[str]:
-        counts: dict[str, int] = defaultdict(int)
-        for known in self._known.values():
-            if isinstance(known, str):
-                counts[known] += 1
+        counts = Counter(known for known in self._known.values() if isinstance(known, str))
         return [f"{count} node(s) of the cluster are not used: {reason}" for reason, count in counts.items()]
 
 
 def _chosen(kinds: Sequence[list[Node]], wanted: str | None) -> list[Node]:
-    """Return the nodes of the kind that was asked for by a part of its name or by its digest, or of the most frequent.
-
-    Raises:
-        InputError: There is none such.
-    """
+    """Return the nodes of the kind asked for by a part of its name or by its digest, or of the most frequent kind."""
     if wanted is None:
         return kinds[0]
     for nodes in kinds:
@@ -237,11 +222,7 @@ def _chosen(kinds: Sequence[list[Node]], wanted: str | None) -> list[Node]:
 
 
 def _like(kinds: Sequence[list[Node]], planned: Hardware) -> list[Node]:
-    """Return the nodes that can give a trial what it has had, all of a device or a share of a processor.
-
-    Raises:
-        MachineError: There is none such.
-    """
+    """Return the nodes that can give a trial what it has had, all of a device or a share of a processor."""
     for nodes in kinds:
         hardware = nodes[0].hardware
         if hardware.is_cpu and planned.cores and hardware.cores >= planned.cores:

@@ -1,21 +1,26 @@
-"""Runs trials on the nodes of a Ray cluster: a pool whose places are the slots of its nodes.
+"""Runs trials on the nodes of a Ray cluster: joins it, and offers the slots of its nodes as a pool.
 
 The search stays in one process: it proposes, learns and writes; a trial is a task that gets a request and gives back a
-result as values, pinned to a node. Nothing is left to the engine: it never retries a task, where tasks run is said
-here, and so is what becomes of one whose worker or node dies (it goes back in the queue, once).
+result as values, pinned to a node. Nothing is left to Ray: it never retries a task, where tasks run is decided here,
+and so is what becomes of one whose worker or node dies (it goes back in the queue, once). Ray's token authentication
+stays as it is where it is on, and is used wherever there is a token.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
+import signal
 import socket
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from autotune.errors import InfrastructureError, one_line
+from autotune.errors import InfrastructureError, InputError, MachineError, one_line
 from autotune.execution import ray_worker as remote
 from autotune.execution.launcher import LAUNCHER_START_S
 from autotune.execution.ray_nodes import Cluster, Node
@@ -32,6 +37,69 @@ MOST_LOSSES = 2
 _LOOK_EVERY_S = 2.0  # for nodes that come or go, and for tasks that are overdue
 _NO_NODE_LIMIT_S = 60.0  # a cluster that has lost all its nodes may get others
 _CLEAN_LIMIT_S = 5.0
+
+# What Ray does unless it is told otherwise: send usage statistics, hide GPUs from tasks that ask for none.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+_TOKEN_FILE = Path("~/.ray/auth_token")
+_CONNECT_LIMIT_S = 10.0  # Ray itself tries for minutes
+
+
+@contextmanager
+def joined(address: str | None) -> Iterator[Cluster]:
+    """Yield the cluster at `address`; None: the one of RAY_ADDRESS, or one that is started on this machine.
+
+    Raises:
+        MachineError: Ray isn't installed.
+        InputError: That is no address.
+        InfrastructureError: There is no cluster, or it doesn't let us in.
+    """
+    for name, value in {**_ENVIRONMENT, **_authentication()}.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray  # it reads its settings now
+    except ImportError:
+        raise MachineError("--engine ray: Ray is not installed: pip install 'autotune-train[ray]'") from None
+    if ray.is_initialized():  # by whoever calls us
+        yield Cluster(ray)
+        return
+    named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
+    _check_address(named)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # whatever keeps us out
+        where = named or "this machine"
+        raise InfrastructureError(
+            f"--engine ray: the cluster at {where} can't be joined: {one_line(error)}; if it is there, this user needs "
+            "its token (RAY_AUTH_TOKEN, or the file ~/.ray/auth_token)"
+        ) from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    try:
+        yield Cluster(ray)
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Refuse an address where nobody listens, which Ray would try for minutes."""
+    if address is None:
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        raise InputError(f"--address {address}: expected auto, or host:port of a cluster that this machine belongs to")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_LIMIT_S).close()
+    except (OSError, OverflowError) as error:
+        raise InfrastructureError(f"--address {address}: nobody answers there: {one_line(error)}") from None
+
+
+def _authentication() -> dict[str, str]:
+    """Return what makes Ray show the token that there is, which 2.60 does for a cluster that it finds by itself."""
+    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return {"RAY_AUTH_MODE": "token"} if named or _TOKEN_FILE.expanduser().exists() else {}
 
 
 class _Slot(NamedTuple):
@@ -84,12 +152,10 @@ class RayPool:
         for task in self._running:
             with suppress(Exception):
                 self._ray.cancel(task, force=True)
-        nodes = {slot.node.id for slot in self._slots}
+        pins = [self._cluster.pinned(node) for node in sorted({slot.node.id for slot in self._slots})]
         task = self._ray.remote(max_retries=0, num_cpus=0)(remote.clean)
         with suppress(Exception):
-            cleaning = [
-                task.options(scheduling_strategy=self._cluster.pinned(n)).remote(self._search) for n in sorted(nodes)
-            ]
+            cleaning = [task.options(scheduling_strategy=pin).remote(self._search) for pin in pins]
             self._ray.wait(cleaning, num_returns=len(cleaning), timeout=_CLEAN_LIMIT_S)
 
     def free(self) -> int:
@@ -103,11 +169,7 @@ class RayPool:
         self._submit()
 
     def wait(self) -> TrialResult:
-        """Return the result of the trial that ends next.
-
-        Raises:
-            InfrastructureError: No node is left that could run one.
-        """
+        """Return the result of the trial that ends next; InfrastructureError if no node is left that could run one."""
         while True:
             self._submit()
             ready: list[Any] = []
@@ -116,18 +178,13 @@ class RayPool:
             else:
                 self._check_hope()
             for task in ready:
-                result = self._taken(task)
-                if result is not None:
+                if (result := self._taken(task)) is not None:
                     return result
             self._look()
             self._end_overdue()
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial alone, at the first slot that there is.
-
-        Raises:
-            InfrastructureError: No node is left that could run one.
-        """
+        """Run one trial alone, at the first slot that there is."""
         assert not self._running, "a trial that is run alone has to be alone"
         self.begin(request)
         return self.wait()
@@ -227,11 +284,7 @@ class RayPool:
                     self._ray.cancel(task, force=True)
 
     def _check_hope(self) -> None:
-        """Wait a moment for a node.
-
-        Raises:
-            InfrastructureError: None has been there for long.
-        """
+        """Wait a moment for a node, or raise InfrastructureError if none has been there for long."""
         if not self._slots and (self._unfit or time.monotonic() - self._had_slots > _NO_NODE_LIMIT_S):
             why = "; ".join(dict.fromkeys(self._unfit.values())) or "all have gone"
             raise InfrastructureError(f"no node of the cluster is left for trials: {why}; `autotune resume` goes on")

@@ -1,7 +1,7 @@
 """What a node of a cluster does for a search: says what it is, runs a trial, cleans up after the search.
 
-Each function is called as a task by `engine`, in a worker process of the node, with text in and text out; nothing here
-knows the engine. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials
+Each function is called as a Ray task, in a worker process of the node, with text in and text out; nothing here knows
+Ray. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials
 of a slot run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
+import pkgutil
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.execution.places import core_sets, share_of
 from autotune.execution.runner import LocalRunner, Runner, trial_directory
@@ -46,16 +45,13 @@ class Job(Value):
     device: str
     slot: NonNegativeInt
     slots: PositiveInt
-    maker: str
+    maker: str = Field(description="`module:function`: from a job to what runs it and similar ones")
 
     @property
     def directory(self) -> Path:
         """Where the trials of the slot run; nobody else's files are there."""
         return scratch(self.search) / f"{self.node[:12]}-{self.slot}"
 
-
-# From a job to what runs it and similar ones.
-Maker = Callable[[Job], Runner]
 
 # Of this worker: what runs trials, by directory and device.
 _kept: dict[tuple[object, ...], tuple[Runner, contextlib.ExitStack]] = {}
@@ -74,11 +70,7 @@ def look(kind: str) -> str:
 
 
 def run(text: str) -> tuple[str, dict[str, bytes]]:
-    """Run a trial; return its result and the files that it left.
-
-    Raises:
-        InfrastructureError: This node can't run any.
-    """
+    """Run a trial; return its result and the files that it left. An InfrastructureError says why this node can't."""
     job = Job.model_validate_json(text)
     result = _runner(job).run(job.request)
     directory = trial_directory(job.directory, job.request.number)
@@ -95,10 +87,10 @@ def clean(search: str) -> None:
 
 def local_runner(job: Job) -> Runner:
     """Return what runs real trials on this node: all of it, or as many of its cores as a slot has."""
-    # The engine sets it to the processors that a task asks for, which a user's own training wouldn't have.
+    # Ray sets it to the processors that a task asks for, which a user's own training wouldn't have.
     os.environ.pop("OMP_NUM_THREADS", None)
     hardware = detect(job.device)
-    place = None  # all of what the engine lets this task see
+    place = None  # all of what Ray lets this task see
     if job.slots > 1 and hardware.is_cpu:
         hardware, place = share_of(hardware, job.slots), core_sets(job.slots)[job.slot]
     return LocalRunner(job.directory, hardware, place=place)
@@ -110,9 +102,7 @@ def _runner(job: Job) -> Runner:
     if key not in _kept:
         _end_runners()
         job.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        module, _, function = job.maker.partition(":")
-        maker: Maker = getattr(importlib.import_module(module), function)
-        runner, stack = maker(job), contextlib.ExitStack()
+        runner, stack = pkgutil.resolve_name(job.maker)(job), contextlib.ExitStack()
         if isinstance(runner, contextlib.AbstractContextManager):
             stack.enter_context(runner)
         _kept[key] = runner, stack
@@ -128,6 +118,6 @@ atexit.register(_end_runners)
 
 
 def _see_everything() -> None:
-    """Undo what an engine hides of the GPUs from a task that asks for none."""
+    """Undo what Ray hides of the GPUs from a task that asks for none."""
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)

@@ -1,9 +1,9 @@
 """Makes the routers of a mixture of experts uneven for one trial, and counts which experts the tokens go to.
 
 Routers with random weights share tokens out almost evenly; trained ones don't, and the busiest expert sets the pace and
-the memory of some implementations. To a router's input a constant vector is added which its weights turn into a bias of
-the logits that falls with the logarithm of an expert's rank, as in Zipf's law. No code of the model is replaced,
-whatever its router does with the logits, and training goes on through it.
+the memory of some implementations. A constant vector is added to a router's input, which its weights turn into a bias
+of the logits that falls with the logarithm of an expert's rank, as in Zipf's law. No code of the model is replaced,
+and training goes on through it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Router:
     """One router of a model: the layer whose weights hold a row for each expert.
 
     Args:
-        layer: It.
+        layer: The router.
         experts: How many there are.
         first: The expert that becomes the busiest.
     """
@@ -42,7 +42,7 @@ class Router:
             inputs, weights = args[0].detach().float(), _weights(layer)
             self._spread = float((inputs.reshape(-1, weights.shape[1]) @ weights.T).std(dim=0).mean())
 
-        with _removed(self._layer.register_forward_pre_hook(note)):
+        with self._layer.register_forward_pre_hook(note):
             yield
 
     @contextmanager
@@ -55,20 +55,15 @@ class Router:
         def add(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (args[0] + shift.to(args[0].dtype), *args[1:])
 
-        with _removed(self._layer.register_forward_pre_hook(add)):
+        with self._layer.register_forward_pre_hook(add):
             yield
 
 
 @contextmanager
 def skewed_routing(model: nn.Module, forward: Callable[[], Any]) -> Iterator[Callable[[], Routed]]:
-    """Route unevenly in here; yields what tells how unevenly.
+    """Route unevenly in here; yields a function that measures how unevenly, of the batch that `forward` runs.
 
-    Args:
-        model: With experts.
-        forward: Runs one batch through it.
-
-    Raises:
-        NoEffectError: No router is found, or its experts get as even a share as before.
+    Raises NoEffectError if no router is found, or the experts get as even a share as before.
     """
     routers = routers_of(model)
     with ExitStack() as stack:
@@ -89,11 +84,7 @@ def skewed_routing(model: nn.Module, forward: Callable[[], Any]) -> Iterator[Cal
 
 
 def routers_of(model: nn.Module) -> list[Router]:
-    """Return the routers of a model.
-
-    Raises:
-        NoEffectError: None is found.
-    """
+    """Return the routers of a model, or raise NoEffectError if none is found."""
     experts = experts_of(model.config)
     layers = [module for name, module in model.named_modules() if _is_router(name, module, experts)]
     if not layers:
@@ -104,8 +95,7 @@ def routers_of(model: nn.Module) -> list[Router]:
 def busiest_share(model: nn.Module, forward: Callable[[], Any]) -> float:
     """Return the share of the tokens that the busiest expert of a layer gets, as a mean over the layers.
 
-    Raises:
-        NoEffectError: The model's experts aren't told which tokens are theirs in a way that is known.
+    Raises NoEffectError if the model doesn't tell its experts in a known way which tokens are theirs.
     """
     experts, shares = experts_of(model.config), []
 
@@ -118,7 +108,7 @@ def busiest_share(model: nn.Module, forward: Callable[[], Any]) -> float:
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if name.rpartition(".")[2] == "experts":
-                stack.enter_context(_removed(module.register_forward_pre_hook(count, with_kwargs=True)))
+                stack.enter_context(module.register_forward_pre_hook(count, with_kwargs=True))
         forward()
     if not shares:
         raise NoEffectError(f"{type(model).__name__}: it can't be seen which experts its tokens go to")
@@ -147,11 +137,3 @@ def _tokens_of(chosen: Tensor, experts: int) -> Tensor:
     if chosen.shape[-1] == experts and int(chosen.max()) <= 1 and experts > 2:
         return chosen.reshape(-1, experts).sum(dim=0).float()
     return torch.bincount(chosen.reshape(-1), minlength=experts).float()
-
-
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()

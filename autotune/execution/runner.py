@@ -52,7 +52,6 @@ class Runner(Protocol):
         Raises:
             InfrastructureError: No trial can be run at all.
         """
-        ...
 
 
 def trial_directory(run_directory: Path, number: int) -> Path:
@@ -110,14 +109,6 @@ class LocalRunner:
             self._launcher = Launcher(self._run_directory, self._place, stop=self._stop)
         return self._launcher
 
-    def start(self) -> None:
-        """Start the launcher, which takes seconds; otherwise the first job does.
-
-        Raises:
-            InfrastructureError: It can't be started.
-        """
-        self._ready_launcher()
-
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial and write its result.
 
@@ -127,14 +118,17 @@ class LocalRunner:
         directory = trial_directory(self._run_directory, request.number)
         _make_empty(directory)
         write_value(request, directory / "request.json")
-        self._ready_launcher()  # its start is no part of the trial
+        self.start()  # its start is no part of the trial
         self._compile(operators_of(request))  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         began, started = time.time(), time.monotonic()
         ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
         outcome = merged_outcome(directory, ending, request)
-        warnings = (*_unkillable(ending), *self._wait_until_idle(idle_bytes))
+        warnings = self._wait_until_idle(idle_bytes)
+        if ending.unkillable:
+            held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
+            warnings = (held, *warnings)
         shutil.rmtree(directory / "trainer", ignore_errors=True)
         result = TrialResult(
             request=request,
@@ -151,16 +145,15 @@ class LocalRunner:
         """Return what a child finds out about a workload.
 
         Raises:
-            AutotuneError: The workload can't be used; the class is the child's.
+            AutotuneError: The workload can't be used; the class is the one that the child raised.
             InfrastructureError: The child gave no answer.
         """
         return self._description(self.ask("describe", f"{_DESCRIBE}:run_describe", request, timeout_s=timeout_s))
 
     def examine(self, request: ExamineRequest, *, timeout_s: float = 600.0) -> Description:
-        """Return what running steps of the user's own loop tells; a child without an answer is told of in a note.
+        """Return what running steps of the user's loop shows; a note says so if the child gave no answer.
 
-        Raises:
-            InputError: It consumes another number of samples than it should.
+        Raises InputError if a step consumes another number of samples than it should.
         """
         directory = self.ask("examine", f"{_DESCRIBE}:run_examine", request, timeout_s=timeout_s)
         try:
@@ -180,17 +173,7 @@ class LocalRunner:
         return answer
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
-        """Have a child that touches no device answer `request`; return the directory that holds its answer.
-
-        Args:
-            name: Of the directory, in the search's.
-            entry: ``module:function`` that reads ``request.json`` of its directory.
-            request: What it is asked.
-            timeout_s: When it is ended.
-
-        Raises:
-            InfrastructureError: The launcher can't be started.
-        """
+        """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
@@ -204,8 +187,11 @@ class LocalRunner:
             self.ask("operators", _COMPILE, named, timeout_s=COMPILE_LIMIT_S)
             self._compiled.update(operators)
 
-    def _ready_launcher(self) -> Launcher:
-        """Return the launcher, started if there is none or if it has died since the last job."""
+    def start(self) -> Launcher:
+        """Return the launcher, started if there is none or if it has died; that takes seconds.
+
+        Raises InfrastructureError if it can't be started.
+        """
         if self._launcher is not None and self._launcher.has_died():
             self.close()
         launcher = self.begin()
@@ -223,7 +209,7 @@ class LocalRunner:
         """
         job = {"directory": str(directory), "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
         for _ in range(2):
-            launcher = self._ready_launcher()
+            launcher = self.start()
             try:
                 reply = launcher.run(job, timeout_s + LAUNCHER_GRACE_S)
             except TimeoutError:
@@ -258,16 +244,10 @@ class LocalRunner:
         return ()
 
     def _excess_bytes(self, idle_bytes: Sequence[int]) -> int:
-        """Return by how much a device has more in use than it had, at the most."""
+        """Return the memory that a device has in use beyond its idle level, at the most."""
         return max((now - idle for now, idle in zip(self._device_bytes(), idle_bytes, strict=True)), default=0)
 
 
 def _make_empty(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
-
-
-def _unkillable(ending: Ending) -> tuple[str, ...]:
-    if not ending.unkillable:
-        return ()
-    return (f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel",)

@@ -78,13 +78,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shortage(error: BaseException, in_use_bytes: int | None, budget_bytes: int) -> str:
-    """Return the cause of a trial that ran out of memory.
-
-    Args:
-        error: As it reached the trial's end.
-        in_use_bytes: Of the budget, when it failed; None: unknown.
-        budget_bytes: The trial's.
-    """
+    """Return the cause of a trial that ran out of memory, with what was in use of the budget, if that is known."""
     said = first_line(error)
     if "budget" in said:
         return said

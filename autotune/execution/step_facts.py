@@ -77,11 +77,7 @@ class Watched:
 
 
 def examined(request: ExamineRequest, file: Path) -> Description:
-    """Return what a step of the function pickled in `file` shows.
-
-    Raises:
-        InputError: It consumes another number of samples than it should.
-    """
+    """Return what a step of the function pickled in `file` shows; a wrong number of samples is an InputError."""
     facts, notes = split_told(request.facts, _split(request, file), None)
     return Description(facts=facts, notes=notes)
 
@@ -133,11 +129,7 @@ def _run(request: ExamineRequest, size: int, file: Path, seeds: tuple[int, int] 
 
 
 def _check_samples(request: ExamineRequest, size: int, found: Watched) -> None:
-    """Refuse a step that consumed another number of samples than the configuration says.
-
-    Raises:
-        InputError: It did.
-    """
+    """Refuse a step that consumed another number of samples than the configuration says."""
     config, own = _sized(request, size), _own(request)
     expected, steps = request.workload.samples_per_step(config), request.workload.accumulation_steps(config)
     if not found.counts or expected in found.counts:
@@ -249,11 +241,8 @@ def _stepping(found: Watched) -> Iterator[None]:
         found.weights = _joined(found.weights, gradient_of(parameters, of=lambda p: p))
         found.is_short |= is_short(parameters)
 
-    handle = register_optimizer_step_pre_hook(about_to_step)
-    try:
+    with register_optimizer_step_pre_hook(about_to_step):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager

@@ -92,12 +92,7 @@ def trained(
 ) -> Outcome:
     """Train until the timer has enough, check what is to be checked, and return what was measured.
 
-    Args:
-        trial: Its timer watches the training.
-        probe: Watches it, too.
-        trainer: Ready to train.
-        train: Trains it.
-        reading: How it reads samples.
+    `train` trains the Trainer, watched by the callbacks timer and `probe`; `reading` says how it reads samples.
     """
     request, timer, guard = trial.request, trial.timer, trial.guard
     losses = watch_losses(trainer)

@@ -97,7 +97,7 @@ def profile_of(lengths: NDArray[np.int64], mean_target: float | None) -> LengthP
     )
 
 
-def keep_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
+def record_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
     """Write the lengths where trials find them, which needn't read all samples again."""
     import io
 
@@ -107,7 +107,7 @@ def keep_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
     write_bytes(file.getvalue(), directory / LENGTHS_FILE)
 
 
-def kept_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
+def recorded_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
     """Return the lengths of so many samples; None if there are none, or of another data set."""
     try:
         lengths: NDArray[np.int64] = np.load(directory / LENGTHS_FILE, allow_pickle=False)
@@ -117,19 +117,15 @@ def kept_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
 
 
 class UserData:
-    """The samples of one trial, in the order in which it reads them.
+    """At most so many samples of the Trainer's data set for one trial, in the order in which it reads them.
 
-    Args:
-        request: The trial.
-        dataset: The Trainer's.
-        directory: Where the lengths are.
-        samples: That the trial can use at the most.
+    Their lengths are read from `directory`, where `record_lengths` has written them.
     """
 
     def __init__(self, request: TrialRequest, dataset: Any, directory: Path, *, samples: int) -> None:
         self._request = request
         self._dataset = dataset
-        self._lengths = kept_lengths(directory, len(dataset))
+        self._lengths = recorded_lengths(directory, len(dataset))
         per_step = request.accumulation_steps * request.config.per_device_train_batch_size
         self._order = self._ordered(samples, longest_first=per_step)
         self.first_timed = per_step  # what comes before is the longest

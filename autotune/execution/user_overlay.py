@@ -169,11 +169,7 @@ def run_script(code: OwnCode) -> None:
 
 
 def _run_pickle(code: OwnCode, data_directory: Path) -> None:
-    """Make the Trainer that the user's function makes, and have it train.
-
-    Raises:
-        InputError: It can't be loaded, or makes something else.
-    """
+    """Make the Trainer that the user's function makes, and have it train."""
     from transformers import Trainer
 
     os.chdir(code.directory)

@@ -32,11 +32,7 @@ Step = Callable[[], Any]
 
 
 def run_steps(trial: Trial, own: OwnStep) -> Outcome:
-    """Set the user's training up and run its steps until enough is known.
-
-    Raises:
-        InputError: The function can't be loaded, or returns no function.
-    """
+    """Set the user's training up and run its steps until enough is known."""
     request, timer = trial.request, trial.timer
     trial.stopwatch.enter("model_s")
     step = set_up(own, request.config, request.accumulation_steps, trial.data_directory / STEP_FILE)

@@ -102,8 +102,8 @@ def _lost(winner: Winner) -> list[str]:
 
 
 def _user_settings(winner: Winner) -> dict[str, Any]:
-    """Return those of the user's arguments, by their own names, that axolotl takes with the values they have."""
-    given = winner.user_arguments
+    """Return those of the plain arguments, by their own names, that axolotl takes with the values they have."""
+    given = winner.plain_arguments
     refused = {
         "max_steps": given.get("max_steps") == -1,  # no limit: the epochs count
         "logging_steps": not isinstance(given.get("logging_steps"), int),

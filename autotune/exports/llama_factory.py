@@ -82,9 +82,9 @@ def _lost(winner: Winner) -> list[str]:
 
 
 def _user_settings(winner: Winner) -> dict[str, Any]:
-    """Return those of the user's arguments that it takes."""
+    """Return those of the plain arguments that it takes."""
     left_out = {"seed", *_NOT_ITS, *EVALUATING, *DEFAULTS}
-    return {name: value for name, value in winner.user_arguments.items() if name not in left_out}
+    return {name: value for name, value in winner.plain_arguments.items() if name not in left_out}
 
 
 def _model(winner: Winner) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autotune.errors import InputError
 from autotune.training.adapters import BITFIT
 from autotune.units import show_rate
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import KNOBS, TrainConfig, Workload
 from autotune.values.model import Task
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ DEFAULTS: dict[str, Any] = {
 
 # The user's arguments that a Trainer refuses without samples to evaluate on, which no export has.
 EVALUATING = frozenset({"eval_strategy", "eval_on_start", "do_eval", "do_predict", "load_best_model_at_end"})
+
+# Arguments of knobs that are measured as they are written, without those that every target translates.
+_TRANSLATED = {"use_liger_kernel", "torch_compile_backend", "torch_compile_mode", "dataloader_prefetch_factor"}
+_OF_KNOBS = tuple(
+    name for name, (knob, _) in KNOBS.items() if knob.argument == "unless default" and name not in _TRANSLATED
+)
 
 # Adapters that put tokens with ignored labels before the sample: its first label then has something to predict it.
 _PREPENDING = ("prompt", "p-tuning")
@@ -96,6 +102,12 @@ class Winner:
     def user_arguments(self) -> dict[str, Any]:
         """The user's own TrainingArguments, with their values in the answer."""
         return {name: self.arguments.get(name, value) for name, value in self.workload.fixed_arguments.items()}
+
+    @property
+    def plain_arguments(self) -> dict[str, Any]:
+        """The user's own TrainingArguments, and those of knobs that targets have no way of their own to say."""
+        of_knobs = {name: self.arguments[name] for name in _OF_KNOBS if name in self.arguments}
+        return {**self.user_arguments, **of_knobs}
 
     @property
     def accumulation(self) -> int:
@@ -171,15 +183,16 @@ class Winner:
 
 
 def lost_arguments(winner: Winner, said: Collection[str]) -> list[str]:
-    """Return a line for each of the user's own arguments that a target doesn't express and that isn't the default.
+    """Return a line for each plain argument that a target doesn't express and that isn't the default.
 
     Args:
         winner: The answer.
         said: Names of those that the target expresses, besides the hyperparameters, which every target does.
     """
-    own = {n: value for n, value in winner.user_arguments.items() if n not in said and n not in DEFAULTS}
-    usual = _default_arguments() if own else ()
-    return [f"your own argument {n}={value!r}" for n, value in own.items() if all(u.get(n, u) != value for u in usual)]
+    given = {n: value for n, value in winner.plain_arguments.items() if n not in said and n not in DEFAULTS}
+    usual = _default_arguments() if given else ()
+    lost = {n: value for n, value in given.items() if all(u.get(n, u) != value for u in usual)}
+    return [f"{'your own argument ' * (n in winner.user_arguments)}{n}={value!r}" for n, value in lost.items()]
 
 
 # What `TrainingArguments.__post_init__` makes of some of the defaults; a test compares them with it.

@@ -1,8 +1,7 @@
-"""Runs a user's unchanged script to its end with the answer of a search laid over its arguments and its model.
+"""Runs a user's unchanged script with the answer of a search in place of its arguments: `autotune script --apply`.
 
-What is laid over is what trials laid over, less what only a trial needs: the script saves, evaluates and logs as it
-says. `AutotuneCallback` tells at the end of training how fast it was beside what was promised. Called by
-`autotune script --apply`.
+The same arguments and changes of the model as in trials are applied, without those that only a trial needs: the script
+saves, evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from autotune.values.user_code import OwnCode
 
 
 class Run(NamedTuple):
-    """A script and what is laid over it."""
+    """A script and the answer that is applied to it."""
 
     code: OwnCode
     result: ResultData
 
 
 def prepared(answer: Path, command: Sequence[str]) -> Run:
-    """Return what is to be run.
+    """Return the script and the answer.
 
     Raises:
-        InputError: The answer can't be read or can't be laid over a script, or there is no script.
+        InputError: The answer can't be read or can't be applied to a script, or there is no script.
     """
     result, code = read_result(answer), code_of(command)
     if not result.best.config.parallelism.is_single:
@@ -41,7 +40,7 @@ def prepared(answer: Path, command: Sequence[str]) -> Run:
         raise InputError(f"{answer}: packs samples, which your script puts into batches by itself")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("the answer is that of one process, and this is one of several (WORLD_SIZE)")
-    # What its own code decides is the script's; an answer that was found for a model alone decides all it says.
+    # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     known = result.workload.own_code
     traits = {name: getattr(known, name) for name in ("held", "normalizes")} if known is not None else {}
     return Run(code.model_copy(update=traits or {"normalizes": True}), result)

@@ -5,9 +5,9 @@
     step_end | log, evaluate, save | data | step_begin ... step_end | data | ...
              ^ mark                ^ mark (on_log, on_evaluate, on_save)    (a step counts from mark to step_end)
 
-What counts are steps of full size in the steady state: not the first of the training nor of an epoch, which wait for
-the data to begin, and not the last of an epoch, which may have fewer samples. The Trainer fetches the data of a step
-before `step_begin`, so waiting for them is told apart.
+Steps of full size in the steady state count: not the first ones of the training, nor the first of an epoch, which waits
+for the data loader to start, nor the last of an epoch, which may have fewer samples. The Trainer fetches the data of a
+step before `step_begin`, so the time that it waits for them is known.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from autotune.values.trial import Memory
 
 FILE_NAME = "autotune-production.jsonl"
 
-# Steps of a training that are slower than the rest: compiling, filling caches, a loss scaler that finds its scale.
+# The first steps of a training, which are slower: compiling, filling caches, a loss scaler that finds its scale.
 DISCARDED_STEPS = 3
 
-# Marks of so many steps are held before they are read where nothing is logged: reading them waits for the device.
+# Steps whose marks are held before they are read, where nothing is logged; reading them waits for the device.
 _MOST_PENDING = 500
 
-# So many steps apart clock and temperature of a GPU are looked at.
+# Steps between two readings of a GPU's clock and temperature.
 _LOOK_EVERY = 50
 
 
@@ -52,14 +52,15 @@ class _Step(NamedTuple):
 
 
 class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Add it to a Trainer that trains with the answer of a search: one line at the end says whether it was kept.
+    """Add it to a Trainer that trains with the answer of a search: it says whether the promised throughput is attained.
 
-    The line goes to stderr and, as JSON, to `autotune-production.jsonl` in the output directory; after training it is
-    `report`. If training was slower than the promise's interval, the line names what differs from the search.
+    At the end of training one line goes to stderr and, as JSON, to `autotune-production.jsonl` in the output directory;
+    it is the attribute `report` too. If training was slower than the promise's interval, the line names what differs
+    from the search.
 
     Args:
         promise: A result, or the path of a best-config.json.
-        clock: Where moments come from; by default the device's.
+        clock: Of the step times; by default the device's.
 
     Raises:
         InputError: It can't be read, or has no measurement.
@@ -76,7 +77,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.report: Production | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin anew."""
+        """Forget an earlier training."""
         self._clock = self._given_clock or (CudaClock() if args.device.type == "cuda" else HostClock())
         self._pending: list[_Step] = []
         self._latest: _Step | None = None
@@ -89,7 +90,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._watch.begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the first step of an epoch out."""
+        """Leave out the first step of an epoch."""
         self._mark = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -102,7 +103,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._micro_steps += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take a step in, if it counts; the latest is held back until it is known not to be the last of an epoch."""
+        """Add a step that counts; the latest waits until it is known not to be the last of an epoch."""
         end = self._clock.mark()
         if self._latest is not None:
             self._pending.append(self._latest)
@@ -117,23 +118,23 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._read()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave what came since the end of the step out; logging has waited for the device anyway."""
+        """Leave out the time since the end of the step; logging has waited for the device anyway."""
         self._pause()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the evaluation out."""
+        """Leave out the evaluation."""
         self._pause()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave saving out."""
+        """Leave out saving."""
         self._pause()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the last step of an epoch out: it may have fewer samples."""
+        """Leave out the last step of an epoch, which may have fewer samples."""
         self._latest = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Compare, say it and write it."""
+        """Compare with the promise, print the line and write it."""
         self._read()
         self.report = self._production(args, model)
         if state.is_world_process_zero:
@@ -141,13 +142,13 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._write(Path(args.output_dir))
 
     def _pause(self) -> None:
-        """Have the next step count from now on."""
+        """Start the time of the next step now."""
         if self._mark is not None:
             self._read()
             self._mark = self._clock.mark()
 
     def _read(self) -> None:
-        """Add up what the marks say."""
+        """Add up the times between the pending marks."""
         if not self._pending:
             return
         self._clock.settle()
@@ -180,7 +181,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         )
 
     def _write(self, folder: Path) -> None:
-        """Add a line to the file beside what was trained; that it can't be written doesn't end a training."""
+        """Add a line to the file in the output directory; a file that can't be written doesn't end a training."""
         assert self.report is not None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -191,13 +192,13 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
 
 def _data_parallel(args: Any) -> int:
-    """Return how many ranks see different samples."""
+    """Return the number of ranks that see different samples."""
     others = getattr(getattr(args, "parallelism_config", None), "non_data_parallel_size", 1)
     return max(1, int(args.world_size) // int(others))
 
 
 def _peak(device: Any) -> Memory:
-    """Return the peak of memory: torch's on a GPU, otherwise that of the process."""
+    """Return the peak memory: torch's on a GPU, otherwise that of the process."""
     if device.type != "cuda":
         return Memory(resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)  # it counts KiB
     import torch

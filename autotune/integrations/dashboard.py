@@ -1,7 +1,8 @@
-"""A search's trials as studies for optuna-dashboard, in memory: what is done to them changes nothing of the search.
+"""optuna-dashboard on a copy of a search's trials, in memory: `autotune dashboard`.
 
-The study that a search keeps is made for its sampler; these are made to be looked at. There are two of the same trials:
-one of the speed alone, and one of speed and memory, for which the dashboard draws the Pareto front.
+There are two studies of the same trials: one of the speed alone, and one of speed and memory, for which the dashboard
+draws the Pareto front. A search that runs is followed by reading its result files, so that it is neither locked nor
+written to.
 """
 
 from __future__ import annotations
@@ -34,17 +35,16 @@ from autotune.values.trial import Purpose, TrialResult, TrialStatus
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication
 
-    pass
 
-# Serves optuna-dashboard on a copy of a search's trials; `autotune dashboard` starts it. A search that runs is
-# followed by reading its result files, so that it is neither locked nor written to.
-
-# The page asks every few seconds; the run directory is looked at no more often than this.
+# The page asks every few seconds; the run directory is read at most this often.
 _LOOK_AFTER_S = 3.0
+
+# Purposes of the trials whose rates can be compared; checks train otherwise.
+_SHOWN = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is reached from this machine alone."""
+    """Return whether `host` can be reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -56,11 +56,11 @@ def application(run_dir: Path, *, words: Callable[[TrainConfig], str]) -> WSGIAp
 
     Args:
         run_dir: Of the search.
-        words: Says a configuration in words.
+        words: Returns a configuration in words.
 
     Raises:
         RunDirectoryError: There is no search in it.
-        MachineError: The dashboard isn't installed.
+        MachineError: optuna-dashboard isn't installed.
     """
     directory = RunDirectory.existing(run_dir)
     plan = read_plan(directory.path)
@@ -69,7 +69,6 @@ def application(run_dir: Path, *, words: Callable[[TrainConfig], str]) -> WSGIAp
     except ImportError:
         hint = "pip install 'autotune-train[dashboard]'"
         raise MachineError(f"dashboard: needs the package optuna-dashboard: {hint}") from None
-    pass
 
     shown = ShownStudy(
         plan.workload.model.name,
@@ -86,13 +85,13 @@ def application(run_dir: Path, *, words: Callable[[TrainConfig], str]) -> WSGIAp
 
 
 class Following:
-    """A dashboard that looks for new trials when it is asked, so that nothing is done while nobody looks.
+    """A dashboard that reads new trials when it is asked, so that nothing is done while nobody looks.
 
     Args:
-        dashboard: What answers.
+        dashboard: Answers the requests.
         shown: Its studies.
-        directory: Of the search.
-        clock: Seconds from some moment on.
+        directory: Run directory of the search.
+        clock: Seconds.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Following:
         self._directory = directory
         self._clock = clock
         self._look_at_s = clock()
-        self._looking = threading.Lock()  # requests are answered in threads of their own
+        self._looking = threading.Lock()  # each request has a thread
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
@@ -142,19 +141,15 @@ def server(host: str, port: int, application: WSGIApplication) -> WSGIServer:
         raise InputError(f"--host {host} --port {port}: can't be listened at: {error.strerror}") from None
 
 
-# Trials whose rates belong beside each other: checks train otherwise.
-_SHOWN = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
-
-
 class ShownStudy:
-    """The trials of one search, for who draws them.
+    """The trials of one search as two studies.
 
     Args:
-        name: Of the study.
-        space: What was searched; its parameters are the study's.
+        name: Of the first study; the second adds to it.
+        space: The search space, whose dimensions are the studies' parameters.
         objective: What was maximised.
-        words: Says a configuration in words.
-        about: What is told of the search.
+        words: Returns a configuration in words.
+        about: User attributes of the studies.
     """
 
     def __init__(
@@ -179,7 +174,7 @@ class ShownStudy:
     def _made(
         self, name: str, metrics: Mapping[str, Literal["maximize", "minimize"]], about: Mapping[str, str | float]
     ) -> optuna.Study:
-        """Return a new study with these metrics and their directions."""
+        """Return a new study with these metrics, by direction."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(study_name=name, storage=self._storage, directions=list(metrics.values()))
         with warnings.catch_warnings():
@@ -191,7 +186,7 @@ class ShownStudy:
 
     @property
     def storage(self) -> BaseStorage:
-        """Where the studies are."""
+        """The storage of the studies."""
         return self._storage
 
     def add(self, results: Iterable[TrialResult]) -> None:
@@ -222,13 +217,13 @@ class ShownStudy:
         return trial
 
     def _params(self, config: TrainConfig) -> dict[str, Any]:
-        """Return the parameters of `config`, but for values that the space hasn't."""
+        """Return the parameters of `config`, without values that aren't in the space."""
         whole = self._space.complete(self._space.point(config))
         choices = {d.name: d.choices for d in self._space.dimensions}
         return {name: value for name, value in whole.items() if value in choices[name]}
 
     def _attributes(self, result: TrialResult) -> dict[str, Any]:
-        """Return what is told of a trial beside its value; numbers can be plotted."""
+        """Return the user attributes of a trial; numbers can be plotted."""
         measured, prediction = result.measurement, result.request.prediction
         peak = _peak(result)
         told = {
@@ -247,7 +242,7 @@ class ShownStudy:
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:
-    """Return a scale of numbers where all choices are some, so that it is drawn as one; otherwise categories."""
+    """Return an integer scale if all choices are numbers, so that it is drawn as one; otherwise categories."""
     numbers = [choice for choice in dimension.choices if isinstance(choice, int) and not isinstance(choice, bool)]
     if len(numbers) == len(dimension.choices) > 1:
         return IntDistribution(min(numbers), max(numbers), log=min(numbers) > 0)
@@ -261,7 +256,7 @@ def _state(status: TrialStatus) -> TrialState:
 
 
 def _peak(result: TrialResult) -> list[float]:
-    """Return the peak in GiB, if it is known."""
+    """Return the peak memory in GiB, if it is known."""
     memory = result.outcome.memory
     return [_gib(memory.peak_bytes)] if memory is not None and memory.is_known else []
 

@@ -1,4 +1,4 @@
-"""How a real training went beside what a search promised of it. Values and pure functions; `callback` measures."""
+"""A real training compared with what a search promised of it; `callback` measures."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from autotune.value import Value
 from autotune.values.result import ResultData
 from autotune.values.trial import Interval, Memory
 
-# Steps that wait for data this much longer than promised, as a share of the time, are told of.
+# Waiting for data is a reason if its share of the time exceeds the promised share by this much.
 WORTH_TELLING = 0.05
 
-# Of a name's values these say the same: off.
+# Values of an argument that all mean off.
 _OFF = (None, False, "", "none", "no")
 
-# Arguments of what isn't timed, and of what the device itself says.
+# Arguments of evaluation, which isn't timed, and of the device, which is compared by itself.
 _ELSEWHERE = {"per_device_eval_batch_size", "use_cpu"}
 
-# Packages whose version changes how fast a step is.
+# Packages whose version changes the time of a step.
 _LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
 
 
 class Promise(Value):
-    """What a search measured of the configuration that it found."""
+    """What a search measured of its winner."""
 
     samples_per_second: float
-    interval: Interval = Field(description="in which the next run falls in 95 of 100 cases, where it was confirmed")
+    interval: Interval = Field(description="of 95 % for the next run, where it was confirmed")
     memory: Memory
     data_wait_share: float | None
     samples_per_step: NonNegativeInt
@@ -54,9 +54,9 @@ class Promise(Value):
 
 
 class Production(Value):
-    """What a training attained: steps of full size, without logging, evaluating, saving and the first of each epoch."""
+    """What a training attained in the steps that count (see `callback`)."""
 
-    when: str = Field(description="it ended, UTC, ISO 8601")
+    when: str = Field(description="end of the training, UTC, ISO 8601")
     model: str
     config_id: str
     promise: Promise
@@ -65,7 +65,7 @@ class Production(Value):
     samples_per_second: float | None = Field(description="None: no step counts")
     data_wait_share: float | None = None
     memory: Memory = Field(description="peak of the whole training; of the whole process on a CPU")
-    reasons: tuple[str, ...] = Field(default=(), description="seen, why it may differ from the promise")
+    reasons: tuple[str, ...] = Field(default=(), description="why it may differ from the promise")
 
     @property
     def ratio(self) -> float | None:
@@ -94,7 +94,7 @@ class Production(Value):
         return line + self._memory()
 
     def _memory(self) -> str:
-        """Say the peak beside the promised one, where both are of a device: a process holds more than its training."""
+        """Return the peak beside the promised one if both are a GPU's; a process holds more than its training."""
         seen, promised = self.memory.reserved_bytes, self.promise.memory.reserved_bytes
         if seen is None or promised is None:
             return ""
@@ -107,7 +107,7 @@ def _range(interval: Interval) -> str:
 
 
 def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:
-    """Yield how TrainingArguments differ from the promised ones, as far as that costs or wins time.
+    """Yield how TrainingArguments differ from the promised ones, where that changes the time of a step.
 
     Args:
         result: The answer of a search.
@@ -124,7 +124,7 @@ def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:
 
 
 def other_model(result: ResultData, model: Any) -> Iterator[str]:
-    """Yield how a model differs from the promised one: kernel, dtype, adapter."""
+    """Yield how the model differs from the promised one: kernel, dtype, adapter."""
     promised = result.arguments.model
     kernel = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if None not in (kernel, promised.get("attn_implementation")) and kernel != promised["attn_implementation"]:
@@ -138,7 +138,7 @@ def other_model(result: ResultData, model: Any) -> Iterator[str]:
 
 
 def other_machine(result: ResultData, name: str, cores: int, versions: dict[str, str]) -> Iterator[str]:
-    """Yield how a machine differs from that of the search."""
+    """Yield how the machine differs from that of the search."""
     then = result.hardware
     if name != then.name:
         yield f"on {name} (promised on {then.name})"
@@ -151,7 +151,7 @@ def other_machine(result: ResultData, name: str, cores: int, versions: dict[str,
 
 
 def other_course(promise: Promise, samples_per_step: int, data_wait_share: float | None) -> Iterator[str]:
-    """Yield how the course of the training differs from the promised one: size of a step, waiting for data."""
+    """Yield how steps differ from the promised ones: their samples, and waiting for data."""
     if samples_per_step != promise.samples_per_step:
         yield f"{samples_per_step} samples a step (promised {promise.samples_per_step})"
     if data_wait_share is not None and data_wait_share > (promise.data_wait_share or 0.0) + WORTH_TELLING:
@@ -160,7 +160,7 @@ def other_course(promise: Promise, samples_per_step: int, data_wait_share: float
 
 
 def _newest(name: str, known: Collection[str]) -> str:
-    """Return what an argument is called by the installed transformers, which may keep the older name as well."""
+    """Return the name of an argument in the installed transformers, which may have its older name as well."""
     newer = name.replace("gradient_checkpointing", "activation_checkpointing")
     return newer if newer in known else name
 

@@ -1,8 +1,7 @@
-"""TensorBoard, Weights & Biases and MLflow, each through its own library: what a search tells them, and where it goes.
+"""TensorBoard, Weights & Biases and MLflow: how a trial and the answer are written with each library.
 
-Each is imported when it is first used, in the process of the search; trials know nothing of it. Where runs go is the
-matter of the library's own settings (`WANDB_MODE`, `WANDB_PROJECT`, `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`).
-Called by `tracking`.
+A library is imported when its tracker begins, in the process of the search and not in trials. Where runs go is decided
+by the library's own settings (`WANDB_MODE`, `WANDB_PROJECT`, `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`).
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import Field, NonNegativeInt
+
 from autotune.errors import InputError, MachineError, suggestion
-from autotune.integrations.tracker_entries import Entry
 from autotune.value import Value
 
 _PROJECT = "autotune"
 
 
 class Search(Value):
-    """What a tracker knows of the search as a whole."""
+    """What all runs of a search have in common."""
 
     id: str
     name: str
@@ -30,19 +30,30 @@ class Search(Value):
     directory: str
 
 
+class Entry(Value):
+    """One run of a tracker: a trial, or the answer."""
+
+    name: str
+    step: NonNegativeInt = Field(description="number of the trial; of the answer the number of trials")
+    completed: bool
+    params: dict[str, bool | int | float | str] = Field(description="the configuration")
+    metrics: dict[str, float]
+    tags: dict[str, str]
+
+
 class Tracker(Protocol):
-    """Somewhere that a search is told to; whatever a method raises, the search goes on."""
+    """A service or file that a search is written to; whatever a method raises, the search goes on."""
 
     def open(self, search: Search, known_as: str) -> str:
-        """Begin, or go on as what an earlier run of this search began; return how the tracker knows the search."""
+        """Begin, or resume what the tracker knows as `known_as`; return how it knows the search."""
         ...
 
     def trial(self, entry: Entry) -> None:
-        """Tell of a trial."""
+        """Write a trial."""
         ...
 
     def answer(self, entry: Entry) -> None:
-        """Tell of the answer; a search that goes on may do so again."""
+        """Write the answer; a resumed search may do so again."""
         ...
 
     def close(self) -> None:
@@ -51,7 +62,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """A run for each trial in the search's folder `tensorboard`, for the tab HPARAMS, and curves over the trials."""
+    """A run for each trial, for the tab HPARAMS, and curves over the trials, in the search's folder `tensorboard`."""
 
     def __init__(self) -> None:
         self._writer: Any = None
@@ -84,13 +95,13 @@ class TensorBoard:
         self._writer.close()
 
     def _run(self, entry: Entry) -> None:
-        """Write what the tab of hyperparameters shows, which wants its figures under names that no curve has."""
+        """Write hyperparameters and figures; in the tab HPARAMS these need names that no curve has."""
         figures = {f"hparam/{name}": value for name, value in entry.metrics.items()}
         self._writer.add_hparams({**entry.params, **entry.tags}, figures, run_name=entry.name, global_step=entry.step)
 
 
 class WandB:
-    """A run for each trial, all of one group, begun when the trial has ended: none is open beside a trial."""
+    """A run for each trial, all in one group, written when the trial has ended, so that none is open during a trial."""
 
     def __init__(self) -> None:
         self._search: Search | None = None
@@ -102,19 +113,6 @@ class WandB:
 
     def trial(self, entry: Entry) -> None:
         """Write a run."""
-        self._run(entry)
-
-    def answer(self, entry: Entry) -> None:
-        """Write a run of its own."""
-        self._run(entry)
-
-    def close(self) -> None:
-        """End the library's process."""
-        import wandb
-
-        wandb.teardown()
-
-    def _run(self, entry: Entry) -> None:
         import wandb
 
         search = self._search
@@ -135,6 +133,14 @@ class WandB:
         run.summary.update(entry.tags)
         run.finish(exit_code=0 if entry.completed else 1)
 
+    answer = trial
+
+    def close(self) -> None:
+        """End the library's process."""
+        import wandb
+
+        wandb.teardown()
+
 
 class MLflow:
     """A parent run for the search, and a child of it for each trial and for the answer."""
@@ -144,7 +150,7 @@ class MLflow:
         self._experiment = self._parent = ""
 
     def open(self, search: Search, known_as: str) -> str:
-        """Begin the parent run, or go on with it."""
+        """Begin the parent run, or resume it."""
         from mlflow import MlflowClient
 
         client = self._client = MlflowClient()
@@ -160,7 +166,7 @@ class MLflow:
         return self._parent
 
     def trial(self, entry: Entry) -> None:
-        """Write a child run; the parent has the figures as curves over the trials."""
+        """Write a child run, and the figures as points of the parent's curves."""
         self._child(entry)
         self._batch(self._parent, entry, only_metrics=True)
 
@@ -193,7 +199,7 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Refuse trackers that can't be told anything, in second 0 and not after the first trial.
+    """Refuse trackers that can't be written to, before the search begins.
 
     Raises:
         InputError: There is no tracker of that name, or it isn't logged in.
@@ -211,13 +217,13 @@ def check(names: tuple[str, ...]) -> None:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether there is a package of that name; a mere folder, as wandb leaves where it ran, is none."""
+    """Return whether there is a package of that name; a mere folder, such as wandb leaves where it ran, is none."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
 
 
 def _may_log() -> bool:
-    """Whether wandb has a key, or needs none; asked for one in a search, it would wait for an answer."""
+    """Return whether wandb has a key, or needs none; otherwise it would wait for one in the middle of a search."""
     if os.environ.get("WANDB_MODE", "online") != "online":
         return True
     import wandb

@@ -1,13 +1,14 @@
-"""Tells trackers of each trial as it ends, and of the answer: `--report-to`.
+"""Writes each trial as it ends, and the answer, to trackers: `--report-to`.
 
-It listens like any observer, in the process of the search, and passes everything on. Each call has a time limit, and a
-tracker that fails or falls silent is told of no further trial: a note says so, and the search goes on. What a tracker
-was told stands in `trackers.json` of the run directory, so that a search that goes on tells it what it missed, and
-nothing twice. Called by `autotune.api`.
+:class:`Tracking` is an observer in the process of the search that passes every event on. Each call of a tracker has a
+time limit, and a tracker that fails or exceeds it gets no further trials: a note says so, and the search goes on. What
+a tracker was told stands in `trackers.json` of the run directory, so that a resumed search writes what it missed, and
+nothing twice.
 """
 
 from __future__ import annotations
 
+import statistics
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Self
@@ -15,46 +16,52 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from autotune.errors import one_line
-from autotune.integrations.tracker_entries import about, answer_of, entry_of
-from autotune.integrations.trackers import TRACKERS, Search, Tracker
+from autotune.integrations.trackers import TRACKERS, Entry, Search, Tracker
 from autotune.planning.plan import SearchPlan
+from autotune.space.knobs import changes, shown_changes
+from autotune.space.points import make_point
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import has_ended, in_thread
+from autotune.units import GIB
 from autotune.value import Value, read_value, write_value
+from autotune.values.config import TrainConfig
 from autotune.values.events import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
-from autotune.values.trial import TrialResult
+from autotune.values.trial import Failure, Measurement, TrialResult
 
 TOLD_FILE = "trackers.json"
 
-# How long a search waits for a tracker: for its library to be imported and to begin, and for each trial.
+# Time limits of a tracker: to import its library and begin, and to write a trial.
 OPENING_S = 60.0
 TELLING_S = 30.0
 
+# The longest tag that is written. MLflow refuses 8,000 characters (MAX_TAG_VAL_LENGTH), older servers 5,000.
+_LONGEST_TAG = 1000
+
 
 class Told(Value):
-    """What trackers know of a search."""
+    """What trackers were told of a search."""
 
-    search: str = Field(description="by what they know it, whatever the run directory is called")
+    search: str = Field(description="id of the search for trackers, whatever the run directory is called")
     runs: dict[str, str] = Field(default_factory=dict, description="by tracker: how it knows the search")
-    trials: dict[str, tuple[int, ...]] = Field(default_factory=dict, description="by tracker: those that it was told")
-    answers: dict[str, str] = Field(default_factory=dict, description="by tracker: the latest that it was told")
+    trials: dict[str, tuple[int, ...]] = Field(default_factory=dict, description="by tracker: numbers of its trials")
+    answers: dict[str, str] = Field(default_factory=dict, description="by tracker: its latest answer")
 
 
 def trackers_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> Tracking:
-    """Return what tells the trackers of a search."""
+    """Return the observer that writes to the trackers of a search."""
     return Tracking(plan, directory, observer, {name: TRACKERS[name] for name in plan.report_to})
 
 
 class Tracking:
-    """Tells the trackers of one search.
+    """Writes one search to its trackers.
 
     Args:
         plan: The search.
         directory: Its run directory.
-        observer: Hears everything, and what goes wrong here.
+        observer: Gets every event, and notes on what fails here.
         makers: The trackers by name.
-        limits_s: How long beginning and telling may take.
+        limits_s: Time limits of beginning and of writing a trial.
     """
 
     def __init__(
@@ -87,13 +94,13 @@ class Tracking:
             self._attempt(name, lambda tracker: tracker.close(), self._telling_s)
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on; of a trial that has ended the trackers are told."""
+        """Pass an event on, and write a trial that has ended."""
         self._observer(event)
         if isinstance(event, TrialEnded):
             self._tell(event.result)
 
     def end(self, answer: ResultData) -> ResultData:
-        """Tell of the answer, and return it."""
+        """Write the answer, and return it."""
         entry = answer_of(answer)
         said = f"{entry.tags['status']}: {entry.tags['config_id']} after {entry.step} trials"
         for name in tuple(self._trackers):
@@ -129,7 +136,7 @@ class Tracking:
                 self._write(self._told.model_copy(update={"trials": trials}))
 
     def _attempt(self, name: str, call: Callable[[Tracker], str | None], limit_s: float) -> str | None:
-        """Have a tracker do something; one that can't, or takes too long, is left alone from then on."""
+        """Call a tracker; if it fails or takes too long, it isn't called any more."""
         tracker = self._trackers[name]
         attempt = in_thread(lambda: call(tracker))
         if not has_ended(attempt, limit_s):
@@ -158,3 +165,91 @@ class Tracking:
             write_value(told, self._path)
         except OSError as error:
             self._observer(Note(text=f"{TOLD_FILE} can't be written: {error.strerror}"))
+
+
+def entry_of(plan: SearchPlan, result: TrialResult) -> Entry:
+    """Return the entry of a trial that has ended."""
+    request, outcome = result.request, result.outcome
+    metrics = {"duration_s": result.duration_s}
+    if isinstance(outcome, Measurement):
+        metrics |= _measured(outcome)
+    elif outcome.memory is not None and outcome.memory.is_known:
+        metrics["peak_memory_gib"] = outcome.memory.peak_bytes / GIB
+    if request.prediction is not None:
+        metrics["predicted_samples_per_second"] = request.prediction.samples_per_second
+        metrics["predicted_peak_memory_gib"] = request.prediction.peak_bytes / GIB
+    tags = {
+        "purpose": str(request.purpose),
+        "status": str(result.status),
+        "changes": shown_changes(changes(request.config, plan))[:_LONGEST_TAG],
+        "config_id": request.config.config_id,
+    }
+    if isinstance(outcome, Failure):
+        tags["cause"] = outcome.cause[:_LONGEST_TAG]
+    return Entry(
+        name=f"trial-{request.number:04d}",
+        step=request.number,
+        completed=result.measurement is not None,
+        params=params_of(request.config),
+        metrics=metrics,
+        tags=tags,
+    )
+
+
+def answer_of(result: ResultData) -> Entry:
+    """Return the entry of the answer."""
+    metrics = {"search_time_s": result.search_time_s}
+    if result.best.measurement is not None:
+        metrics |= _measured(result.best.measurement)
+    if result.baseline.measurement is not None:
+        metrics["baseline_samples_per_second"] = result.baseline.measurement.samples_per_second
+    if result.speedup is not None:
+        metrics["speedup"] = result.speedup.ratio
+    return Entry(
+        name="answer",
+        step=sum(t.number is not None for t in result.trials),
+        completed=True,
+        params=params_of(result.best.config),
+        metrics=metrics,
+        tags={
+            "purpose": "answer",
+            "status": result.verdict,
+            "changes": shown_changes(result.best.changes)[:_LONGEST_TAG],
+            "config_id": result.best.config.config_id,
+        },
+    )
+
+
+def about(plan: SearchPlan) -> dict[str, str]:
+    """Return the facts that all runs of a search have in common."""
+    workload = plan.workload
+    return {
+        "model": workload.model.name,
+        "task": str(workload.task),
+        "global_batch_size": str(workload.global_batch_size or "any"),
+        "device": plan.hardware.name,
+        "memory_budget_gib": f"{plan.memory_bytes / GIB:.2f}",
+        "allow": str(plan.allowance),
+        "effort": str(plan.budget.effort),
+    }
+
+
+def params_of(config: TrainConfig) -> dict[str, bool | int | float | str]:
+    """Return a configuration as parameters, nested ones as `name.field`; parallelism only for several devices."""
+    point = make_point(config)
+    shown = {n: v for n, v in point.items() if not (config.parallelism.is_single and n.startswith("parallelism."))}
+    return {name: "none" if value is None else value for name, value in shown.items()}
+
+
+def _measured(measured: Measurement) -> dict[str, float]:
+    figures: dict[str, float | None] = {
+        "samples_per_second": measured.samples_per_second,
+        "tokens_per_second": measured.tokens_per_second,
+        "step_time_s": statistics.fmean(measured.step_times_s),
+        "first_step_s": measured.first_step_s,
+        "startup_s": measured.startup_s,
+        "peak_memory_gib": measured.memory.peak_bytes / GIB if measured.memory.is_known else None,
+        "data_wait_share": measured.data_wait_share,
+        "loss": measured.loss,
+    }
+    return {name: value for name, value in figures.items() if value is not None}

@@ -5,11 +5,13 @@ A row is a line of text with its bar below, so that words have room on narrow sc
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.output.run_report import Breakdown
+from autotune.output.explanation_table import change_words, how_known, ratio_words, together_words
+from autotune.output.palette import COMPONENTS
+from autotune.output.run_report import RunReport
 from autotune.output.svg import (
     Chart,
     Scale,
@@ -23,64 +25,26 @@ from autotune.output.svg import (
     text_width,
     ticks,
 )
-from autotune.space.knobs import SHORT_NAMES
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.estimate import MemoryBreakdown
-from autotune.values.explanation import Contribution, Explanation
-from autotune.values.problem import Change
+from autotune.values.explanation import Explanation
 from autotune.values.time_spent import Spent
-from autotune.values.trial import Interval
 
 _ROW = 42.0
 _BAR = 14.0
 
 
-def change_words(changed: Sequence[Change]) -> str:
-    """Return what a knob became: 'precision fp32 → bf16'."""
-    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.before} → {c.after}" for c in changed)
-
-
-def ratio_words(contribution: Contribution) -> str:
-    """Return what a knob brought: '×1.43 (1.40 to 1.46)'."""
-    if contribution.ratio is None:
-        return {"fails": "needed", "slow": "too slow"}.get(contribution.basis, "not told")
-    return factor_words(contribution.ratio, contribution.interval)
-
-
-def how_known(contribution: Contribution) -> str:
-    """Return how a knob's factor is known, or why it isn't."""
-    if contribution.cause is not None:
-        return contribution.cause
-    numbers = [label.removeprefix("explain ") for label in contribution.trials]
-    of_explain = any(label.startswith("explain ") for label in contribution.trials)
-    trials = f" ({'explain ' if of_explain else ''}trials {', '.join(sorted(numbers, key=int))})" if numbers else ""
-    return f"{BASIS[contribution.basis]}{trials}"
-
-
-def together_words(explanation: Explanation) -> str:
-    """Return what the knobs bring together, empty if that isn't known."""
-    together = explanation.together
-    return "" if together is None else factor_words(together, explanation.together_interval)
-
-
-def factor_words(ratio: float, interval: Interval | None) -> str:
-    """Return a factor with its interval, where that has an end."""
-    if interval is None or not math.isfinite(interval.high):
-        return f"×{ratio:.2f}"
-    return f"×{ratio:.2f} ({interval.low:.2f} to {interval.high:.2f})"
-
-
 class Step(NamedTuple):
-    """A row of the waterfall: from where to where a knob brings the throughput."""
+    """A row of the waterfall: from where to where a knob brings the throughput, with its interval."""
 
     words: str
     value: str
-    start: float | None
-    end: float | None
-    low: float | None
-    high: float | None
-    kind: str
     tip: str
+    kind: str = ""
+    start: float | None = None
+    end: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def waterfall_steps(explanation: Explanation) -> list[Step]:
@@ -88,33 +52,23 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
     found = []
     at, winner = explanation.baseline_samples_per_second, explanation.winner_samples_per_second
     for part in explanation.contributions:
-        words = change_words(part.changes)
-        if part.ratio is None or winner is None:
-            found.append(Step(words, ratio_words(part), None, None, None, None, "", part.cause or ""))
+        words, value, ratio, interval = change_words(part.changes), ratio_words(part), part.ratio, part.interval
+        if ratio is None or winner is None:
+            found.append(Step(words, value, part.cause or ""))
             continue
-        start = at if at is not None else winner / part.ratio
-        known = part.interval is not None and math.isfinite(part.interval.high) and part.interval.low > 0
-        low, high = (start * part.interval.low, start * part.interval.high) if known and part.interval else (None, None)
-        kind = ("gain" if part.ratio >= 1 else "loss") + ("" if part.basis == "in turn" else " weak")
-        tip = f"{words}: {ratio_words(part)}\n{how_known(part)}"
-        found.append(Step(words, ratio_words(part), start, start * part.ratio, low, high, kind, tip))
-        at = start * part.ratio if at is not None else None
+        start = at if at is not None else winner / ratio
+        ends: tuple[float | None, float | None] = (None, None)
+        if interval is not None and math.isfinite(interval.high) and interval.low > 0:
+            ends = start * interval.low, start * interval.high
+        kind = ("gain" if ratio >= 1 else "loss") + ("" if part.basis == "in turn" else " weak")
+        found.append(Step(words, value, f"{words}: {value}\n{how_known(part)}", kind, start, start * ratio, *ends))
+        at = start * ratio if at is not None else None
     together = explanation.together
     if together is not None and at is not None:
         tip = "what the knobs bring together beyond the product of the parts"
         kind = f"rest {'gain' if together >= 1 else 'loss'}"
-        found.append(Step("together", together_words(explanation), at, at * together, None, None, kind, tip))
+        found.append(Step("together", together_words(explanation), tip, kind, at, at * together))
     return found
-
-
-BASIS = {
-    "in turn": "measured in turn with the winner",
-    "once": "told by one trial of the search each",
-    "elsewhere": "told by two other trials of the search that differ in it alone",
-    "fails": "the winner does not run without it",
-    "slow": "without it no trial ends within its time limit",
-    "unknown": "not told by the trials at hand",
-}
 
 
 def waterfall(explanation: Explanation, width: float) -> Chart | None:
@@ -128,17 +82,13 @@ def waterfall(explanation: Explanation, width: float) -> Chart | None:
     left, right = 8.0, width - 8.0
     low, high = min(values) / 1.04, max(values) * 1.04
     x = logarithmic(low, high, left, right)
-    rows = len(steps) + 1 + (base is not None)
-    bottom = rows * _ROW + 6
+    bottom = (len(steps) + 1 + (base is not None)) * _ROW + 6
+    tops = itertools.count(0.0, _ROW)
     parts = [_axis(low, high, x, bottom, left, right)]
-    row = 0
     if base is not None:
-        parts.append(_end("baseline", base, x, 0, "square", "baseline", width))
-        row = 1
-    for step in steps:
-        parts.append(_waterfall_row(step, x, row * _ROW, width))
-        row += 1
-    parts.append(_end("best", winner, x, row * _ROW, "star", "best", width))
+        parts.append(_end("baseline", base, x, next(tops), "square", width))
+    parts += [_waterfall_row(step, x, next(tops), width) for step in steps]
+    parts.append(_end("best", winner, x, next(tops), "star", width))
     parts.append(text(width / 2, bottom + 34, "samples/s", anchor="middle", kind="muted"))
     label = f"What each of {len(explanation.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
     return Chart("".join(parts), width, bottom + 42, label)
@@ -155,11 +105,11 @@ def _axis(low: float, high: float, x: Scale, bottom: float, left: float, right: 
     return "".join(parts)
 
 
-def _end(words: str, value: float, x: Scale, top: float, shape: str, kind: str, width: float) -> str:
+def _end(kind: str, value: float, x: Scale, top: float, shape: str, width: float) -> str:
     return (
-        text(2, top + 14, words, kind="strong")
+        text(2, top + 14, kind, kind="strong")
         + text(width - 2, top + 14, f"{show_rate(value)} samples/s", anchor="end", kind="strong")
-        + mark(shape, x(value), top + 28, kind, f"{words}: {show_rate(value)} samples/s", 6.0)
+        + mark(shape, x(value), top + 28, kind, f"{kind}: {show_rate(value)} samples/s", 6.0)
     )
 
 
@@ -182,56 +132,56 @@ def _waterfall_row(step: Step, x: Scale, top: float, width: float) -> str:
     return "".join(parts)
 
 
-class Part(NamedTuple):
-    """A component of memory."""
+def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
+    """Return the bytes of each component of a configuration's memory by its name, in the order of the stack.
 
-    name: str  # of its colour
-    words: str
-    size: int  # bytes
-
-
-def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> list[Part]:
-    """Return the components of a configuration's memory up to the device's peak, those that are empty left out."""
-    sizes = {
-        "weights": memory.weights_bytes,
-        "gradients": memory.gradients_bytes,
-        "optimizer": memory.optimizer_state_bytes,
-        "activations": memory.activations_bytes,
-        "temporaries": memory.temporaries_bytes,
-        "communication": memory.communication_bytes,
-    }
-    sizes["beyond"] = max(0, memory.device_peak_bytes - sum(sizes.values()))
-    names = part_words(on_cpu=on_cpu)
-    return [Part(name, names[name], size) for name, size in sizes.items() if size > 0]
-
-
-def part_words(*, on_cpu: bool) -> dict[str, str]:
-    """Return what the components are called, in the order of the stack."""
-    same = {name: name for name in ("weights", "gradients")}
-    rest = {name: name for name in ("activations", "temporaries", "communication")}
+    The last one is what lies between the others and the device's peak; components that are not there have 0.
+    """
+    parts = memory.components
     beyond = "beyond the tensors" if on_cpu else "context, allocator"
-    return {**same, "optimizer": "optimizer states", **rest, "beyond": beyond}
+    return {**parts, beyond: max(0, memory.device_peak_bytes - sum(parts.values()))}
 
 
-def memory_bars(found: Sequence[Breakdown], *, on_cpu: bool, width: float) -> Chart | None:
-    """Return a stacked bar for each configuration, with a mark where the measured peak lies."""
+def component_sizes(report: RunReport) -> dict[str, list[int]]:
+    """Return the components that are there in any of a report's breakdowns, with the bytes in each of them."""
+    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in report.breakdowns]
+    names = stacks[0] if stacks else ()
+    return {name: [stack[name] for stack in stacks] for name in names if any(stack[name] for stack in stacks)}
+
+
+def component_icon(name: str) -> str:
+    """Return the mark of a component in a legend."""
+    return rectangle(1, 2, 16, 12, _part_class(name))
+
+
+def _part_class(name: str) -> str:
+    """Return the CSS class of a component's colour; see `palette`."""
+    first = name.partition(" ")[0]
+    return f"part part-{first if first in COMPONENTS else 'beyond'}"
+
+
+def memory_bars(report: RunReport, width: float) -> Chart | None:
+    """Return a stacked bar for each breakdown, with a mark where the measured peak lies."""
+    found = report.breakdowns
     if not found:
         return None
-    stacks = [memory_parts(b.predicted, on_cpu=on_cpu) for b in found]
-    most = max(max(sum(p.size for p in stack), b.measured_bytes or 0) for stack, b in zip(stacks, found, strict=True))
+    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in found]
+    most = max(max(sum(stack.values()), b.measured_bytes or 0) for stack, b in zip(stacks, found, strict=True))
     scale = (width - 16) / most
     parts = []
     for row, (stack, breakdown) in enumerate(zip(stacks, found, strict=True)):
         top, at = row * 66.0, 8.0
+        said = f"predicted {show_memory(breakdown.predicted.device_peak_bytes)}"
         measured = breakdown.measured_bytes
-        told = f", measured {show_memory(measured)}" if measured is not None else ""
+        if measured is not None:
+            said += f", measured {show_memory(measured)}"
         parts.append(text(2, top + 14, breakdown.name, kind="strong"))
-        said = f"predicted {show_memory(breakdown.predicted.device_peak_bytes)}{told}"
         parts.append(text(width - 2, top + 14, said, anchor="end"))
-        for part in stack:
-            tip = f"{breakdown.name}: {part.words} {show_memory(part.size)}"
-            parts.append(rectangle(at, top + 22, part.size * scale, 22, f"part part-{part.name}", tip))
-            at += part.size * scale
+        for name, size in stack.items():
+            if size > 0:
+                tip = f"{breakdown.name}: {name} {show_memory(size)}"
+                parts.append(rectangle(at, top + 22, size * scale, 22, _part_class(name), tip))
+                at += size * scale
         if measured is not None:
             tip = f"{breakdown.name}: measured {show_memory(measured)}"
             parts.append(mark("triangle", 8 + measured * scale, top + 52, "best", tip, 6.0))

@@ -1,9 +1,9 @@
-"""Draws estimates: one configuration by component, a ranking, the devices of the table; within 80 columns."""
+"""Draws estimates within 80 columns: one configuration by component, a ranking, GPUs, ways to share several devices."""
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autotune.estimates.report import (
@@ -17,10 +17,10 @@ from autotune.estimates.report import (
     RunCost,
     Speed,
     SpreadReport,
+    SpreadRow,
 )
-from autotune.output.fitted import Fitted
-from autotune.output.spread_table import spread_parts
-from autotune.output.table import show_config
+from autotune.output.table import about, show_config
+from autotune.output.terminal import table_of
 from autotune.units import GIB, show_memory, show_rate
 from autotune.values.config import Precision, TrainConfig, Workload
 from autotune.values.trial import Interval
@@ -36,74 +36,52 @@ _FITS = {
 def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
     """Return an estimate as tables and lines, with what was assumed below it."""
     if isinstance(report, ConfigReport):
-        parts = _configuration(report)
+        title, *parts = _configuration(report)
     elif isinstance(report, RankingReport):
-        parts = _ranking(report)
+        title, *parts = _ranking(report)
     elif isinstance(report, SpreadReport):
-        parts = [*spread_parts(report, _about(report.workload)), *map(Text, _run_lines(report.run))]
+        title, *parts = _spread(report)
     else:
-        parts = _devices(report)
-    return Group(*parts, *(Text(f"note: {note}") for note in report.notes if with_notes))
+        title, *parts = _devices(report)
+    notes = [f"note: {note}" for note in report.notes if with_notes]
+    lines = (Text(part) if isinstance(part, str) else part for part in (*parts, *notes))
+    return Group(Text(str(title), style="bold"), *lines)
 
 
 def _configuration(report: ConfigReport) -> list[RenderableType]:
     found = report.predicted
-    table = Table()
-    table.add_column("", overflow="fold")
-    table.add_column("predicted", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    for row in (*_memory_rows(found, on_cpu=report.device.hardware.is_cpu), *_speed_rows(found.speed)):
-        table.add_row(*row)
-    if found.speed is not None and found.config.parallelism.world_size > 1:
-        table.add_row("  waiting for others or the host", f"{found.communication_s / found.speed.step_time_s:.0%}", "")
+    rows = [*_memory_rows(found, on_cpu=report.device.hardware.is_cpu), *_speed_rows(found.speed)]
     world = found.config.parallelism.world_size
-    title = f"{_about(report.workload)}, on {f'{world} x ' * (world > 1)}{_device(report.device)}"
-    config = f"{show_config(found.config)}; {_accumulation(found)}"
-    largest = report.largest_micro_batch
-    lines = [
+    if found.speed is not None and world > 1:
+        share = f"{found.communication_s / found.speed.step_time_s:.0%}"
+        rows.append(("  waiting for others or the host", share, ""))
+    steps, largest = found.accumulation_steps, report.largest_micro_batch
+    figures = ("predicted", "95 % interval")
+    return [
+        f"{_about(report.workload)}, on {f'{world} x ' * (world > 1)}{_device(report.device)}",
+        f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
+        table_of(("", *figures), rows, right=figures, whole=figures),
         f"{_FITS[found.fits].format(memory=show_memory(report.device.memory_bytes))}; "
         + (f"largest micro-batch that fits: {largest}" if largest else "no micro-batch does"),
         *_run_lines(report.run),
     ]
-    return [Text(title, style="bold"), Text(config), Fitted(table), *map(Text, lines)]
 
 
 def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:
     memory = found.memory
-    components = {
-        "weights": memory.weights_bytes,
-        "gradients": memory.gradients_bytes,
-        "optimizer states": memory.optimizer_state_bytes,
-        "activations": memory.activations_bytes,
-        "temporaries": memory.temporaries_bytes,
-        "communication": memory.communication_bytes,
-        "correction by earlier trials": memory.allocated_peak_bytes - _sum(found),
-    }
-    rows = [(f"  {name}", _gib(value), "") for name, value in components.items() if round(value / GIB, 2)]
+    parts = memory.components
+    parts["correction by earlier trials"] = memory.allocated_peak_bytes - sum(parts.values())
+    rows = [(f"  {name}", _gib(value), "") for name, value in parts.items() if round(value / GIB, 2)]
     rows.append(("allocated at the peak", _gib(memory.allocated_peak_bytes), _gib_interval(memory.allocated_interval)))
     if not on_cpu:
-        rows.append(
-            ("reserved by the allocator", _gib(memory.reserved_peak_bytes), _gib_interval(memory.reserved_interval))
-        )
+        reserved = _gib(memory.reserved_peak_bytes)
+        rows.append(("reserved by the allocator", reserved, _gib_interval(memory.reserved_interval)))
     rows.append((f"  beyond the {'tensors' if on_cpu else 'allocator'}", _gib(memory.framework_bytes), ""))
     whole = "process" if on_cpu else "device, as nvidia-smi shows"
     rows.append((whole, _gib(memory.device_peak_bytes), _gib_interval(memory.device_interval)))
     if found.host_bytes:
         rows.append(("  of the host's memory, for each device", _gib(found.host_bytes), ""))
     return rows
-
-
-def _sum(found: Predicted) -> int:
-    """Return the allocated peak as the components have it."""
-    memory = found.memory
-    return (
-        memory.weights_bytes
-        + memory.gradients_bytes
-        + memory.optimizer_state_bytes
-        + memory.activations_bytes
-        + memory.temporaries_bytes
-        + memory.communication_bytes
-    )
 
 
 def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
@@ -122,54 +100,46 @@ def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
 
 
 def _ranking(report: RankingReport) -> list[RenderableType]:
-    title = f"{_about(report.workload)}, on {_device(report.device)}"
-    table = Table()
-    unit = "tokens/s" if report.workload.task.takes_text else "samples/s"
-    with_speed = report.device.rates is not None
-    headings = [f"{unit}\n(95 %)", "MFU"] if with_speed else []
-    for heading in (*headings, "memory\nGiB", "configuration"):
-        table.add_column(heading, justify="left" if heading == "configuration" else "right", overflow="fold")
+    figures = ["memory\nGiB"]
+    if report.device.rates is not None:
+        figures = [f"{_unit(report.workload)}\n(95 %)", "MFU", *figures]
+    rows = []
     for found in report.best:
         sure = "" if found.fits == "yes" else " ?"
         cells = [_rate(found.speed), _share(found.speed.mfu)] if found.speed is not None else []
-        table.add_row(*cells, f"{found.memory.device_peak_bytes / GIB:.1f}{sure}", show_config(found.config))
-    lines = [
+        rows.append((*cells, f"{found.memory.device_peak_bytes / GIB:.1f}{sure}", show_config(found.config)))
+    unsure = any(found.fits != "yes" for found in report.best)
+    return [
+        f"{_about(report.workload)}, on {_device(report.device)}",
+        table_of((*figures, "configuration"), rows, right=figures),
         f"{report.considered} configurations predicted (--allow {report.allowance}), {report.fitting} may fit; of each "
-        "kind the best micro-batch"
+        "kind the best micro-batch",
+        *["? the upper end of the interval is beyond the memory"] * unsure,
+        *_run_lines(report.run),
     ]
-    if any(found.fits != "yes" for found in report.best):
-        lines.append("? the upper end of the interval is beyond the memory")
-    return [Text(title, style="bold"), Fitted(table), *map(Text, (*lines, *_run_lines(report.run)))]
 
 
 def _devices(report: DevicesReport) -> list[RenderableType]:
-    with_run = any(row.run is not None for row in report.rows)
-    currency = next(
-        (row.run.currency for row in report.rows if row.run is not None and row.run.money is not None), None
-    )
-    table = Table()
-    unit = "tokens/s" if report.workload.task.takes_text else "samples/s"
-    headings = [
-        "largest\nmicro-\nbatch",
-        unit,
-        "MFU",
-        *(["hours"] if with_run else []),
-        *([currency] if currency else []),
+    runs = [row.run for row in report.rows if row.run is not None]
+    currency = next((run.currency for run in runs if run.money is not None), None)
+    figures = ["largest\nmicro-\nbatch", _unit(report.workload), "MFU"]
+    figures += [*["hours"] * bool(runs), *([currency] if currency else [])]
+    rows = [
+        _device_cells(row, row.best, with_run=bool(runs), with_money=bool(currency))
+        for row in report.rows
+        if row.best is not None
     ]
-    table.add_column("device\nGiB", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("best configuration, its memory", overflow="fold")
-    for row in report.rows:
-        if row.best is not None:
-            table.add_row(*_device_cells(row, row.best, with_run=with_run, with_money=currency is not None))
     left_out: dict[str, list[str]] = {}
     for row in report.rows:
         if row.best is None:
             left_out.setdefault(row.why_not or "", []).append(row.device.name)
-    lines = [f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()]
-    first = next((row.run for row in report.rows if row.run is not None), None)
-    return [Text(_about(report.workload), style="bold"), Fitted(table), *map(Text, (*lines, *_work_lines(first)))]
+    headings = ("device\nGiB", *figures, "best configuration, its memory")
+    return [
+        _about(report.workload),
+        table_of(headings, rows, right=figures, whole=figures),
+        *(f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()),
+        *_work_lines(next(iter(runs), None)),
+    ]
 
 
 def _device_cells(row: DeviceRow, best: Predicted, *, with_run: bool, with_money: bool) -> list[str]:
@@ -181,9 +151,51 @@ def _device_cells(row: DeviceRow, best: Predicted, *, with_run: bool, with_money
         str(row.largest_micro_batch or ""),
         "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second),
         "" if speed is None else _share(speed.mfu),
-        *([hours] if with_run else []),
-        *([money] if with_money else []),
+        *[hours] * with_run,
+        *[money] * with_money,
         f"{_brief(best.config)}; {show_memory(best.memory.device_peak_bytes)}",
+    ]
+
+
+def _spread(report: SpreadReport) -> list[RenderableType]:
+    """Return the ways to spread a training over devices, and what isn't possible."""
+    nodes = "one node" if report.nodes == 1 else f"{report.nodes} nodes"
+    unit = _unit(report.workload)
+    with_host = any(row.host_bytes for row in report.rows)
+    with_speed = report.device.rates is not None
+    figures = [*[unit, "MFU", "wait"] * with_speed, "GiB", *["host\nGiB"] * with_host, "micro x\nsteps"]
+    headings = ("way", *figures, "check-\npoint")
+    rows = (_way_cells(row, with_host=with_host, with_speed=with_speed) for row in report.rows)
+    return [
+        f"{_about(report.workload)}, on {report.devices} x {report.device.name} in {nodes}",
+        table_of(headings, rows, right=figures, whole=headings[1:], box=box.SIMPLE_HEAD),
+        f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
+        "host: a node's memory is too small; ?: by the prediction, but not by the upper end of its interval",
+        f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
+        f"host; GiB: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
+        "micro x steps: samples of a micro-batch, micro-batches of a step; TP, PP, DP: tensor, pipeline and data "
+        "parallel",
+        *(f"not possible: {', '.join(names)}: {reason}" for reason, names in report.refused.items()),
+        *_run_lines(report.run),
+    ]
+
+
+def _way_cells(row: SpreadRow, *, with_host: bool, with_speed: bool) -> list[str]:
+    found, speed = row.predicted, row.predicted.speed
+    cells = [row.way]
+    if with_speed and (speed is None or not row.fits_at_all):
+        cells += ["", "", ""]
+    elif with_speed and speed is not None:
+        waiting = f"{found.communication_s / speed.step_time_s:.0%}"
+        cells += [show_rate(speed.tokens_per_second or speed.samples_per_second), _share(speed.mfu), waiting]
+    mark = "no" if not found.fits_at_all else "host" if not row.host_fits else "" if found.fits == "yes" else "?"
+    cells.append(f"{found.memory.device_peak_bytes / GIB:.1f} {mark}".rstrip())
+    if with_host:
+        cells.append(f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "")
+    return [
+        *cells,
+        f"{found.config.per_device_train_batch_size} x {found.accumulation_steps}",
+        found.config.checkpointing,
     ]
 
 
@@ -191,8 +203,7 @@ def _run_lines(run: RunCost | None) -> list[str]:
     """Return what a run of so many tokens costs."""
     lines = _work_lines(run)
     if run is not None and run.hours is not None and run.hours_interval is not None:
-        low, high = run.hours_interval.low, run.hours_interval.high
-        hours = f"{show_rate(run.hours)} hours ({show_rate(low)} to {show_rate(high)})"
+        hours = f"{show_rate(run.hours)} hours ({_interval(run.hours_interval)})"
         where = "one device" if run.devices == 1 else f"{run.devices} devices"
         lines.append(f"{hours} on {where}, so {show_rate(run.gpu_hours or 0.0)} GPU-hours")
     if run is not None and run.money is not None and run.money_interval is not None:
@@ -214,19 +225,16 @@ def _work_lines(run: RunCost | None) -> list[str]:
 
 
 def _about(workload: Workload) -> str:
-    batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
-    length = f", {workload.shown_length}" if workload.shown_length else ""
     target = f" + {workload.target_length}" if workload.target_length else ""
-    return f"{workload.model.name} ({workload.task}), {batch}{length}{target}"
+    return f"{about(workload)}{target}"
 
 
 def _device(device: Device) -> str:
     return f"{device.name} of {show_memory(device.memory_bytes)}"
 
 
-def _accumulation(found: Predicted) -> str:
-    steps = found.accumulation_steps
-    return f"{steps} micro-batches a step" if steps > 1 else "one micro-batch a step"
+def _unit(workload: Workload) -> str:
+    return "tokens/s" if workload.task.takes_text else "samples/s"
 
 
 def _brief(config: TrainConfig) -> str:

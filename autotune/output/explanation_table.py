@@ -1,33 +1,86 @@
-"""Draws what each knob of a winner brought as a table for the terminal."""
+"""Draws what each knob of a winner brought as a table for the terminal, and has the words that reports use as well."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from autotune.output.bars import change_words, how_known, ratio_words, together_words
-from autotune.output.fitted import Fitted
+from autotune.output.terminal import table_of
+from autotune.space.knobs import SHORT_NAMES
 from autotune.units import show_rate
-from autotune.values.explanation import Explanation
+from autotune.values.explanation import Contribution, Explanation
+from autotune.values.problem import Change
+from autotune.values.trial import Interval
+
+HEADINGS = ("factor", "how it is known")
+
+_BASIS = {
+    "in turn": "measured in turn with the winner",
+    "once": "told by one trial of the search each",
+    "elsewhere": "told by two other trials of the search that differ in it alone",
+    "fails": "the winner does not run without it",
+    "slow": "without it no trial ends within its time limit",
+    "unknown": "not told by the trials at hand",
+}
 
 
 def explanation_table(found: Explanation) -> RenderableType:
     """Return the knobs, the largest first, and what they bring together."""
-    table = Table(title=_title(found), title_justify="left", title_style="bold")
-    for heading in ("knob of the winner", "factor", "how it is known"):
-        table.add_column(heading, overflow="fold")
-    for part in found.contributions:
-        table.add_row(change_words(part.changes), ratio_words(part), how_known(part))
-    if found.together is not None:
-        table.add_row("together", together_words(found), "the total beyond the product of the parts")
     lines = ["a factor is the winner's throughput over that of the winner with the baseline's value in this knob"]
     if not found.is_settled:
         lines.append("not all of it was measured in turn with the winner; `autotune explain` goes on")
-    return Group(Fitted(table), *map(Text, lines))
+    headings = ("knob of the winner", *HEADINGS)
+    table = table_of(headings, contribution_rows(found), title=_title(found), title_style="bold")
+    return Group(table, *map(Text, lines))
 
 
 def _title(found: Explanation) -> str:
     rate = found.winner_samples_per_second
     words = "the winner" if rate is None else f"the winner: {show_rate(rate)} samples/s"
     return words if found.total is None else f"{words}, ×{found.total:.2f} the baseline"
+
+
+def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
+    """Return what each knob became, its factor and how that is known; at last what the knobs bring together."""
+    rows = [(change_words(part.changes), ratio_words(part), how_known(part)) for part in found.contributions]
+    if found.together is not None:
+        rows.append(("together", together_words(found), "the total beyond the product of the parts"))
+    return rows
+
+
+def change_words(changed: Sequence[Change]) -> str:
+    """Return what a knob became: 'precision fp32 → bf16'."""
+    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.before} → {c.after}" for c in changed)
+
+
+def ratio_words(contribution: Contribution) -> str:
+    """Return what a knob brought: '×1.43 (1.40 to 1.46)'."""
+    if contribution.ratio is None:
+        return {"fails": "needed", "slow": "too slow"}.get(contribution.basis, "not told")
+    return _factor(contribution.ratio, contribution.interval)
+
+
+def how_known(contribution: Contribution) -> str:
+    """Return how a knob's factor is known, or why it isn't."""
+    if contribution.cause is not None:
+        return contribution.cause
+    numbers = [label.removeprefix("explain ") for label in contribution.trials]
+    of_explain = any(label.startswith("explain ") for label in contribution.trials)
+    trials = f" ({'explain ' if of_explain else ''}trials {', '.join(sorted(numbers, key=int))})" if numbers else ""
+    return f"{_BASIS[contribution.basis]}{trials}"
+
+
+def together_words(explanation: Explanation) -> str:
+    """Return what the knobs bring together, empty if that isn't known."""
+    together = explanation.together
+    return "" if together is None else _factor(together, explanation.together_interval)
+
+
+def _factor(ratio: float, interval: Interval | None) -> str:
+    """Return a factor with its interval, where that has an end."""
+    if interval is None or not math.isfinite(interval.high):
+        return f"×{ratio:.2f}"
+    return f"×{ratio:.2f} ({interval.low:.2f} to {interval.high:.2f})"

@@ -19,7 +19,7 @@ from autotune.output.run_report import Breakdown, RunReport
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchPlan
 from autotune.search.explain import answer_in, refusals
-from autotune.space.changes import with_changes
+from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value

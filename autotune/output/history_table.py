@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from autotune.output.fitted import Fitted
+from autotune.output.terminal import table_of
 from autotune.space.knobs import SHORT_NAMES
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_memory, show_rate, show_time, visible
@@ -55,24 +54,23 @@ def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
     """Return the groups as a table."""
     if not found:
         return Text(f"nothing is recorded in {where} yet; `autotune find` does so")
-    table = Table(title=f"recorded in {where}", title_justify="left")
-    for heading in ("key", "when", "model", "workload", "device", "best\nsamples/s", "searches", "trials"):
-        right = heading in ("best\nsamples/s", "searches", "trials")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    for group in found:
-        best = group.best_samples_per_second
-        table.add_row(
+    rows = (
+        (
             group.key,
             _moment(group.when),
             visible(group.model),
             visible(group.workload),
             visible(group.device),
-            "" if best is None else show_rate(best),
+            _shown(group.best_samples_per_second, show_rate),
             str(group.searches),
             str(group.trials),
         )
+        for group in found
+    )
+    figures = ("best\nsamples/s", "searches", "trials")
+    headings = ("key", "when", "model", "workload", "device", *figures)
     note = "A search whose key is here measures its baseline and the old winner first; `autotune history show KEY`."
-    return Group(Fitted(table), Text(note))
+    return Group(table_of(headings, rows, right=figures, title=f"recorded in {where}"), Text(note))
 
 
 def trials_table(searches: Sequence[RecordedSearch]) -> RenderableType:
@@ -87,23 +85,24 @@ def _trials(search: RecordedSearch) -> RenderableType:
     first, last = f"{search.model}: {search.shape}", f"{_moment(search.started)}: {verdict}{gain}"
     where = f"{search.host}:{search.run_directory}" if search.host else search.run_directory
     title = "\n".join(map(visible, (first, within, last, where)))
-    table = Table(title=Text(title), title_justify="left")
-    for heading in ("trial", "purpose", "status", "samples/s", "peak memory", "took", "differs from the baseline in"):
-        right = heading in ("trial", "samples/s", "peak memory", "took")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    for trial in search.trials:
-        rate, peak = trial.samples_per_second, trial.peak_bytes
-        best = " *" if trial.config_id == search.best_config_id else ""
-        table.add_row(
+    rows = (
+        (
             str(trial.number),
             str(trial.purpose),
             str(trial.status),
-            "" if rate is None else show_rate(rate),
-            "" if peak is None else show_memory(peak),
+            _shown(trial.samples_per_second, show_rate),
+            _shown(trial.peak_bytes, show_memory),
             show_time(trial.duration_s),
-            Text(_differences(trial.config, search.baseline) + best),
+            Text(_differences(trial.config, search.baseline) + " *" * (trial.config_id == search.best_config_id)),
         )
-    return Fitted(table)
+        for trial in search.trials
+    )
+    headings = ("trial", "purpose", "status", "samples/s", "peak memory", "took", "differs from the baseline in")
+    return table_of(headings, rows, right=("trial", "samples/s", "peak memory", "took"), title=Text(title))
+
+
+def _shown(value: float | None, show: Callable[[float], str]) -> str:
+    return "" if value is None else show(value)
 
 
 def _differences(config: dict[str, object], baseline: dict[str, object]) -> str:

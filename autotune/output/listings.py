@@ -1,53 +1,106 @@
-"""Draws the lists: models, search spaces, and what the doctor found."""
+"""Draws the lists: models, GPUs, search spaces, rates of a device, and what the doctor found; within 80 columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autotune.doctor import Report
-from autotune.output.fitted import Fitted
+from autotune.output.terminal import table_of
 from autotune.space.file import SpaceFile
-from autotune.space.sizing import MOST_POINTS
+from autotune.space.space import MOST_POINTS
+from autotune.units import show_rate
 from autotune.values.catalogue import CatalogueEntry
+from autotune.values.catalogue.gpus import Dtype, Gpu
+from autotune.values.estimate import Rates
+
+GPU_NOTE = (
+    "TFLOP/s are dense peaks with fp32 accumulation, by the data sheets; attainable is less. Memory is what a process "
+    "may use; ~ nominal or as the driver shows it, a little more than that. --json gives fp8, int8 and the sources."
+)
 
 
 def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
     """Return the catalogue as a table."""
-    table = Table(title=f"{len(entries)} models; weights are random, figures from each source", title_justify="left")
-    for heading in ("name", "full id", "kind", "parameters"):
-        table.add_column(heading, justify="right" if heading == "parameters" else "left", overflow="fold")
-    for entry in entries:
-        name = entry.names[0] if entry.names else ""
-        table.add_row(name, entry.id, entry.kind, f"{entry.parameters / 1e6:,.1f}M")
-    return Fitted(table)
+    rows = ((e.names[0] if e.names else "", e.id, e.kind, f"{e.parameters / 1e6:,.1f}M") for e in entries)
+    title = f"{len(entries)} models; weights are random, figures from each source"
+    return table_of(("name", "full id", "kind", "parameters"), rows, right={"parameters"}, title=title)
+
+
+def gpus_table(found: Sequence[Gpu]) -> RenderableType:
+    """Return devices as a table: memory, bandwidth, peaks."""
+    figures = ("memory\nGiB", "bandwidth\nGB/s", "bf16 / fp16\nTFLOP/s", "tf32 / fp32\nTFLOP/s")
+    rows = (
+        (
+            gpu.name,
+            f"{'' if gpu.memory_from == 'cuda' else '~'}{gpu.memory_gib:.1f}",
+            f"{gpu.bandwidth_gb_s:,.0f}",
+            f"{_peak(gpu, 'bf16')} / {_peak(gpu, 'fp16')}",
+            f"{_peak(gpu, 'tf32')} / {_peak(gpu, 'fp32')}",
+        )
+        for gpu in found
+    )
+    table = table_of(("name", *figures), rows, right=figures, whole=figures, title=f"{len(found)} GPUs")
+    return Group(table, Text(GPU_NOTE))
+
+
+def _peak(gpu: Gpu, dtype: Dtype) -> str:
+    tflops = gpu.peak_tflops.get(dtype)
+    if tflops is None:
+        return "-"
+    return f"{tflops:,.0f}" if tflops >= 100 else f"{tflops:.1f}"
 
 
 def spaces_table(found: Sequence[tuple[SpaceFile, int]], device: str, global_batch: int) -> RenderableType:
     """Return the built-in search spaces as a table, with the number of points that are legal on a device."""
-    table = Table(title="search spaces (--space NAME, or your own YAML file)", title_justify="left")
-    for heading in ("name", "for whom", "points here", "parameters"):
-        table.add_column(heading, justify="right" if heading == "points here" else "left")
-    for space, points in found:
-        count = f"{points:,} or more" if points >= MOST_POINTS else f"{points:,}"
-        table.add_row(space.name, space.description, count, ", ".join(space.parameters))
+    rows = (
+        (s.name, s.description, f"{points:,}{' or more' * (points >= MOST_POINTS)}", ", ".join(s.parameters))
+        for s, points in found
+    )
+    headings = ("name", "for whom", "points here", "parameters")
+    title = "search spaces (--space NAME, or your own YAML file)"
     note = (
         f"points here: legal on {device} for a mixture of experts at a global batch of {global_batch}, with "
         "--effort standard --allow method; other models and options leave fewer"
     )
-    return Group(Fitted(table), Text(note))
+    return Group(table_of(headings, rows, right={"points here"}, title=title), Text(note))
+
+
+def rates_table(measured: Rates, expected: Rates | None, file: str) -> RenderableType:
+    """Return the rates of a device as a table.
+
+    Args:
+        measured: Stored in `file`.
+        expected: By the data sheet, None if the device isn't in the table of GPUs.
+        file: Named below the table.
+    """
+    beside = _rates(expected) if expected else {}
+    rows = ((name, value, beside.get(name, "-")) for name, value in _rates(measured).items())
+    figures = ("measured", "by the table")
+    caption = {"caption": f"kept in {file}", "caption_justify": "left"}
+    return table_of(("", *figures), rows, right=figures, title="rates", **caption)
+
+
+def _rates(rates: Rates) -> dict[str, str]:
+    products = {f"large products, {name}": _flops(flops) for name, flops in rates.matmul_flops.items()}
+    return {
+        **products,
+        "element-wise operators": f"{show_rate(rates.bandwidth / 1e9)} GB/s",
+        "an operator at the least": f"{show_rate(rates.launch_s * 1e6)} us",
+        "host to device": f"{show_rate(rates.host_bandwidth / 1e9)} GB/s",
+    }
+
+
+def _flops(flops: float) -> str:
+    scale, unit = (1e12, "TFLOP/s") if flops >= 1e12 else (1e9, "GFLOP/s")
+    return f"{show_rate(flops / scale)} {unit}"
 
 
 def doctor_table(report: Report) -> RenderableType:
     """Return the doctor's findings as a table."""
-    table = Table(title=report.machine, title_justify="left")
-    for heading in ("", "", "why, and what it would bring"):
-        table.add_column(heading)
-    for finding in report.findings:
-        mark = Text("yes", "green") if finding.available else Text("no", "yellow")
-        table.add_row(finding.name, mark, Text(finding.detail))
+    marks = {True: Text("yes", "green"), False: Text("no", "yellow")}
+    rows = ((f.name, marks[f.available], Text(f.detail)) for f in report.findings)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return Group(Fitted(table), Text(versions))
+    return Group(table_of(("", "", "why, and what it would bring"), rows, title=report.machine), Text(versions))

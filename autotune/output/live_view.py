@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.output.table import show_config
-from autotune.output.trial_details import what_is_left
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
@@ -177,3 +176,11 @@ def _counts(standing: Standing) -> str:
     if standing.failed:
         parts.append(f"{standing.failed} failed")
     return " · ".join((*parts, f"{standing.refused} refused"))
+
+
+def what_is_left(event: TrialStarted, time_left_s: float) -> str:
+    """Return what is left at most of the search's time, and of its trials where this one is of those."""
+    left = f"at most {show_time(time_left_s)}"
+    if event.purpose.closes:
+        return f"{left} left"
+    return f"{left} and {event.trials_left} trial{'s' if event.trials_left != 1 else ''} left"

@@ -1,18 +1,52 @@
-"""A result as a notebook and `print` show it; `ResultData` calls this. What is drawn is drawn in `output`."""
+"""An answer as `print` and a notebook show it: the table, or HTML with baseline against winner, changes and two charts.
+
+The HTML stands amid a page of somebody else's: every style is confined to it, there is no script, and it follows the
+theme of JupyterLab, VS Code and Colab, or else the system's. All texts are escaped, in the template and in drawings.
+"""
 
 from __future__ import annotations
 
 import io
+from typing import Any, NamedTuple
 
-from autotune.output.result_html import result_html
+from markupsafe import Markup
+
+from autotune.output import report_facts as facts
+from autotune.output.palette import variables
+from autotune.output.panels import Panel, panels
+from autotune.output.report_html import page_environment
 from autotune.output.run_report import RunReport
+from autotune.output.svg import tag
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
-from autotune.space.changes import with_changes
+from autotune.space.knobs import with_changes
 from autotune.values.result import ResultData
 from autotune.values.time_spent import spent_on
 
+SCOPE = ".autotune-result"
+
+# Charts that the trials of an answer are enough for.
+_CHARTS = ("pareto", "predicted_rate")
+_CHART_WIDTH = 620.0
+
 _WIDTH = 120  # columns of a printed table
+
+# How notebooks say which theme they have.
+_DARK = (
+    'body[data-jp-theme-light="false"]',
+    "body.vscode-dark",
+    'html[theme="dark"]',
+    'html[data-theme="dark"]',
+)
+_LIGHT = ('body[data-jp-theme-light="true"]', "body.vscode-light", 'html[data-theme="light"]')
+
+
+class Chart(NamedTuple):
+    """A drawing with its title and legend."""
+
+    title: str
+    drawing: Markup
+    legend: tuple[tuple[Markup, str], ...]
 
 
 def text_of(result: ResultData) -> str:
@@ -40,3 +74,41 @@ def report_of(result: ResultData) -> RunReport:
         trials=with_changes(result.trials, result.problem),
         spent=result.spent or spent_on((), result.search_time_s, {}),
     )
+
+
+def result_html(report: RunReport) -> str:
+    """Return the fragment; the report has a result."""
+    result = report.result
+    assert result is not None
+    environment = page_environment()
+    chart_css = environment.get_template("chart.css").render()
+    context: dict[str, Any] = {
+        "style": Markup(style(chart_css)),
+        "subject": facts.subject(report),
+        "answer": facts.answer(report),
+        "sides": list(facts.sides_of(result)),
+        "against": facts.against(result),
+        "knobs": facts.knobs(result),
+        "charts": [chart for panel in panels(report) if (chart := _chart(panel)) is not None],
+        "told": facts.told(report),
+    }
+    return environment.get_template("result.html.j2").render(**context)
+
+
+def style(chart_css: str) -> str:
+    """Return the style sheet: that of the charts, each rule of which is a line, and the themes."""
+    rules = [f"{SCOPE} {{ {variables('light')} }}"]
+    rules.append(f"@media (prefers-color-scheme: dark) {{ {SCOPE} {{ {variables('dark')} }} }}")
+    for theme, hosts in (("light", _LIGHT), ("dark", _DARK)):
+        rules.append(f"{', '.join(f'{host} {SCOPE}' for host in hosts)} {{ {variables(theme)} }}")
+    rules += [f"{SCOPE} {rule}" for rule in chart_css.splitlines() if rule.strip()]
+    return "\n".join(rules)
+
+
+def _chart(panel: Panel) -> Chart | None:
+    chart = panel.draw(_CHART_WIDTH) if panel.name in _CHARTS else None
+    if chart is None:
+        return None
+    icons = (Markup(tag("svg", key.drawn, viewBox="0 0 18 16", aria_hidden="true")) for key in panel.legend)
+    legend = tuple(zip(icons, (key.words for key in panel.legend), strict=True))
+    return Chart(panel.title, Markup(chart.svg()), legend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autotune.output.bars import memory_bars, memory_parts, part_words, time_bars, waterfall
+from autotune.output.bars import component_icon, component_sizes, memory_bars, time_bars, waterfall
 from autotune.output.run_report import RunReport
 from autotune.output.scatter import best_over_time, predicted_against_measured, throughput_against_memory
 from autotune.output.svg import Chart, line, mark, rectangle
@@ -30,7 +30,7 @@ class Panel(NamedTuple):
 
 def panels(report: RunReport) -> list[Panel]:
     """Return the charts in the order of the page."""
-    found, on_cpu = report.explanation, report.hardware.is_cpu
+    found = report.explanation
     return [
         Panel(
             "waterfall",
@@ -52,12 +52,7 @@ def panels(report: RunReport) -> list[Panel]:
             lambda width: predicted_against_measured(report, "memory", width),
             _AGREEMENT,
         ),
-        Panel(
-            "memory",
-            "Where the memory goes",
-            lambda width: memory_bars(report.breakdowns, on_cpu=on_cpu, width=width),
-            _memory_keys(report),
-        ),
+        Panel("memory", "Where the memory goes", lambda width: memory_bars(report, width), _memory_keys(report)),
         Panel("time", "Where the time went", lambda width: time_bars(report.spent, width)),
     ]
 
@@ -112,8 +107,5 @@ def _waterfall_keys(report: RunReport) -> tuple[Key, ...]:
 
 def _memory_keys(report: RunReport) -> tuple[Key, ...]:
     """Return the legend of the components that are there."""
-    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in report.breakdowns]
-    there = {part.name for stack in stacks for part in stack}
-    words = part_words(on_cpu=report.hardware.is_cpu)
-    keys = [Key(rectangle(1, 2, 16, 12, f"part part-{n}"), said) for n, said in words.items() if n in there]
+    keys = [Key(component_icon(name), name) for name in component_sizes(report)]
     return (*keys, _marked("triangle", "best", "measured peak"))

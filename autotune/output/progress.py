@@ -13,15 +13,23 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 
-from autotune.output.live_view import LiveView
+from autotune.output.live_view import LiveView, what_is_left
 from autotune.output.table import measurement_detail, trial_line
-from autotune.output.trial_details import closing_lines, opening_line
-from autotune.units import show_time, visible
+from autotune.space.knobs import shown_changes
+from autotune.units import show_memory, show_rate, show_time, visible
+from autotune.values.conditions import Conditions
 from autotune.values.events import Detail, Event, Note, PhaseBegan, TrialEnded, TrialStarted
-from autotune.values.trial import Failure
+from autotune.values.trial import Failure, Phases, Prediction, TrialResult
 
 # The display must not compete with what is being timed, and seconds tick in no hurry: docs/log.md has what it costs.
 _REFRESHES_PER_SECOND = 0.5
+
+
+_SHARES = {
+    "others_share": "other processes",
+    "stolen_share": "the hypervisor",
+    "waited_share": "waiting for a core",
+}
 
 
 class Progress:
@@ -100,3 +108,44 @@ class Progress:
 def can_be_live(console: Console) -> bool:
     """Whether a display can be drawn over and over: on a real terminal that is able to, whatever colours are forced."""
     return console.is_interactive and not console.is_dumb_terminal and not console.quiet and console.file.isatty()
+
+
+def opening_line(event: TrialStarted) -> str:
+    """Return what is expected of a trial that begins."""
+    left = what_is_left(event, event.time_left_s)
+    expected = _expected(event.prediction) if event.prediction is not None else "nothing is predicted of it"
+    return f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}: {expected}; {left}"
+
+
+def _expected(prediction: Prediction) -> str:
+    rate = show_rate(prediction.samples_per_second)
+    return f"predicted {rate} samples/s, peak {show_memory(prediction.peak_bytes)}"
+
+
+def closing_lines(result: TrialResult) -> list[str]:
+    """Return what is known of a trial beside its figures, a line each."""
+    measured, phases = result.measurement, result.outcome.phases
+    lines = [f"seconds: {_seconds(phases)}"] if phases is not None else []
+    if measured is not None:
+        if measured.conditions is not None and (seen := _conditions(measured.conditions)):
+            lines.append(f"conditions: {seen}")
+        if effects := [f"{knob} {seen}" for knob, seen in measured.effects.items() if seen != "none"]:
+            lines.append(f"in effect: {', '.join(effects)}")
+    return lines
+
+
+def _seconds(phases: Phases) -> str:
+    spent = {name.removesuffix("_s").replace("_", " "): seconds for name, seconds in phases}
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in spent.items() if seconds >= 0.05)
+
+
+def _conditions(seen: Conditions) -> str:
+    parts = [f"{what} {share:.1%}" for name, what in _SHARES.items() if (share := getattr(seen, name)) is not None]
+    if seen.clock_mhz is not None:
+        highest = f" of {seen.max_clock_mhz:.0f}" if seen.max_clock_mhz is not None else ""
+        parts.append(f"clock {seen.clock_mhz:.0f}{highest} MHz")
+    if seen.idle_share is not None:
+        parts.append(f"GPU idle {seen.idle_share:.0%}")
+    if seen.temperature_c is not None:
+        parts.append(f"{seen.temperature_c:.0f} °C")
+    return ", ".join(parts)

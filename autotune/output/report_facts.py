@@ -7,14 +7,15 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autotune.output.bars import change_words, how_known, memory_parts, part_words, ratio_words, together_words
+from autotune.output.bars import component_sizes
+from autotune.output.explanation_table import contribution_rows
 from autotune.output.run_report import RunReport
 from autotune.output.scatter import median_error, misses
 from autotune.output.table import show_config, show_interval, told_lines, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.result import Contender, ResultData
-from autotune.values.trial import Interval, Purpose, TrialStatus
+from autotune.values.trial import Interval, Measurement, Purpose, TrialStatus
 from autotune.values.trial_row import TrialRow
 
 Row = tuple[str, ...]
@@ -23,8 +24,7 @@ Row = tuple[str, ...]
 def subject(report: RunReport) -> str:
     """Return what was tuned, and where."""
     workload = report.workload
-    batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
-    parts = (workload.model.name, str(workload.task), workload.shown_length, batch)
+    parts = (workload.model.name, str(workload.task), workload.shown_length, workload.shown_batch)
     within = f"within {show_memory(report.memory_bytes)}"
     return f"{', '.join(filter(None, parts))}, on {report.hardware.name} {within}"
 
@@ -66,58 +66,37 @@ def sides_of(result: ResultData) -> dict[str, Contender]:
 
 def against(result: ResultData) -> list[Row]:
     """Return the figures of what is compared: what, and each side's."""
-    sides = tuple(sides_of(result).values())
-    rows: list[Row] = [
-        ("throughput, samples/s", *(_rate(c) for c in sides)),
-        ("throughput, tokens/s", *(_tokens(c) for c in sides)),
-        ("optimizer step, s", *(_step(c) for c in sides)),
-        ("peak memory", *(_peak(c, result.memory_bytes) for c in sides)),
-        ("first step (compiling included), s", *(_first(c) for c in sides)),
-        ("waiting for data", *(_waiting(c) for c in sides)),
+    figures: dict[str, Callable[[Measurement], str | None]] = {
+        "throughput, samples/s": lambda m: show_rate(m.samples_per_second) + shown_interval(m.shown_interval),
+        "throughput, tokens/s": lambda m: show_rate(m.tokens_per_second) if m.tokens_per_second else None,
+        "optimizer step, s": lambda m: f"{statistics.fmean(m.step_times_s):.3g}",
+        "peak memory": lambda m: _peak(m, result.memory_bytes),
+        "first step (compiling included), s": lambda m: f"{m.first_step_s:.3g}",
+        "waiting for data": lambda m: None if m.data_wait_share is None else f"{m.data_wait_share:.1%} of a step",
+    }
+    sides = sides_of(result).values()
+    found = [(what, *(_figure(c.measurement, shown) for c in sides)) for what, shown in figures.items()]
+    return [
+        *(row for row in found if any(cell != "–" for cell in row[1:])),
         ("measured in trials", *(", ".join(map(str, c.trials)) or "none" for c in sides)),
         ("configuration", *(show_config(c.config) for c in sides)),
     ]
-    return [row for row in rows if any(cell not in ("", "–") for cell in row[1:])]
 
 
-def _rate(contender: Contender) -> str:
-    measured = contender.measurement
-    if measured is None:
-        return "–"
-    return show_rate(measured.samples_per_second) + shown_interval(measured.shown_interval)
+def _figure(measured: Measurement | None, shown: Callable[[Measurement], str | None]) -> str:
+    return "–" if measured is None else shown(measured) or "–"
 
 
 def shown_interval(interval: Interval) -> str:
     """Return an interval behind its value: ' (9.5 to 10.2)'; nothing if it has no end."""
-    if not math.isfinite(interval.high):
-        return ""
-    return show_interval(interval)
+    return show_interval(interval) if math.isfinite(interval.high) else ""
 
 
-def _tokens(contender: Contender) -> str:
-    measured = contender.measurement
-    return show_rate(measured.tokens_per_second) if measured and measured.tokens_per_second else "–"
-
-
-def _step(contender: Contender) -> str:
-    return f"{statistics.fmean(contender.measurement.step_times_s):.3g}" if contender.measurement else "–"
-
-
-def _peak(contender: Contender, budget: int) -> str:
-    measured = contender.measurement
-    if measured is None or not measured.memory.is_known:
-        return "–"
-    share = measured.memory.peak_bytes / budget
+def _peak(measured: Measurement, budget_bytes: int) -> str | None:
+    if not measured.memory.is_known:
+        return None
+    share = measured.memory.peak_bytes / budget_bytes
     return f"{show_memory(measured.memory.peak_bytes)} ({'<1%' if share < 0.01 else f'{share:.0%}'} of the budget)"
-
-
-def _first(contender: Contender) -> str:
-    return f"{contender.measurement.first_step_s:.3g}" if contender.measurement else "–"
-
-
-def _waiting(contender: Contender) -> str:
-    share = contender.measurement.data_wait_share if contender.measurement else None
-    return "–" if share is None else f"{share:.1%} of a step"
 
 
 def knobs(result: ResultData) -> list[Row]:
@@ -127,15 +106,7 @@ def knobs(result: ResultData) -> list[Row]:
 
 def contributions(report: RunReport) -> list[Row]:
     """Return what each knob brought: knob, ratio, how that is known."""
-    if report.explanation is None:
-        return []
-    rows: list[Row] = []
-    for part in report.explanation.contributions:
-        rows.append((change_words(part.changes), ratio_words(part), how_known(part)))
-    together = together_words(report.explanation)
-    if together:
-        rows.append(("together", together, "the total beyond the product of the parts"))
-    return rows
+    return [] if report.explanation is None else [*contribution_rows(report.explanation)]
 
 
 def explained(report: RunReport) -> str:
@@ -161,8 +132,7 @@ def explained(report: RunReport) -> str:
 def accuracy(report: RunReport) -> list[str]:
     """Return how far off the predictions were."""
     lines = []
-    for what, words in (("rate", "throughput"), ("memory", "peak memory")):
-        found = misses(report, "rate" if what == "rate" else "memory")
+    for words, found in (("throughput", misses(report, "rate")), ("peak memory", misses(report, "memory"))):
         if found:
             worst = max(found, key=lambda m: abs(m.error))
             lines.append(
@@ -174,19 +144,16 @@ def accuracy(report: RunReport) -> list[str]:
 
 def memory_rows(report: RunReport) -> tuple[Row, list[Row]]:
     """Return the heading and the rows of predicted memory by component; none if it isn't known."""
-    heading = ("component", *(b.name for b in report.breakdowns))
-    stacks = [{p.words: p for p in memory_parts(b.predicted, on_cpu=report.hardware.is_cpu)} for b in report.breakdowns]
-    known = part_words(on_cpu=report.hardware.is_cpu).values()
-    names = [words for words in known if any(words in stack for stack in stacks)]
+    found = report.breakdowns
     rows: list[Row] = [
-        (name, *(show_memory(stack[name].size) if name in stack else "–" for stack in stacks)) for name in names
+        (name, *(show_memory(size) if size else "–" for size in sizes))
+        for name, sizes in component_sizes(report).items()
     ]
-    if stacks:
-        wholes = (show_memory(b.predicted.device_peak_bytes) for b in report.breakdowns)
-        rows.append(("predicted peak", *wholes))
-        seen = ("–" if b.measured_bytes is None else show_memory(b.measured_bytes) for b in report.breakdowns)
+    if found:
+        rows.append(("predicted peak", *(show_memory(b.predicted.device_peak_bytes) for b in found)))
+        seen = ("–" if b.measured_bytes is None else show_memory(b.measured_bytes) for b in found)
         rows.append(("measured peak", *seen))
-    return heading, rows
+    return ("component", *(b.name for b in found)), rows
 
 
 def told(report: RunReport) -> list[str]:
@@ -199,30 +166,25 @@ def told(report: RunReport) -> list[str]:
 def machine(report: RunReport) -> list[Row]:
     """Return what the search ran on."""
     hardware = report.hardware
+    free = show_memory(hardware.free_bytes)
     capability = ".".join(map(str, hardware.capability)) if hardware.capability else ""
+    model = report.workload.model.reference
+    if report.facts.parameters:  # none are known where a loop of the user's own makes the model
+        model += f", {report.facts.parameters / 1e6:,.1f} million parameters"
     rows = [
         ("device", f"{hardware.name} ({hardware.device})"),
-        (
-            "device memory",
-            f"{show_memory(hardware.memory_bytes)}, {show_memory(hardware.free_bytes)} free at the start",
-        ),
+        ("device memory", f"{show_memory(hardware.memory_bytes)}, {free} free at the start"),
         ("memory budget", show_memory(report.memory_bytes)),
         ("compute capability", capability),
         ("driver", hardware.driver or ""),
         ("host", f"{hardware.cores} cores, {show_memory(hardware.host_memory_bytes)}"),
         ("vector extensions", ", ".join(hardware.features)),
-        ("model", _model(report)),
+        ("model", model),
         ("what may change", str(report.allowance)),
         ("seed", str(report.workload.seed)),
         ("run directory", report.run_directory),
     ]
     return [row for row in rows if row[1]]
-
-
-def _model(report: RunReport) -> str:
-    if not report.facts.parameters:  # a loop of the user's own makes it
-        return report.workload.model.reference
-    return f"{report.workload.model.reference}, {report.facts.parameters / 1e6:,.1f} million parameters"
 
 
 def versions(report: RunReport) -> list[Row]:

@@ -15,11 +15,11 @@ from markupsafe import Markup, escape
 
 from autotune.exports import launch_files
 from autotune.output import report_facts as facts
-from autotune.output.bars import memory_parts
+from autotune.output.bars import component_icon, component_sizes
 from autotune.output.palette import variables
 from autotune.output.panels import panels
 from autotune.output.run_report import RunReport
-from autotune.output.svg import rectangle, tag
+from autotune.output.svg import tag
 from autotune.units import visible
 from autotune.values.trial import TrialStatus
 from autotune.values.trial_row import TrialRow
@@ -63,6 +63,7 @@ def page_environment() -> jinja2.Environment:
 def _context(report: RunReport) -> dict[str, Any]:
     result = report.result
     heading, memory_rows = facts.memory_rows(report)
+    icons = {name: _icon(component_icon(name), "key") for name in component_sizes(report)}
     return {
         "report": report,
         "light": variables("light"),
@@ -77,7 +78,7 @@ def _context(report: RunReport) -> dict[str, Any]:
         "explained": with_code(facts.explained(report)),
         "accuracy": facts.accuracy(report),
         "memory_heading": heading,
-        "memory_rows": [{"icon": _part_icon(row[0], report), "cells": row} for row in memory_rows],
+        "memory_rows": [{"icon": icons.get(row[0], ""), "cells": row} for row in memory_rows],
         "told": facts.told(report),
         "machine": facts.machine(report),
         "versions": facts.versions(report),
@@ -123,15 +124,6 @@ def _drawings(report: RunReport) -> dict[str, Drawing]:
 
 def _icon(drawn: str, kind: str | None = None) -> Markup:
     return Markup(tag("svg", drawn, viewBox="0 0 18 16", aria_hidden="true", class_=kind))
-
-
-def _part_icon(words: str, report: RunReport) -> Markup:
-    """Return the colour of a component, nothing for the totals."""
-    for breakdown in report.breakdowns:
-        for part in memory_parts(breakdown.predicted, on_cpu=report.hardware.is_cpu):
-            if part.words == words:
-                return _icon(rectangle(1, 2, 16, 12, f"part part-{part.name}"), "key")
-    return Markup("")
 
 
 def _trial_row(trial: TrialRow, position: int, report: RunReport) -> dict[str, Any]:

@@ -6,15 +6,14 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autotune.estimates.many_devices import shown
 from autotune.exports import launch_files
-from autotune.output.fitted import Fitted
+from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
-from autotune.values.config import KNOBS, TrainConfig, knob_values
+from autotune.values.config import KNOBS, TrainConfig, Workload, knob_values
 from autotune.values.problem import Change
 from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
@@ -52,16 +51,14 @@ def result_table(
 
     Print it with `crop=False`: lines to be pasted are not wrapped.
     """
-    table = Table(title=visible(_title(result)), title_justify="left", title_style="bold")
-    for heading in ("", "samples/s", "tokens/s", "peak memory", "what changes"):
-        on_the_right = heading in ("samples/s", "tokens/s", "peak memory")
-        table.add_column(heading, justify="right" if on_the_right else "left", overflow="fold")
     same = result.best.config == result.baseline.config
-    if not same:
-        _row(table, "baseline", result.baseline, missing=result.baseline_cause or "not measured")
-    _row(table, "best = baseline" if same else "best", result.best, style="bold green")
-    for contender in result.runners_up:
-        _row(table, "runner-up", contender)
+    missing = result.baseline_cause or "not measured"
+    rows: list[Sequence[str | Text]] = [] if same else [_row("baseline", result.baseline, missing=missing)]
+    best = _row("best = baseline" if same else "best", result.best)
+    rows += [[Text(cell, "bold green") for cell in best], *(_row("runner-up", c) for c in result.runners_up)]
+    figures = ("samples/s", "tokens/s", "peak memory")
+    title = {"title": visible(_title(result)), "title_style": "bold"}
+    table = table_of(("", *figures, "what changes"), rows, right=figures, **title)
     lines = [
         verdict_line(result),
         *_compilation_lines(result),
@@ -78,7 +75,7 @@ def result_table(
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
         to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
     return Group(
-        Fitted(table),
+        table,
         *(Text(visible(line)) for line in lines),
         *(Text(visible(line), no_wrap=True, overflow="ignore") for line in to_paste),
         *(Text(visible(f"note: {n}")) for n in _closing_notes(result)),
@@ -154,27 +151,31 @@ def _relative_half(measurement: Measurement) -> float | None:
     return (interval.high - interval.low) / 2 / measurement.samples_per_second
 
 
+def about(workload: Workload) -> str:
+    """Return what is trained: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
+    parts = (f"{workload.model.name} ({workload.task})", workload.shown_batch, workload.shown_length)
+    return ", ".join(filter(None, parts))
+
+
 def _title(result: ResultData) -> str:
-    workload = result.workload
-    batch = f"global batch {workload.global_batch_size}" if workload.global_batch_size else "free global batch"
-    length = f", {workload.shown_length}" if workload.shown_length else ""
     took_s = result.spent.elapsed_s if result.spent is not None else result.search_time_s
     return (
-        f"{workload.model.name} ({workload.task}), {batch}{length}, on {result.hardware.name} "
+        f"{about(result.workload)}, on {result.hardware.name} "
         f"within {show_memory(result.memory_bytes)}; {show_time(took_s)}"
     )
 
 
-def _row(table: Table, label: str, contender: Contender, *, missing: str = "", style: str | None = None) -> None:
+def _row(label: str, contender: Contender, *, missing: str = "") -> tuple[str, ...]:
     measured = contender.measurement
     if measured is None:
-        table.add_row(label, visible(missing), "", "", visible(show_config(contender.config)), style=style)
-        return
-    rate = show_rate(measured.samples_per_second) + show_interval(measured.shown_interval)
-    tokens = show_rate(measured.tokens_per_second) if measured.tokens_per_second else ""
-    memory = show_memory(measured.memory.peak_bytes)
-    what = shown_changes(contender.changes) if contender.changes else show_config(contender.config)
-    table.add_row(label if contender.confirmed else f"{label} *", rate, tokens, memory, visible(what), style=style)
+        return label, visible(missing), "", "", visible(show_config(contender.config))
+    return (
+        label if contender.confirmed else f"{label} *",
+        show_rate(measured.samples_per_second) + show_interval(measured.shown_interval),
+        show_rate(measured.tokens_per_second) if measured.tokens_per_second else "",
+        show_memory(measured.memory.peak_bytes),
+        visible(shown_changes(contender.changes) if contender.changes else show_config(contender.config)),
+    )
 
 
 def show_interval(interval: Interval) -> str:

@@ -1,20 +1,34 @@
-"""The terminal: rich's console, through which nothing acts but what is drawn here.
+"""The terminal: a console that prints texts of others as they are, and tables that fit where they are printed.
 
-Names of models, files and devices are printed as they are, brackets and colons included, and what can't be seen as its
-escape (see `visible`). New lines are left alone: tables have some of their own. Who prints a line makes it one.
+Names of models, files and devices are printed with their brackets and colons, and what can't be seen as its escape (see
+`visible`). New lines are left alone: tables have some of their own. Who prints a line makes it one.
+
+None of a table's words is broken, as long as the longest alone has room. Where the columns can't stand side by side
+like that, each row becomes a paragraph of what its columns say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import rich.console
-from rich.console import ConsoleOptions, RenderableType
+from rich.console import ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
+from rich.style import Style
+from rich.table import Column, Table
 from rich.text import Text
 
 from autotune.units import visible
+
+# Spaces above, right, below and left of a row's paragraph.
+_INDENTED = (0, 0, 0, 2)
+
+# Wider than anything, to ask how wide something would be.
+_UNBOUNDED = 100_000
 
 
 class Console(rich.console.Console):
@@ -35,6 +49,107 @@ class Console(rich.console.Console):
         """Yield what is drawn: also of texts that were no strings, which `render_str` doesn't see."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=_seen(segment.text))
+
+
+class Fitted:
+    """A table, at the width there is.
+
+    Args:
+        table: All of its cells are text.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it side by side if it fits, otherwise row by row."""
+        spans, frame = self._needed(console, options)
+        room = options.max_width - frame
+        if sum(span.minimum for span in spans) > room:
+            yield from self._stacked(console)
+            return
+        for column, width in zip(self._table.columns, _widths(spans, room), strict=True):
+            column.width = width
+        yield self._table
+
+    def _needed(self, console: rich.console.Console, options: ConsoleOptions) -> tuple[list[Measurement], int]:
+        """Return how wide each column has to be, and would be at the most, and what lines and padding take."""
+        unbounded = options.update(width=_UNBOUNDED)
+        for column in self._table.columns:
+            column.width = None
+        spans = [_span(console, unbounded, column) for column in self._table.columns]
+        whole = Measurement.get(console, unbounded, self._table).maximum
+        return spans, whole - sum(span.maximum for span in spans)
+
+    def _stacked(self, console: rich.console.Console) -> Iterator[Text | Padding]:
+        """Yield the title, and of each row its first cell and a paragraph of the others that say something."""
+        if self._table.title:
+            yield _text(console, self._table.title, self._table.title_style)
+        names = [" ".join(_text(console, column.header).plain.split()) for column in self._table.columns]
+        rows = zip(*(column.cells for column in self._table.columns), strict=True)
+        for row, cells in zip_longest(self._table.rows, rows):
+            first, *others = (_text(console, cell, row.style) for cell in cells)
+            yield Text.assemble((f"{names[0]} ", "dim"), first) if first.plain.isdigit() else first
+            said = [
+                Text.assemble((f"{name} " if name else "", "dim"), cell)
+                for name, cell in zip(names[1:], others, strict=True)
+                if cell.plain.strip()
+            ]
+            yield Padding(Text(" · ", "dim").join(said), _INDENTED, expand=False)
+        if self._table.caption:
+            yield _text(console, self._table.caption)
+
+
+def table_of(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+    **options: Any,
+) -> Fitted:
+    """Return a table that fits.
+
+    Args:
+        headings: Of the columns.
+        rows: Their cells.
+        right: Headings of columns whose cells stand at the right.
+        whole: Headings of columns whose lines are never broken.
+        **options: Of rich's table, such as its title.
+    """
+    table = Table(**{"title_justify": "left", **options})
+    for heading in headings:
+        is_right = heading in right
+        table.add_column(heading, justify="right" if is_right else "left", no_wrap=heading in whole, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return Fitted(table)
+
+
+def _text(console: rich.console.Console, cell: object, style: Style | str | None = None) -> Text:
+    found = cell if isinstance(cell, Text) else console.render_str(str(cell))
+    found = found.copy()
+    found.stylize_before(style or "")
+    return found
+
+
+def _span(console: rich.console.Console, options: ConsoleOptions, column: Column) -> Measurement:
+    """Return the width of a column's longest word, or line where it must not be wrapped, and of its longest line."""
+    cells = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
+    most = max(cell.maximum for cell in cells)
+    return Measurement(most if column.no_wrap else max(cell.minimum for cell in cells), most)
+
+
+def _widths(spans: Sequence[Measurement], room: int) -> list[int]:
+    """Return a width for each column: what it needs, and an even share of the rest to who can use it."""
+    widths = [span.minimum for span in spans]
+    left = room - sum(widths)
+    wanting = sorted(range(len(spans)), key=lambda i: spans[i].maximum - spans[i].minimum)
+    for done, i in enumerate(wanting):
+        share = min(spans[i].maximum - spans[i].minimum, left // (len(wanting) - done))
+        widths[i] += share
+        left -= share
+    return widths
 
 
 def _seen(text: str) -> str:

@@ -1,24 +1,18 @@
-"""Brings about what runs the trials of a search: one runner, the places of this machine, or the nodes of a cluster.
-
-Called by `autotune.api`. Which conductor leads the search follows from it.
-"""
+"""Brings about what runs the trials of a search: one runner, the places of this machine, or the nodes of a cluster."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import Place, hardware_of, places_of, shared_note
-from autotune.execution.pool import LocalPool
-from autotune.execution.ray_pool import RayPool
-from autotune.execution.ray_session import joined
-from autotune.execution.runner import LocalRunner, Runner
+from autotune.execution.pool import LocalPool, OnePlace, Pool
+from autotune.execution.ray_pool import RayPool, joined
+from autotune.execution.runner import LocalRunner
 from autotune.planning.options import SearchOptions
-from autotune.search.parallel import FanOut
-from autotune.search.tuner import Tuner
 from autotune.values.hardware import Hardware, detect
 from autotune.values.placement import Allotment, Fleet
 
@@ -28,8 +22,7 @@ class Crew(NamedTuple):
 
     allotment: Allotment
     asker: LocalRunner  # answers what has to be known before the first trial
-    runner: Runner
-    conductor: Callable[..., Tuner]
+    pool: Pool
 
 
 def check(options: SearchOptions) -> None:
@@ -73,15 +66,15 @@ def crew_of(
         with joined(fleet.address) as cluster, LocalRunner(run_directory, detect("cpu")) as asker:
             allotment = cluster.allotment(fleet, device, planned)
             with RayPool(run_directory, cluster) as nodes:
-                yield Crew(allotment, asker, nodes, FanOut)
+                yield Crew(allotment, asker, nodes)
     elif fleet.is_single:
         hardware = planned or detect(device)
         with LocalRunner(run_directory, hardware) as runner:
-            yield Crew(Allotment(hardware=hardware), runner, runner, Tuner)
+            yield Crew(Allotment(hardware=hardware), runner, OnePlace(runner))
     else:
         places, allotment = _allotted(fleet, device, planned)
         with LocalPool(run_directory, allotment.hardware, places) as pool:
-            yield Crew(allotment, pool.first, pool, FanOut)
+            yield Crew(allotment, pool.first, pool)
 
 
 def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tuple[Place, ...], Allotment]:

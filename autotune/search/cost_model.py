@@ -13,6 +13,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from autotune.cost import child
+from autotune.cost.calibrate import rates_by_table
 from autotune.cost.child import TraceRequest, Traces
 from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel
@@ -65,6 +66,14 @@ def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Obser
         return None
     observations = read_observations(plan.hardware, plan.workload.model.model_type)
     return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations)
+
+
+def model_by_data_sheet(plan: SearchPlan) -> CostModel:
+    """Return the cost model of a search whose device nothing was learned of, traced in this process by torch."""
+    families = _families(plan)
+    request = TraceRequest(workload=plan.workload, families=families, parameters=plan.facts.parameters, limit_s=600)
+    rates = rates_by_table(plan.hardware)
+    return CostModel.of(plan.workload, plan.hardware, rates, child.traces_of(request).profiles)
 
 
 def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResult]) -> None:

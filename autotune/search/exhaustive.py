@@ -1,8 +1,8 @@
 """Measures every legal point of a space instead of searching it, and makes a table of that; the way back is a replay.
 
-:class:`Recorder` is the conductor that `find` and `resume` in `autotune.api` call for an exhaustive plan.
-`plan_of` makes the plan with which a search is replayed on a table, see `autotune.execution.replay`; it needs neither
-the model nor the machine that the table was recorded with.
+Nothing is inferred in a recording: neither does one point's lack of memory rule out another, nor is there a time limit
+but the trial's own. There are no finals. `plan_of` makes the plan with which a search is replayed on a table (see
+`autotune.execution.replay`); it needs neither the model nor the machine that the table was recorded with.
 """
 
 from __future__ import annotations
@@ -11,75 +11,52 @@ import datetime
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
 from autotune.errors import InputError, complaint
 from autotune.planning.plan import SearchPlan
-from autotune.search.limits import RecordingPace
-from autotune.search.tuner import Tuner
 from autotune.space.file import SpaceFile
 from autotune.units import show_memory, show_time
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import TrainConfig, Workload
-from autotune.values.events import Note
 from autotune.values.recorded_table import RecordedPoint, Table, TableHeader, TableTrial
-from autotune.values.trial import Purpose, TrialResult
+from autotune.values.trial import TrialResult
 from autotune.version import __version__
 
 # Trials after which their median says how long the others will take; the first may have run out of memory at once.
 TELLING_TRIALS = 5
 
 
-class Recorder(Tuner):
-    """Runs every configuration of the plan as often as it says, and writes the table however that ends.
+def waiting(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrainConfig]:
+    """Return what hasn't run yet, in rounds: every configuration once before any is measured again.
 
-    Nothing is inferred: neither does one point's lack of memory rule out another, nor is there a time limit but the
-    trial's own. There are no finals.
+    The baseline comes first. Each round has an order of its own, drawn from the seed: a machine that slows down
+    meanwhile must not look like the effect of a knob.
     """
+    done = Counter(r.request.config for r in results)
+    baseline, *others = plan.every_config()
+    draw = random.Random(plan.workload.seed)
+    found: list[TrainConfig] = []
+    for round_number in range(plan.repeats):
+        draw.shuffle(others)
+        found += (config for config in (baseline, *others) if done[config] <= round_number)
+    return found
 
-    pace = RecordingPace
 
-    def _conduct(self) -> None:
-        try:
-            self._measure_all()
-        finally:
-            if self._results:
-                path = self._directory.write_table(table_of(self._plan, self._results))
-                self._observer(Note(text=f"every trial so far is in {path}"))
-                self._study.recover(self._results)
+def how_long(left: int, results: Sequence[TrialResult], *, begun: int) -> str | None:
+    """Return how long the trials that are left will take, once that can be told; None before and afterwards.
 
-    def _measure_all(self) -> None:
-        waiting = list(self._schedule())
-        said = False
-        for index, config in enumerate(waiting):
-            if not self._pace.may_go_on():
-                self._observer(Note(text=f"the budget is spent; {len(waiting) - index} trials were not run"))
-                return
-            if len(self._results) >= TELLING_TRIALS and not said:
-                self._say_how_long(len(waiting) - index)
-                said = True
-            is_first = config == self._plan.baseline and self._history.known(config) is None
-            self._run(config, Purpose.BASELINE if is_first else Purpose.SEARCH)
-
-    def _schedule(self) -> Iterator[TrainConfig]:
-        """Yield what hasn't run yet, in rounds: every configuration once before any is measured again.
-
-        The baseline comes first. Each round has an order of its own, drawn from the seed: a machine that slows down
-        meanwhile must not look like the effect of a knob.
-        """
-        done = Counter(r.request.config for r in self._results)
-        baseline, *others = self._plan.every_config()
-        draw = random.Random(self._plan.workload.seed)
-        for round_number in range(self._plan.repeats):
-            draw.shuffle(others)
-            yield from (config for config in (baseline, *others) if done[config] <= round_number)
-
-    def _say_how_long(self, trials: int) -> None:
-        typical_s = statistics.median(r.duration_s for r in self._results)
-        text = f"{trials} trials to go: some {show_time(trials * typical_s)} at the {typical_s:.1f} s of those so far"
-        self._observer(Note(text=text))
+    Args:
+        left: Trials to go.
+        results: All trials so far.
+        begun: How many of them were run since this was first asked.
+    """
+    if len(results) < TELLING_TRIALS or (begun and len(results) > TELLING_TRIALS):
+        return None
+    typical_s = statistics.median(r.duration_s for r in results)
+    return f"{left} trials to go: some {show_time(left * typical_s)} at the {typical_s:.1f} s of those so far"
 
 
 def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:

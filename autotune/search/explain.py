@@ -16,7 +16,7 @@ from autotune.execution.runner import LocalRunner, Runner
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.backend import crew_of
 from autotune.search.progress import standing_of_answer
-from autotune.space.changes import changes
+from autotune.space.knobs import changes
 from autotune.storage import trust
 from autotune.storage.results import read_result
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_plan
@@ -68,7 +68,7 @@ def explain(
         with LocalRunner(directory.path, plan.hardware):
             pass  # ends what a search that was killed here has left running
         with crew_of(plan.fleet, folder.path, planned=plan.hardware) as crew:
-            return explainer.run(crew.runner)
+            return explainer.run(crew.pool)
 
 
 def answer_in(directory: RunDirectory) -> ResultData | None:

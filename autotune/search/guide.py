@@ -9,6 +9,7 @@ untried configuration has a fair chance of a gain that would show.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.model import CostModel
+from autotune.cost.predictions import Predictions
 from autotune.cost.regression import below, density
 from autotune.planning.plan import SearchPlan
 from autotune.space.history import History
@@ -27,7 +29,7 @@ from autotune.values.trial import Prediction, TrialResult
 Vector = NDArray[np.float64]
 
 # Configurations that are ranked; of a larger space, those that come first.
-_MOST_CONFIGS = 20_000
+MOST_CONFIGS = 20_000
 
 # Standard deviations by which a prediction counts for more than it says: what is unknown is worth a trial.
 _CURIOSITY = 0.5
@@ -63,15 +65,21 @@ class Guide:
         self._budget_bytes = plan.memory_bytes
         self._host_bytes = plan.hardware.host_memory_bytes
         self._run_samples = plan.objective.run_samples
-        points = (point for _, point in zip(range(_MOST_CONFIGS), space.points(), strict=False))
+        points = (point for _, point in zip(range(MOST_CONFIGS), space.points(), strict=False))
         self._configs = list(dict.fromkeys(map(space.config, points)))
-        self._predict()
 
-    def _predict(self) -> None:
-        predicted = self._model.predict(self._configs)
-        self._rates = self._over_the_run(predicted.samples_per_second, self._configs)
-        self._deviations = predicted.log_deviation
-        self._fits = predicted.chance_to_fit(self._budget_bytes)
+    @functools.cached_property
+    def _predicted(self) -> Predictions:
+        """What the model says now of all configurations."""
+        return self._model.predict(self._configs)
+
+    @functools.cached_property
+    def _rates(self) -> Vector:
+        return self._over_the_run(self._predicted.samples_per_second, self._configs)
+
+    @functools.cached_property
+    def _fits(self) -> Vector:
+        return self._predicted.chance_to_fit(self._budget_bytes)
 
     def _over_the_run(self, rates: Vector, configs: Sequence[TrainConfig]) -> Vector:
         """Return the rates with the start of what is compiled spread over the run, as the objective has it."""
@@ -91,7 +99,8 @@ class Guide:
         learned = self._model.observe(*results)
         if learned is not self._model:
             self._model = learned
-            self._predict()
+            for outdated in ("_predicted", "_rates", "_fits"):
+                self.__dict__.pop(outdated, None)
 
     def believing(self, results: Sequence[TrialResult]) -> Guide:
         """Return a guide that takes `results` for measured; this one stays as it is."""
@@ -151,9 +160,11 @@ class Guide:
         """
         best, fits = history.best(), self._fits**_CAUTION
         if best is None:
-            return fits * self._rates * np.exp(_CURIOSITY * self._deviations), np.ones(len(self._configs))
+            return fits * self._rates * np.exp(_CURIOSITY * self._predicted.log_deviation), np.ones(len(self._configs))
         leader, rate = self._leader(history)
-        deviations = self._deviations if leader is None else self._model.gain_deviations(self._configs, leader)
+        deviations = (
+            self._predicted.log_deviation if leader is None else self._model.gain_deviations(self._configs, leader)
+        )
         gains = np.log(self._rates / rate)
         improvement = gains * below(gains / deviations) + deviations * density(gains / deviations)
         return fits * improvement, below((gains - math.log(WORTHWHILE_GAIN)) / deviations)

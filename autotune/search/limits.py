@@ -33,7 +33,7 @@ class Pace:
         self._clock = clock
         self._started = clock()
         self._before_s = 0.0
-        self.running = 0  # trials of the search that have begun and not ended, where several run at once
+        self.running = 0  # trials of the search that have begun and not ended
 
     def add(self, seconds: float) -> None:
         """Count in what an earlier, killed run of the search took."""
@@ -62,8 +62,11 @@ class Pace:
     def kept_s(self) -> float:
         """Return the time that finals and checks should take, or half of all where that is less.
 
-        Nothing is kept where it would leave no time for a single trial: an unconfirmed answer is better than none.
+        Nothing is kept where it would leave no time for a single trial: an unconfirmed answer is better than none. A
+        recording has no finals.
         """
+        if self._plan.exhaustive:
+            return 0.0
         kept_s = min(self._finals.expected_s() + self._finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
         if not self.searched() and self.left_s() <= kept_s + self._typical_s():
             return 0.0
@@ -75,7 +78,7 @@ class Pace:
         if check is not None and check.task is not None:
             usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
         limit_s = min(usual_s, self.left_s())
-        if purpose is Purpose.SEARCH:
+        if purpose is Purpose.SEARCH and not self._plan.exhaustive:
             limit_s = min(limit_s, self.left_s() - self.kept_s())
             leader = self._history.best()
             if leader is not None and config.torch_compile_backend is None:  # a cold compile may take minutes
@@ -85,28 +88,14 @@ class Pace:
     def to_beat(self, purpose: Purpose) -> float | None:
         """Return the samples/s below which a trial's exact rate doesn't matter: no finalist is that slow.
 
-        None where it always matters; the length of a run may count otherwise.
+        None where it always matters: the length of a run may count otherwise, and a table has no losers.
         """
         best = self._history.best()
-        if purpose is not Purpose.SEARCH or best is None or self._plan.objective.run_samples is not None:
+        if purpose is not Purpose.SEARCH or best is None or self._plan.exhaustive:
+            return None
+        if self._plan.objective.run_samples is not None:
             return None
         return FINALIST_SHARE * best.measurement.samples_per_second if best.measurement else None
 
     def _typical_s(self) -> float:
         return statistics.median([r.duration_s for r in self._history.ranking()] or [0.0])
-
-
-class RecordingPace(Pace):
-    """The limits of a recording: there are no finals to keep time for, no leader and no losers."""
-
-    def kept_s(self) -> float:
-        """Return none."""
-        return 0.0
-
-    def timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
-        """Return a trial's usual limit, or what is left."""
-        return max(1.0, min(self._plan.budget.trial_timeout_s, self.left_s()))
-
-    def to_beat(self, purpose: Purpose) -> float | None:
-        """Return None: a table has no losers."""
-        return None

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from autotune.search.limits import Pace
-from autotune.space.changes import changes
-from autotune.space.knobs import shown_changes
+from autotune.space.knobs import changes, shown_changes
 from autotune.values.config import TrainConfig
 from autotune.values.events import Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
 from autotune.values.problem import Change

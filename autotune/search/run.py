@@ -12,9 +12,8 @@ from autotune.integrations import tracking
 from autotune.planning.plan import SearchPlan
 from autotune.search.backend import Crew
 from autotune.search.cost_model import cost_model, learn
-from autotune.search.exhaustive import Recorder
 from autotune.search.recall import Recall
-from autotune.search.tuner import SearchInterrupted
+from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter, record_writer
 from autotune.value import check_savable
@@ -75,7 +74,7 @@ def conduct(
     ):
         try:
             if plan.exhaustive:
-                result = Recorder(plan, directory, crew.runner, writer).run()
+                result = Tuner(plan, directory, crew.pool, writer).run()
             else:
                 result = _search(plan, directory, crew, writer, stopwatch)
         except SearchInterrupted as interrupted:
@@ -98,7 +97,7 @@ def _search(
         writer(Note(text=recall.foreword))
     starting = stopwatch.laps()
     try:
-        return crew.conductor(plan, directory, crew.runner, writer, model=model, recall=recall, starting=starting).run()
+        return Tuner(plan, directory, crew.pool, writer, model=model, recall=recall, starting=starting).run()
     finally:
         if not plan.is_shared:  # what was disturbed would mislead the next search
             learn(plan, model, directory.results())

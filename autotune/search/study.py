@@ -1,177 +1,124 @@
-"""The Optuna study: persistent in the run directory, fed with every trial. The only module that imports optuna.
-
-A point that nobody proposed is asked of TPE, which learns from completed and pruned trials. So a trial that ran out of
-memory is told as pruned with a positive constraint, and a trial that failed otherwise as failed; so is what was
-refused without running: it was not measured.
-"""
+"""What a trial of an Optuna study says of a configuration, and how a result is told to a study. Pure."""
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
-from typing import NamedTuple
-
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.storages.journal._file import LOCK_FILE_SUFFIX
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.space.space import Point, SearchSpace
-from autotune.values.objective import Objective
-from autotune.values.trial import TrialResult, TrialStatus
+from autotune.values.config import TrainConfig
+from autotune.values.trial import (
+    Failure,
+    Interval,
+    Measurement,
+    Memory,
+    Purpose,
+    TrialRequest,
+    TrialResult,
+    TrialStatus,
+)
 
-STUDY_FILE = "study.log"
-STUDY_NAME = "autotune"
+# The constraint's name: peak memory beyond the budget, as a share of the budget.
+MEMORY = "memory"
 
-_NUMBER = "trial"  # our number, as an attribute of Optuna's trial
-_STATUS = "status"
-_MEMORY = "memory"  # the constraint
+# What a trial that ran out of memory is told to have needed beyond the budget: the peak that was seen may lie below it.
+_BEYOND_BUDGET = 0.01
 
-# A trial that ran out of memory needed more than the capacity, though the peak that was seen may lie below it.
-_BEYOND_CAPACITY = 0.01
+_UNKNOWN = Memory()
 
 
-class Asked(NamedTuple):
-    """An open trial of the study and its point."""
-
-    trial: Trial
-    point: Point
-
-
-class Study:
-    """Proposes points and learns from what they gave.
+class StudyTrials:
+    """The trials of the studies of one search: from parameters to configurations, from results to values, and back.
 
     Args:
-        directory: Where `study.log` (a journal) lives; an existing study is continued.
-        space: The points that exist.
-        capacity_bytes: The memory budget that constraints are relative to.
-        seed: Of the sampler.
-        objective: What is maximised; the steady state's throughput by default.
+        plan: The search.
+        space: Its space, whose parameters are the study's.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        space: SearchSpace,
-        *,
-        capacity_bytes: int,
-        seed: int,
-        objective: Objective | None = None,
-    ) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+    def __init__(self, plan: SearchPlan, space: SearchSpace) -> None:
+        self._plan = plan
         self._space = space
-        self._capacity_bytes = capacity_bytes
-        self._objective = objective or Objective()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(
-                # Where a trial runs, another is no use: only where several do at once does that say anything.
-                seed=seed,
-                multivariate=True,
-                group=True,
-                n_startup_trials=6,
-                constant_liar=True,
-            )
-        self._study = optuna.create_study(
-            study_name=STUDY_NAME,
-            storage=_storage(directory / STUDY_FILE),
-            direction="maximize",
-            sampler=sampler,
-            load_if_exists=True,
-        )
+        self.distributions = {d.name: CategoricalDistribution(d.choices) for d in space.dimensions}
 
-    def recover(self, results: list[TrialResult]) -> None:
-        """Bring the study in line with the result files, which outrank it.
-
-        What a killed search left running is told as failed, and a result that the study doesn't know is added.
-        """
-        known = {t.user_attrs.get(_NUMBER) for t in self._trials() if t.state.is_finished()}
-        for _ in self._trials(TrialState.WAITING):
-            self._study.ask()  # what waits can't be told: this sets it running
-        for trial in self._trials(TrialState.RUNNING):
-            self._study.tell(trial.number, state=TrialState.FAIL)
-        for result in results:
-            if result.request.number not in known:
-                self._study.add_trial(self._frozen(result))
-
-    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=states or None)
-
-    def ask(self, proposal: Point | None = None) -> Asked:
-        """Open a trial of the study at `proposal`, or where the sampler chooses, known and illegal points included."""
-        if proposal is not None:
-            self._study.enqueue_trial(self._params(proposal))
-        trial = self._study.ask()
-        point: Point = {}
-        for dimension in self._space.dimensions:
-            if self._space.is_active(dimension, point):
-                point[dimension.name] = trial.suggest_categorical(dimension.name, list(dimension.choices))
-        return Asked(trial, point)
-
-    def tell(self, asked: Asked, result: TrialResult) -> None:
-        """Close a trial of the study with what was measured, now or before."""
-        asked.trial.set_user_attr(_NUMBER, result.request.number)
-        asked.trial.set_user_attr(_STATUS, str(result.status))
-        for name, value in self._constraints(result).items():
-            asked.trial.set_constraint(name, value)
-        self._study.tell(asked.trial, values=self._value(result), state=_state(result.status))
-
-    def _value(self, result: TrialResult) -> float | None:
-        return self._objective.rate(result.measurement) if result.measurement else None
-
-    def refuse(self, asked: Asked, reason: str) -> None:
-        """Close a trial of the study that was refused without running."""
-        asked.trial.set_user_attr(_STATUS, f"refused: {reason}")
-        self._study.tell(asked.trial, state=TrialState.FAIL)
-
-    def _params(self, point: Point) -> Point:
-        """Return the part of `point` that the study has dimensions for."""
-        whole = self._space.complete(point)
-        choices = {d.name: d.choices for d in self._space.dimensions}
-        return {name: value for name, value in whole.items() if value in choices[name]}
-
-    def _frozen(self, result: TrialResult) -> FrozenTrial:
-        params = self._params(self._space.point(result.request.config))
-        choices = {d.name: CategoricalDistribution(list(d.choices)) for d in self._space.dimensions}
+    def frozen(self, result: TrialResult) -> FrozenTrial:
+        """Return a finished trial as one of a study."""
+        params = self.params(result.request.config)
         return optuna.create_trial(
-            state=_state(result.status),
-            value=self._value(result),
+            state=self.state(result.status),
+            value=self.value(result),
             params=params,
-            distributions={name: choices[name] for name in params},
-            user_attrs={_NUMBER: result.request.number, _STATUS: str(result.status)},
-            constraints=self._constraints(result),
+            distributions={name: self.distributions[name] for name in params},
+            constraints=self.constraints(result),
         )
 
-    def _constraints(self, result: TrialResult) -> dict[str, float]:
-        """Return memory beyond the capacity as a share of it, where it is known: positive means too much."""
+    def is_ours(self, trial: FrozenTrial) -> bool:
+        """Whether a trial has parameters of the space; one that ended before any was suggested hasn't."""
+        return bool(trial.params.keys() & self.distributions.keys()) or not self.distributions
+
+    def config(self, params: Point) -> TrainConfig:
+        """Return the configuration of a trial's parameters; what they don't name is the baseline's."""
+        config = self._space.config(self._space.complete(params))
+        return self._plan.baseline if self.params(config) == self.params(self._plan.baseline) else config
+
+    def params(self, config: TrainConfig) -> Point:
+        """Return the part of a configuration's point that the study has parameters for."""
+        whole = self._space.complete(self._space.point(config))
+        return {name: value for name, value in whole.items() if value in self.distributions[name].choices}
+
+    def value(self, result: TrialResult) -> float | None:
+        """Return the samples per second that a result counts for, None where it failed."""
+        return self._plan.objective.rate(result.measurement) if result.measurement else None
+
+    def state(self, status: TrialStatus) -> TrialState:
+        """Return the state in which samplers learn what they can: out of memory as pruned, worse than any value."""
+        if status is TrialStatus.COMPLETED:
+            return TrialState.COMPLETE
+        return TrialState.PRUNED if status is TrialStatus.OUT_OF_MEMORY else TrialState.FAIL
+
+    def constraints(self, result: TrialResult) -> dict[str, float]:
+        """Return memory beyond the budget as a share of it, where it is known: positive means too much."""
         if result.status is TrialStatus.OUT_OF_MEMORY:
-            return {_MEMORY: _BEYOND_CAPACITY}
-        if result.measurement is None:
+            return {MEMORY: _BEYOND_BUDGET}
+        if result.measurement is None or not result.measurement.memory.is_known:
             return {}
-        return {_MEMORY: result.measurement.memory.peak_bytes / self._capacity_bytes - 1}
+        return {MEMORY: result.measurement.memory.peak_bytes / self._plan.memory_bytes - 1}
 
+    def result(self, trial: FrozenTrial) -> TrialResult:
+        """Return a finished trial of a study as a result: all that its state, value and constraints say."""
+        config = self.config(trial.params)
+        if trial.state is TrialState.PRUNED or any(value > 0 for value in trial.constraints.values()):
+            return self._failed(config, trial.number, TrialStatus.OUT_OF_MEMORY)
+        if trial.state is TrialState.FAIL or trial.value is None or trial.value <= 0:
+            return self._failed(config, trial.number, TrialStatus.CRASHED)
+        share = trial.constraints.get(MEMORY)
+        peak_bytes = None if share is None else round((1 + share) * self._plan.memory_bytes)
+        memory = Memory(**{"resident_bytes" if self._plan.hardware.is_cpu else "device_bytes": peak_bytes})
+        return self.assumed(config, trial.value, memory, number=trial.number)
 
-def _storage(path: Path) -> JournalStorage:
-    """Return the journal in `path`: a line for each change, some ten times as fast as a database.
+    def _failed(self, config: TrainConfig, number: int, status: TrialStatus) -> TrialResult:
+        request = self._request(config, number)
+        return TrialResult(request=request, outcome=Failure(status=status, cause="as the study says"), duration_s=0.0)
 
-    What a killed search or a power cut left is made good, since the result files tell it all again: half a line at the
-    end is cut off, a lock is taken away (the run directory has one of its own), and what can't be read is put aside.
-    """
-    path.with_name(f"{path.name}{LOCK_FILE_SUFFIX}").unlink(missing_ok=True)
-    if path.exists():
-        written = path.read_bytes()
-        if written and not written.endswith(b"\n"):
-            path.write_bytes(written[: written.rfind(b"\n") + 1])
-    try:
-        return JournalStorage(JournalFileBackend(str(path)))
-    except Exception:  # whatever it makes of lines that aren't its own, a failed assertion among them
-        path.replace(path.with_suffix(".broken"))
-        return JournalStorage(JournalFileBackend(str(path)))
+    def assumed(self, config: TrainConfig, rate: float, memory: Memory = _UNKNOWN, *, number: int = 0) -> TrialResult:
+        """Return a trial of which no more is known, or assumed, than its samples per second and its peak memory."""
+        request = self._request(config, number)
+        step_s = request.workload.samples_per_step(config) / rate
+        measurement = Measurement(
+            step_times_s=(step_s,),
+            accumulation_steps=request.accumulation_steps,
+            samples_per_second=rate,
+            samples_per_second_interval=Interval(low=rate, high=rate),
+            memory=memory,
+            startup_s=0.0,
+            first_step_s=step_s,
+            data_wait_share=None,
+            loss=0.0,
+            effects={},
+        )
+        return TrialResult(request=request, outcome=measurement, duration_s=0.0)
 
-
-def _state(status: TrialStatus) -> TrialState:
-    if status is TrialStatus.COMPLETED:
-        return TrialState.COMPLETE
-    return TrialState.PRUNED if status is TrialStatus.OUT_OF_MEMORY else TrialState.FAIL
+    def _request(self, config: TrainConfig, number: int) -> TrialRequest:
+        purpose = Purpose.BASELINE if config == self._plan.baseline else Purpose.SEARCH
+        return request_of(self._plan, config, purpose, number=number, timeout_s=self._plan.budget.trial_timeout_s)

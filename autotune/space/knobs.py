@@ -1,34 +1,72 @@
-"""The knobs of a configuration as options of the command line: derived from the fields of `TrainConfig`.
+"""The knobs of a configuration: what one changes of the user's training, in which class, and their options.
 
-An option is called as the field, with hyphens, or by the short name of the knob; a field of an adapter, whichever kinds
-have it, stands behind `adapter` (`--adapter-rank`). What was written becomes a value when the configuration is made,
-which is also what checks it.
+Pure. How deep a change goes stands on the knob's field of `TrainConfig`. An option of the command line is called as the
+field, with hyphens, or by the short name of the knob; a field of an adapter, whichever kinds have it, stands behind
+`adapter` (`--adapter-rank`). What was written is checked when the configuration is made of it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, complaint, suggestion
+from autotune.space.points import Scalar
+from autotune.training.arguments import effective_tf32
 from autotune.value import Value
-from autotune.values.adapters import ADAPTERS, kinds_with
-from autotune.values.config import KNOBS
+from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
+from autotune.values.config import KNOBS, Allowance, TrainConfig, knob_values
+from autotune.values.knob import Difference
+from autotune.values.problem import Change, Problem
+from autotune.values.trial_row import TrialRow
 from autotune.values.unavailable import why_not
-
-if TYPE_CHECKING:
-    from autotune.values.problem import Change
-
-Scalar = bool | int | float | str | None
 
 # Knobs whose names are long for a table or a command line.
 SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.short is not None}
+
+
+def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
+    """Return what `config` changes against the baseline, in the order of the fields."""
+    return tuple(
+        Change(knob=knob, before=_in_words(before), after=_in_words(after), allowance=allowance)
+        for knob, before, after, allowance in _differences(config, problem)
+    )
+
+
+def with_changes(rows: Iterable[TrialRow], problem: Problem) -> tuple[TrialRow, ...]:
+    """Return lines of trials with what each configuration changes."""
+    return tuple(row.model_copy(update={"changes": changes(row.config, problem)}) for row in rows)
+
+
+def allowance_of(config: TrainConfig, problem: Problem) -> Allowance:
+    """Return the class of the deepest change of `config` against the baseline."""
+    classes = (allowance for *_, allowance in _differences(config, problem))
+    return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
+
+
+def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, Any, Any, Allowance]]:
+    """Yield the knobs that differ: name, the baseline's value, the configuration's, and the class of the change."""
+    baseline, hardware = problem.baseline, problem.hardware
+    rounds = effective_tf32(config, hardware) != effective_tf32(baseline, hardware)  # a compiler switches it on
+    values = zip(KNOBS.items(), knob_values(baseline), knob_values(config), strict=True)
+    for (name, (knob, _)), before, after in values:
+        if before != after:
+            change = Difference(before, after, problem.facts, config.precision, rounds)
+            yield name, before, after, Allowance(knob.depth_of(change))
+
+
+def _in_words(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Adapter):
+        return value.shown
+    return str(value)
 
 
 def shown_changes(changed: Iterable[Change]) -> str:

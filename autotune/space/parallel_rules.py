@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.training.arguments import transformers_version
-from autotune.training.parallel_arguments import FSDP_KINDS, UNIT_PARAMETERS, ZERO_STAGES
-from autotune.training.tensor_parallel import SINCE
+from autotune.training.parallel_arguments import FSDP_KINDS, TENSOR_PARALLEL_SINCE, UNIT_PARAMETERS, ZERO_STAGES
 from autotune.values.config import Precision, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
@@ -160,8 +159,8 @@ def tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware:
     spread, degree = config.parallelism, config.parallelism.tensor_parallel
     if degree == 1:
         return None
-    if transformers_version(hardware) < SINCE:
-        return f"tensor parallel needs transformers {SINCE[0]}.{SINCE[1]}"
+    if transformers_version(hardware) < TENSOR_PARALLEL_SINCE:
+        return "tensor parallel needs transformers {}.{}".format(*TENSOR_PARALLEL_SINCE)
     if hardware.is_cpu:
         return "tensor parallel on a CPU: accelerate refuses it through the Trainer (ParallelismConfig and MULTI_CPU)"
     if facts.tensor_parallel_heads is None:

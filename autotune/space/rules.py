@@ -251,6 +251,12 @@ def _liger(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware:
     return None
 
 
+def _empty_cache(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.torch_empty_cache_steps is not None and hardware.is_cpu:
+        return "torch_empty_cache_steps empties the cache of a GPU's allocator; a CPU has none"
+    return None
+
+
 _RULES: tuple[Rule, ...] = (
     _micro_batch,
     _precision,
@@ -262,6 +268,7 @@ _RULES: tuple[Rule, ...] = (
     _experts,
     _routing,
     _liger,
+    _empty_cache,
     adapter_rules.adapter,
     adapter_rules.quantization,
     sampling,

@@ -4,7 +4,6 @@
 
     runs/t5-small-20261121-020000/
         search.json           what was asked for and found out before the first trial
-        study.log             Optuna's study
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
         table.jsonl           every measurement, if the whole space was recorded
@@ -14,7 +13,8 @@
         report.html           of `autotune report`
         lock                  held while a search runs
 
-It is opened, locked and written before anything else is done. The result files outrank the study.
+It is opened, locked and written before anything else is done. Whatever is
+built from the result files, as Optuna's study is, is built anew from them.
 """
 
 from __future__ import annotations

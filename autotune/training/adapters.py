@@ -37,8 +37,8 @@ ATTENTION_MODULES = (
 # Weights of all experts in one tensor, as transformers 5 has them.
 EXPERT_PARAMETERS = ("experts.gate_up_proj", "experts.down_proj")
 
-# What IA3 scales: keys and values, and what enters the last feed-forward layer. By and large peft's own table
-# (TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING), which knows a few model types only.
+# What IA3 scales: keys, values, and the input of the last feed-forward layer. Much as in peft's own table
+# (TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING), which has only a few model types.
 IA3_FEEDFORWARD = (
     "down_proj", "wo", "fc2", "w2", "dense_4h_to_h", "fc_out", "lin2", "ffn.output.dense", "mlp.c_proj", "output.dense",
 )  # fmt: skip
@@ -47,8 +47,8 @@ IA3_MODULES = (
     "value_proj", "k_lin", "v_lin", "qkv", "Wqkv", *IA3_FEEDFORWARD,
 )  # fmt: skip
 
-# peft.TaskType, where it has one. It decides what peft's wrapper does with labels, and that the head of a classifier,
-# which is new, is trained beside the adapter.
+# peft.TaskType, where peft has one. It decides what peft's wrapper does with labels, and that the new head of a
+# classifier is trained along with the adapter.
 _TASK_TYPES = {
     Task.CAUSAL_LM: "CAUSAL_LM",
     Task.SEQ2SEQ_LM: "SEQ_2_SEQ_LM",
@@ -62,7 +62,7 @@ _COMPUTE_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16"}
 
 
 def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, Any]:
-    """Return the keyword arguments of peft's config class, `peft_type` among them."""
+    """Return the keyword arguments of peft's config class, and `peft_type`."""
     known = {"task_type": _TASK_TYPES[task]} if task in _TASK_TYPES else {}
     return {**_WAYS[adapter.kind](adapter), **known}
 
@@ -145,7 +145,7 @@ def prepare_model(model: Any, adapter: dict[str, Any] | None) -> Any:
 
     Args:
         model: A transformers model.
-        adapter: Of `peft_arguments.adapter_arguments`; None trains all weights.
+        adapter: Of `adapter_arguments`; None trains all weights.
 
     Raises:
         ValueError: The adapter finds nothing in the model that it could be put on.
@@ -156,26 +156,25 @@ def prepare_model(model: Any, adapter: dict[str, Any] | None) -> Any:
 
 
 def put_on(model: Any, adapter: dict[str, Any]) -> Any:
-    """Return `model` with an adapter of new weights, on whatever device it is; see :func:`prepare_model`."""
+    """Return `model` with an adapter of new weights, on the model's device; raises as `prepare_model` does."""
     config = peft_config(adapter)
     if config is None:
         return _only_biases(model)
     from peft import get_peft_model
 
     if config.is_prompt_learning and config.task_type == "SEQ_2_SEQ_LM":
-        # Prefixes are the decoder's; peft counts the layers of the encoder, which usually has as many.
+        # Prefixes are the decoder's, but peft counts the layers of the encoder.
         layers = (getattr(model.config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
         config.num_layers = next((count for count in layers if count), None)
     with warnings.catch_warnings():
-        # GPT-2's layers hold their weights the other way round, which peft finds out itself and then warns of.
+        # Of what peft does by itself: GPT-2's layers hold their weights transposed, experts have fused weights.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
-        # Nor are patterns a mistake that it makes itself for the fused weights of experts.
         warnings.filterwarnings("ignore", message=r"The following \w+_pattern keys did not match")
         return get_peft_model(model, config)
 
 
 def peft_config(adapter: dict[str, Any]) -> Any | None:
-    """Return the peft config of an adapter's arguments, None for BitFit, which peft hasn't."""
+    """Return the peft config of an adapter's arguments; None for BitFit, which peft doesn't have."""
     if adapter.get("peft_type") == BITFIT:
         return None
     import peft
@@ -184,7 +183,7 @@ def peft_config(adapter: dict[str, Any]) -> Any | None:
 
 
 def _only_biases(model: Any) -> Any:
-    """Freeze all but the biases and the head of a classifier, which is new.
+    """Freeze all but the biases and the new head of a classifier.
 
     Raises:
         ValueError: The model has no biases.

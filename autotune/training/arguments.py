@@ -136,7 +136,7 @@ def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
     What the configuration doesn't name has the default of TrainingArguments, whatever the user has set.
     """
     theirs = {"seed", *workload.fixed_arguments}
-    decided = {**_DEFAULTS, **{name: value for name, value in mapping.tuned.items() if name not in theirs}}
+    decided = {name: value for name, value in {**_DEFAULTS, **mapping.tuned}.items() if name not in theirs}
     for part in ("", "_kwargs"):  # one argument, which newer versions call otherwise and keep the old name of
         new, old = f"activation_checkpointing{part}", f"gradient_checkpointing{part}"
         if new in mapping.tuned:

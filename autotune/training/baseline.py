@@ -141,8 +141,8 @@ def baseline_config(
     as_given.setdefault("per_device_train_batch_size", default_micro_batch(global_batch and global_batch // devices))
     if given.get("torch_compile") or "torch_compile_mode" in as_given:
         as_given.setdefault("torch_compile_backend", "inductor")
-    # The Trainer's default is to pin, which it drops by itself where there is no accelerator.
-    as_given["dataloader_pin_memory"] = not hardware.is_cpu and given.get("dataloader_pin_memory", True)
+    if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
+        as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
     try:
         return TrainConfig(
             **as_given,

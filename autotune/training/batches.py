@@ -1,23 +1,22 @@
 """How samples become batches: their order, and padding or packing of a micro-batch.
 
-In a trial the longest rows come first, so that the peak of memory is met at once. The rest comes as training itself
-would see it: shuffled; in the order of the file; or by length, as the Trainer's own sampler groups it. A sampler by
-length goes from the longest batches to the shortest over thousands of rows, of which a trial sees some dozens: its
-micro-batches are therefore visited so that any few of them stand for all.
+In a trial the longest rows come first, so that the peak of memory is reached at once. The rest follows as in training:
+shuffled, in the order of the file, or grouped by length by the Trainer's own sampler. That sampler goes from the
+longest batches to the shortest over thousands of rows, of which a trial sees some dozens, so its micro-batches are
+visited in an order in which any few of them represent all.
 
-Packing puts the samples of a micro-batch into one row without padding, positions starting anew with each: the same
-samples in the same step, and none sees another (transformers masks by the positions), so the loss stays that of padded
-batches. The library's `DataCollatorWithFlattening` does the same. Blocks of a fixed length, which cut samples and let
-one see the next, are another training and not made here.
+Packing puts the samples of a micro-batch into one row without padding, with positions that start anew at each sample.
+transformers masks by the positions, so no sample sees another, and the loss is that of padded batches. Blocks of a
+fixed length, which cut samples and let one see the next, would be another training and are not made.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,8 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 IGNORED = -100  # the label that transformers' losses leave out
 
-# Model types whose attention stays within the samples of a packed row when positions start anew and no mask is given:
-# tried with tiny models of transformers 5.23, and held by a test. OPT, BLOOM, Falcon, gpt-oss and Mamba let them leak.
+# Model types whose attention stays within the samples of a packed row if positions start anew and no mask is given, as
+# a test with tiny models sees (transformers 5.23). In OPT, BLOOM, Falcon, gpt-oss and Mamba samples see each other.
 PACKED = frozenset(
     {
         "cohere", "deepseek_v2", "deepseek_v3", "gemma", "gemma3_text", "glm", "gpt2", "gpt_neox", "granite", "llama",
@@ -42,30 +41,12 @@ PACKED = frozenset(
 )  # fmt: skip
 
 Sample = dict[str, "Tensor"]
-
-
-class Collator(Protocol):
-    """Makes a batch of samples."""
-
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Return tensors whose first dimension is that of the batch."""
-        ...
-
-
-@dataclass(frozen=True)
-class StackCollator:
-    """Batches of samples that are all of one shape."""
-
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Stack the tensors of each name."""
-        import torch
-
-        return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+Collator = Callable[[Sequence[Sample]], Sample]  # from samples to tensors whose first dimension is that of the batch
 
 
 @dataclass(frozen=True)
 class PadCollator:
-    """Batches of texts, padded on the right to the longest of the batch, as Hugging Face's collators do."""
+    """Batches of texts, padded on the right to the longest of the batch, as with Hugging Face's collators."""
 
     pad_id: int
 
@@ -84,10 +65,10 @@ class PadCollator:
 
 @dataclass(frozen=True)
 class PackCollator:
-    """Texts of a causal model in one row, as `transformers.DataCollatorWithFlattening` puts them."""
+    """Texts of a causal model in one row, as with `transformers.DataCollatorWithFlattening`."""
 
     def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Join the samples; the first label of each is left out, as nothing before it may predict it."""
+        """Join the samples; the first label of each is ignored, since nothing before it may predict it."""
         import torch
 
         labels = [torch.cat([torch.full_like(s["labels"][:1], IGNORED), s["labels"][1:]]) for s in samples]
@@ -105,12 +86,12 @@ def row_order(
     """Return row numbers in the order in which a trial reads them.
 
     Args:
-        lengths: Of all rows.
-        longest_first: So many of the longest rows come first.
-        rows: As many as are read, or more; the sampler is tried on these.
-        config: Its micro-batch and its sampler.
-        per_step: Rows of a whole optimizer step, which the Trainer's sampler by length goes by.
-        seed: Of what is drawn.
+        lengths: Tokens of all rows.
+        longest_first: Number of the longest rows that come first.
+        rows: Number of rows that are read, or more; the sampler orders as many.
+        config: Says the micro-batch and the sampler.
+        per_step: Rows of an optimizer step, by which the Trainer's sampler groups.
+        seed: Of the random orders.
     """
     longest = np.argsort(-lengths, kind="stable")[:longest_first]
     if config.train_sampling_strategy == "random":
@@ -124,7 +105,7 @@ def row_order(
 
 
 def _grouped(rows: NDArray[np.int64], lengths: NDArray[np.int64], per_step: int, seed: int) -> NDArray[np.int64]:
-    """Return rows as the Trainer's sampler by length orders them."""
+    """Return rows in the order of the Trainer's sampler by length."""
     import torch
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
@@ -134,10 +115,9 @@ def _grouped(rows: NDArray[np.int64], lengths: NDArray[np.int64], per_step: int,
 
 
 def _representative(rows: NDArray[np.int64], lengths: NDArray[np.int64], micro_batch: int) -> NDArray[np.int64]:
-    """Return whole micro-batches of consecutive `rows` such that the first few have the lengths that all have.
+    """Return whole micro-batches of consecutive `rows`, in an order in which the first few have the lengths of all.
 
-    Sorted by their longest sample, they are visited in steps of the golden ratio, which leave no large gap at any
-    time.
+    Sorted by their longest sample, they are visited in steps of the golden ratio, which never leave a large gap.
     """
     count = len(rows) // micro_batch
     if count == 0:
@@ -153,10 +133,7 @@ def _representative(rows: NDArray[np.int64], lengths: NDArray[np.int64], micro_b
 
 
 def padding_share(data: Any, config: TrainConfig, first: int, last: int) -> float | None:
-    """Return the share of positions that are padding, in the micro-batches of samples `first` to `last`.
-
-    None where samples have no tokens.
-    """
+    """Return the share of padding among the positions of samples `first` to `last`; None for samples without tokens."""
     micro = config.per_device_train_batch_size
     if last - first < micro or "input_ids" not in data[first]:
         return None
@@ -173,7 +150,7 @@ def padding_share(data: Any, config: TrainConfig, first: int, last: int) -> floa
 
 
 def _same_lengths(samples: Sequence[Sample]) -> bool:
-    """Return whether labels are those of the inputs, and not a decoder's own."""
+    """Return whether labels are as long as the inputs, and not a decoder's own."""
     return all(len(sample["labels"]) == len(sample["input_ids"]) for sample in samples)
 
 

@@ -1,44 +1,93 @@
-"""Models by name, built with random weights: the built-in catalogue, local directories, hub ids.
+"""Models with random weights: the heads that a type of model has, its library config, and the model itself.
 
-``resolve`` turns what the user wrote into a :class:`ModelSpec`, a value that any process can build
-from; ``build_model`` does so on the device itself. A name of the catalogue never touches the network.
-Weights are never read. Data, adapters and training arguments are somebody else's; called by the
-tuner, the worker, the tracer and the command line.
+A :class:`ModelSpec`, which `resolve` makes of what the user wrote, is a value that any process can build from. Weights
+are never read.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError, one_line
-from autotune.training.facts import HEADS, USUAL_TASK, facts_of, tasks_for
-from autotune.values.model import ModelFacts, ModelSpec, Task
+from autotune.training.facts import facts_of
+from autotune.training.inputs import is_supported
+from autotune.values.model import Kind, ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# What the library and torch raise at a request they can't fulfil. Out of memory is a RuntimeError; a
-# build of torch without CUDA says so by an AssertionError.
-_REFUSALS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    NotImplementedError,
-    ImportError,
-    AssertionError,
-)
+# The class that chooses the head by model type, and the table of transformers that names those types.
+HEADS = {
+    Task.CAUSAL_LM: ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    Task.SEQ2SEQ_LM: ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    Task.MASKED_LM: ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+    Task.SEQUENCE_CLASSIFICATION: (
+        "AutoModelForSequenceClassification",
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    ),
+    Task.IMAGE_CLASSIFICATION: (
+        "AutoModelForImageClassification",
+        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    ),
+    Task.SPEECH_CTC: ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
+    Task.SPEECH_SEQ2SEQ: ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
+    Task.AUDIO_CLASSIFICATION: (
+        "AutoModelForAudioClassification",
+        "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    ),
+}
+USUAL_TASK: dict[Kind, Task] = {
+    "decoder": Task.CAUSAL_LM,
+    "encoder": Task.SEQUENCE_CLASSIFICATION,
+    "encoder-decoder": Task.SEQ2SEQ_LM,
+    "vision": Task.IMAGE_CLASSIFICATION,
+    "speech": Task.SPEECH_CTC,
+    "speech-to-text": Task.SPEECH_SEQ2SEQ,
+}
+
+# What the library and torch raise at a request that they can't fulfil; a build of torch without CUDA an AssertionError.
+# Out of memory is a RuntimeError.
+_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError, AssertionError)
+
+
+def tasks_for(model_type: str, own_code: Collection[str]) -> tuple[Task, ...]:
+    """Return the tasks for which the library, or the model's own code, has a head for this type.
+
+    Of a speech model these are heads for sound alone, and none if autotune can't make its inputs.
+    """
+    from transformers.models.auto import modeling_auto
+
+    found = tuple(
+        task for task, (head, table) in HEADS.items() if head in own_code or model_type in getattr(modeling_auto, table)
+    )
+    if not any(task.takes_audio for task in found):
+        return found
+    return tuple(task for task in found if task.takes_audio) if is_supported(model_type) else ()
+
+
+def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
+    """Return the kind by the heads: BERT and its kin have both language heads, decoders only one."""
+    if tasks and all(task.takes_audio for task in tasks):
+        return "speech-to-text" if Task.SPEECH_SEQ2SEQ in tasks else "speech"
+    if getattr(config, "is_encoder_decoder", False):
+        return "encoder-decoder"
+    if Task.CAUSAL_LM in tasks and (Task.MASKED_LM not in tasks or getattr(config, "is_decoder", False)):
+        return "decoder"
+    if Task.MASKED_LM in tasks or Task.SEQUENCE_CLASSIFICATION in tasks:
+        return "encoder"
+    return "vision"
 
 
 def tasks_of(spec: ModelSpec) -> tuple[Task, ...]:
-    """Return the tasks for which there is a head for this type of model."""
+    """Return the tasks for which this type of model has a head."""
     return tasks_for(spec.model_type, own_code(spec))
 
 
 def default_task(spec: ModelSpec) -> Task:
-    """Return the task a model of this kind is usually trained for."""
+    """Return the task that a model of this kind is usually trained for."""
     usual = USUAL_TASK[spec.kind]
     if spec.source == "catalogue":
         return usual
@@ -104,13 +153,13 @@ def build_model(
         spec: The model.
         task: The head.
         dtype: Name of a torch dtype, as "float32" or "bfloat16".
-        attn_implementation: Attention kernel; None leaves the choice to the library.
+        attn_implementation: Attention kernel; None: the library's choice.
         device: Torch device; "meta" allocates nothing.
-        experts_implementation: Way of running experts; None leaves the choice to the library.
-        config: In place of the spec's own, as a shallower one.
+        experts_implementation: Implementation of experts; None: the library's choice.
+        config: Library config in place of the spec's own, such as a shallower one.
         quantization: Keyword arguments of `transformers.BitsAndBytesConfig` for the weights of linear layers.
-        distributed_config: Keyword arguments of transformers' `DistributedConfig`: this rank's part is built.
-        whole_first: Each rank builds all of it before it keeps its part, whose weights are then those of one device.
+        distributed_config: Keyword arguments of transformers' `DistributedConfig`; this rank's part is built.
+        whole_first: Build all of the model on each rank before its part is kept: weights are then those of one device.
         figures: Fields of the config to set, such as `num_experts_per_tok`.
 
     Raises:
@@ -138,7 +187,7 @@ def build_model(
         first = "meta" if quantization is not None or in_parts else device
         with whole_weights() if whole_first else nullcontext(), torch.device(first):
             model = head.from_config(config, **options)
-        # Wav2Vec2 makes one parameter by torch's legacy constructor, which knows nothing of the device around it.
+        # Wav2Vec2 makes one parameter by torch's legacy constructor, which ignores the device of the context.
         if any(parameter.device.type != torch.device(first).type for parameter in model.parameters()):
             model.to(first)
     except _REFUSALS as error:
@@ -146,18 +195,18 @@ def build_model(
     if spec.config.get("tie_word_embeddings") is False:
         _untie(model)
     if quantization is not None:
-        from autotune.training.quantized import quantize
+        from autotune.training.random_weights import quantize
 
         quantize(model, quantization, device)
     if distributed_config is not None:
-        from autotune.training.tensor_parallel import share_matrices
+        from autotune.training.random_weights import share_matrices
 
         model = share_matrices(model, distributed_config)
     return model.train()
 
 
 def describe(spec: ModelSpec, task: Task) -> ModelFacts:
-    """Read off what the model's classes offer, without allocating its weights.
+    """Return the facts about a model and its head, without allocating its weights.
 
     Raises:
         InputError: The model has no such head, or the library refuses.
@@ -167,12 +216,12 @@ def describe(spec: ModelSpec, task: Task) -> ModelFacts:
 
 
 def own_code(spec: ModelSpec) -> dict[str, str]:
-    """Return the classes that come with the model, by the auto class they stand for, if they may run."""
+    """Return the classes that come with the model, by the name of their auto class, if they may run."""
     return (spec.config.get("auto_map") or {}) if spec.trust_remote_code else {}
 
 
 def library_config(spec: ModelSpec) -> PreTrainedConfig:
-    """Make the config class from the spec's figures, or with the model's own code if that is trusted."""
+    """Make the library config from the spec's figures, or with the model's own code if that is trusted."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -185,15 +234,15 @@ def library_config(spec: ModelSpec) -> PreTrainedConfig:
         if own_code(spec):
             figures["name_or_path"] = location  # where the library looks for the head's code
         return CONFIG_MAPPING[spec.model_type].from_dict(figures)
-    except Exception as error:  # a config class may raise anything at all at figures it didn't expect
+    except Exception as error:  # a config class may raise anything at figures that it doesn't expect
         raise InputError(f"{shown(spec.name)}: transformers refuses its config: {one_line(error)}") from error
 
 
 def _untie(model: PreTrainedModel) -> None:
-    """Give the output layer its own weights where the config says so and the library ties all the same.
+    """Give the output layer its own weights where the library ties them against the config.
 
-    T5's config class forces the tie. Loading a checkpoint that has both (T5 v1.1, FLAN, mT5, ByT5) leaves
-    them apart, so a model made from figures must be given what a loaded one has.
+    T5's config class forces the tie. A model loaded from a checkpoint with both weights (T5 v1.1, FLAN, mT5, ByT5) has
+    them apart, so one that is made from figures must too.
     """
     import torch
 
@@ -206,5 +255,5 @@ def _untie(model: PreTrainedModel) -> None:
 
 
 def shown(name: str) -> str:
-    """Return a name as it can stand in a message of one line."""
+    """Return a name that fits into a message of one line."""
     return name if name.isprintable() else repr(name)

@@ -1,7 +1,6 @@
-"""Reads the user's file of texts, tokenizes it once and keeps the rows where trials can memory-map them.
+"""Tokenizes the user's file of texts once per search, into rows that trials memory-map.
 
-Called once per search, before the first trial. Nothing is downloaded, nothing is written outside the given
-directory, and no tensor operation is run. Turning the rows into batches is the matter of `autotune.training.dataset`.
+Nothing is downloaded, nothing is written outside the given directory, and no tensor operation is run.
 
 ::
 
@@ -34,17 +33,17 @@ from autotune.value import Value
 from autotune.values.config import LengthProfile, Workload
 from autotune.values.model import ModelSpec, Task
 
-TOKENS = "tokens"  # the directory of tokenized rows inside the one that `prepare` is given
-MAX_SAMPLES = 10_000  # more than any trial trains on; keeps reading a large file a matter of seconds
+TOKENS = "tokens"  # the directory of tokenized rows, in the one that `prepare` is given
+MAX_SAMPLES = 10_000  # more than any trial trains on, and tokenized in seconds
 BYTE_LEVEL = "byte-level ByT5"
 
-# Without one of these AutoTokenizer may build a tokenizer with an empty vocabulary instead of failing.
+# Files of vocabularies. Without one of them AutoTokenizer may build an empty tokenizer instead of failing.
 _VOCABULARIES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "spm.model",
     "sentencepiece.bpe.model", "tekken.json",
 )  # fmt: skip
 
-# Before tokenizing, a text is cut to this many characters per token: a book costs no more than a page.
+# Before tokenizing, a text is cut to this many characters per token, so that a book takes no longer than a page.
 _CHARACTERS_PER_TOKEN = 64
 
 
@@ -52,7 +51,7 @@ class Corpus(Value):
     """What is known of the prepared texts."""
 
     lengths: LengthProfile = Field(description="of the inputs, and the mean of the targets")
-    tokenizer: str = Field(description="what tokenized: 'byte-level ByT5', a directory or a hub id")
+    tokenizer: str = Field(description="'byte-level ByT5', a directory or a hub id")
     notes: tuple[str, ...] = Field(default=(), description="what the user should be told, a line each")
 
 
@@ -73,7 +72,7 @@ def prepare(workload: Workload, directory: Path) -> Corpus | None:
         scratch.mkdir(parents=True)
         with quiet_datasets():
             return _prepare(workload, path, directory, scratch)
-    except UnicodeDecodeError as error:  # the library's JSON reader lets it pass until a text is used
+    except UnicodeDecodeError as error:  # the library's JSON reader raises it only when a text is used
         raise InputError(f"{workload.dataset}: {NOT_UTF_8}") from error
     except OSError as error:
         raise RunDirectoryError(f"{directory}: can't be written ({error.strerror or error})") from error
@@ -82,10 +81,10 @@ def prepare(workload: Workload, directory: Path) -> Corpus | None:
 
 
 def refuse_files(workload: Workload) -> None:
-    """Refuse a file for samples that aren't texts.
+    """Refuse a data file for a task on images or sound.
 
     Raises:
-        InputError: There is one.
+        InputError: The workload has one.
     """
     if workload.dataset is not None and not workload.task.takes_text:
         what = "recordings" if workload.task.takes_audio else "images"
@@ -108,11 +107,11 @@ def load_rows(directory: Path) -> Any:
         raise RunDirectoryError(f"{directory / TOKENS}: no tokenized data; start the search anew") from error
 
 
-def row_lengths(rows: Any) -> NDArray[np.int64]:
-    """Return the number of input tokens of each row of `load_rows`."""
+def row_lengths(rows: Any, column: str = "input_ids") -> NDArray[np.int64]:
+    """Return the number of tokens of each row of `load_rows` in a column."""
     import pyarrow.compute as pc
 
-    return np.asarray(pc.list_value_length(rows.data.column("input_ids")), dtype=np.int64)
+    return np.asarray(pc.list_value_length(rows.data.column(column)), dtype=np.int64)
 
 
 def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> Corpus:
@@ -178,7 +177,7 @@ def _load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
 
 
 def _tokenizer_name(spec: ModelSpec) -> str | None:
-    """Return what `from_pretrained` finds the tokenizer by, or None if its files are not on this machine."""
+    """Return the path or id of the tokenizer for `from_pretrained`; None if its files aren't on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
     if spec.path is not None and any((Path(spec.path) / name).is_file() for name in _VOCABULARIES):
@@ -191,7 +190,7 @@ def _tokenizer_name(spec: ModelSpec) -> str | None:
 
 @dataclass(frozen=True)
 class _Encoder:
-    """Turns a batch of rows into token ids, leaving out those with nothing to learn from."""
+    """Turns a batch of rows into token ids; rows without text, without a class or too short are left out."""
 
     tokenizer: Any
     columns: Columns
@@ -217,7 +216,7 @@ class _Encoder:
             encoded["labels"] = self._encode([targets[p] for p in used], length, targets=True)
         elif self.labels is not None:
             encoded["labels"] = [self.labels[indices[p]] for p in used]
-        # A causal model predicts each token from those before it: a single one teaches nothing.
+        # A causal model predicts each token from those before it, so that a single one has no loss.
         shortest = 2 if workload.task is Task.CAUSAL_LM else 1
         kept = [k for k, ids in enumerate(encoded["input_ids"]) if len(ids) >= shortest]
         return {name: [values[k] for k in kept] for name, values in encoded.items()}
@@ -228,7 +227,7 @@ class _Encoder:
         texts = [text[: length * self.characters_per_token] for text in texts]
         given = {"text_target": texts} if targets else {"text": texts}
         rows = self.tokenizer(**given, truncation=True, max_length=length)["input_ids"]
-        if self.eos is not None:  # heads such as BART's look for their own
+        if self.eos is not None:  # the model's own end, which heads such as BART's look for
             rows = [[*ids[:-1], self.eos] for ids in rows]
         return [ids[:length] for ids in rows]
 
@@ -250,35 +249,36 @@ def _features(task: Task) -> Any:
 
 
 def _checked_lengths(tokens: Any, tokenizer: str, config: Any) -> LengthProfile:
-    """Return the profile of `input_ids`, having made sure that the model knows all ids."""
-    lengths: list[int] = []
-    targets: list[int] = []
-    largest = 0
+    """Return the profile of `input_ids`.
+
+    Raises:
+        InputError: The model doesn't know one of the ids.
+    """
+    import pyarrow.compute as pc
+
     listed = [name for name in ("input_ids", "labels") if hasattr(tokens.features.get(name), "feature")]
-    for batch in tokens.iter(batch_size=1000):
-        lengths += [len(ids) for ids in batch["input_ids"]]
-        targets += [len(ids) for ids in batch["labels"]] if "labels" in listed else []
-        largest = max(largest, *(max(ids, default=0) for name in listed for ids in batch[name]))
+    largest = max(pc.max(pc.list_flatten(tokens.data.column(name))).as_py() or 0 for name in listed)
     vocabulary = config.get_text_config().vocab_size
     if largest >= vocabulary:
         raise InputError(
             f"{tokenizer}: makes token id {largest}, but the model's vocabulary ends at {vocabulary - 1}; "
             "put the model's own tokenizer beside its config.json"
         )
+    lengths = row_lengths(tokens)
     median, p95 = (int(np.percentile(lengths, p, method="nearest")) for p in (50, 95))
     return LengthProfile(
         samples=len(lengths),
-        mean=float(np.mean(lengths)),
-        minimum=min(lengths),
+        mean=float(lengths.mean()),
+        minimum=int(lengths.min()),
         median=median,
         p95=p95,
-        maximum=max(lengths),
-        mean_target=float(np.mean(targets)) if targets else None,
+        maximum=int(lengths.max()),
+        mean_target=float(row_lengths(tokens, "labels").mean()) if "labels" in listed else None,
     )
 
 
 def _save(tokens: Any, path: Path) -> None:
-    """Write to another name first, so that an interrupted write is never taken for the data."""
+    """Write the rows under another name and rename them, so that an interrupted write is never taken for the data."""
     partial = path.with_name(f"{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     tokens.save_to_disk(str(partial))

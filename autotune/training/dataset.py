@@ -1,12 +1,12 @@
-"""Makes the samples a trial trains on, synthetic or from the prepared corpus; `batches` puts them into batches.
+"""The samples that a trial trains on, synthetic or from the prepared corpus; `batches` puts them into batches.
 
-Called in the process of a trial. A data set is as long as it is asked to be (it wraps around), so that no
-epoch ends inside a trial, and an item is a slice of what was made beforehand, so that fetching it costs next
-to nothing beside a training step. Every item depends on the workload's seed and on its index alone.
+A data set is as long as it is asked to be: after its last sample the first one follows, so that no epoch ends inside a
+trial. A sample is a slice of what was made beforehand, so that fetching it takes hardly any time beside a training
+step. It depends on the workload's seed and on its index alone.
 
-Synthetic texts all have the workload's length and therefore no attention mask. Their ids, like the pixels of
-the images and the noise that stands for speech, are valid and otherwise without meaning. Masked-language samples label
-15 % of the positions (arXiv:1810.04805) but leave the ids in place, since a mask id changes neither time nor memory.
+Synthetic texts all have the workload's length and therefore no attention mask. Ids, pixels and sound are valid and
+random. Masked-language samples label 15 % of the positions (arXiv:1810.04805) and leave the ids in place, since a mask
+id changes neither time nor memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.training.batches import IGNORED, Collator, PackCollator, PadCollator, Sample, StackCollator, row_order
+from autotune.training.batches import IGNORED, Collator, PackCollator, PadCollator, Sample, row_order
 from autotune.training.corpus import Corpus, load_rows, prepare, refuse_files, row_lengths
 from autotune.training.inputs import audio_input, image_input, labels_of
 from autotune.values.config import SYNTHETIC_SAMPLES, TrainConfig, Workload
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Corpus", "prepare", "training_data"]
 
 MASKED_SHARE = 0.15
-IMAGES = 8  # distinct images or recordings; a data set of them takes megabytes, not gigabytes
+IMAGES = 8  # distinct images or recordings, which take megabytes and not gigabytes
 
 
 class Samples(Protocol):
@@ -53,26 +53,28 @@ def training_data(
     """Return `samples` samples that fit `model_config`, and what makes batches of them.
 
     Args:
-        workload: The task, the lengths and the seed.
-        model_config: The transformers configuration of the model that is trained.
-        samples: Length of the data set; indices beyond the data start again from their beginning.
+        workload: Says the task, the lengths and the seed.
+        model_config: The library config of the model that is trained.
+        samples: Length of the data set.
         directory: Where `corpus.prepare` put the rows; None for synthetic data.
-        longest_first: So many of the longest rows come first, that the peak of memory is met at once, and all rows
-            follow as `config` and the seed decide; None keeps the order of the file, for a Trainer to sample from.
-        config: How rows of a file are sampled and put into batches; None for at random, with padding.
+        longest_first: Number of the longest rows that come first, before all rows in the order of `config` and the
+            seed; None keeps the order of the file, for a Trainer to sample from.
+        config: How rows of a file are sampled and put into batches; None: at random, with padding.
 
     Raises:
-        InputError: The workload wants images or sound from a file.
+        InputError: The workload names a file of images or sound.
         RunDirectoryError: The prepared rows are missing.
     """
+    from transformers import default_data_collator
+
     if not workload.task.takes_text:
         refuse_files(workload)
         made = _synthetic_sound if workload.task.takes_audio else _synthetic_images
-        return Repeated(made(workload, model_config), samples), StackCollator()
+        return Repeated(made(workload, model_config), samples), default_data_collator
     if workload.dataset is None:
-        return Repeated(_synthetic_texts(workload, model_config), samples), StackCollator()
+        return Repeated(_synthetic_texts(workload, model_config), samples), default_data_collator
     if directory is None:
-        raise ValueError("real data need the directory that they were prepared in")
+        raise ValueError("data of a file need the directory in which they were prepared")
     rows = load_rows(directory)
     texts: Samples = TextSamples(
         workload.task,
@@ -98,7 +100,7 @@ def training_data(
 
 @dataclass(frozen=True)
 class Repeated:
-    """As many samples as wanted, from the first again after the last."""
+    """As many samples as are wanted; after the last one the first follows again."""
 
     source: Samples
     samples: int
@@ -114,7 +116,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Ordered:
-    """The samples in an order of their own."""
+    """The samples in another order."""
 
     source: Samples
     order: NDArray[np.int64]
@@ -128,7 +130,7 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of prepared rows, read where it lies: some microseconds an item."""
+    """A column of prepared rows, read from the memory-mapped file: some microseconds an item."""
 
     rows: Any
     name: str
@@ -143,19 +145,12 @@ class Column:
 
 @dataclass(frozen=True)
 class TextSamples:
-    """Token ids and what is to be learnt from them.
+    """Token ids and labels."""
 
-    Args:
-        task: Decides the labels.
-        seed: Of the masked positions.
-        inputs: Token ids by sample.
-        labels: Target ids or class by sample; None: the labels are made from the inputs.
-    """
-
-    task: Task
-    seed: int
-    inputs: Column | NDArray[np.int32]
-    labels: Column | NDArray[np.int32] | None
+    task: Task  # decides the labels
+    seed: int  # of the masked positions
+    inputs: Column | NDArray[np.int32]  # token ids by sample
+    labels: Column | NDArray[np.int32] | None  # target ids or class by sample; None: they are made from the inputs
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -181,7 +176,7 @@ class TextSamples:
 
 @dataclass(frozen=True)
 class DenseSamples:
-    """Labels of their own for a handful of images or recordings that take turns."""
+    """A handful of images or recordings, which take turns, with labels by sample."""
 
     name: str
     inputs: NDArray[np.float32] | NDArray[np.int64]
@@ -213,7 +208,7 @@ def _synthetic_texts(workload: Workload, config: Any) -> TextSamples:
 
 
 def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArray[np.int32]:
-    """Return rows of ordinary ids that end as a text of the model ends."""
+    """Return rows of ids that aren't special but for the last, the end of a text if the model has one."""
     special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in _ids(config, name)]
     ordinary = np.setdiff1d(np.arange(config.get_text_config().vocab_size, dtype=np.int32), special)
     rows = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, length))
@@ -224,7 +219,7 @@ def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArra
 
 
 def _ids(config: Any, name: str, *, default: int | None = None) -> list[int]:
-    """Return the special ids of a name: a config has none, one, or several."""
+    """Return the special ids of a name, of which a config has none, one or several."""
     value = getattr(config.get_text_config(), name, None)
     if value is None:
         value = [] if default is None else default

@@ -1,7 +1,7 @@
 """Makes a model's config shallower: which stacks of layers it has, how deep they are, how they repeat.
 
-A config says its depth in a few known fields; whatever else it lists by layer is cut along. That the layers really
-repeat is for the caller to check, by the operators and the number of parameters.
+A config says its depth in a few known fields; its lists with an item for each layer are cut along. The caller has to
+check that the layers really repeat, by the operators and the number of parameters.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 # Fields that hold the depth of an encoder and its decoder.
 _PAIRS = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
 
-# Layers that come before the repeating ones: DeepSeek's dense ones.
+# Fields with the number of layers before the repeating ones: DeepSeek's dense ones.
 _LEADING = ("first_k_dense_replace",)
 
-# Every n-th layer is of another kind.
+# Fields with an n where every n-th layer is of another kind.
 _PERIODS = (
     "decoder_sparse_step", "encoder_sparse_step", "sliding_window_pattern", "attn_layer_period", "expert_layer_period",
     "full_attention_interval", "global_attn_every_n_layers", "interleave_moe_layer_step",
@@ -34,21 +34,19 @@ class Stack:
 
     field: str
     depth: int
-    base: int  # layers of the shallowest model that has every kind
-    period: int  # layers after which they repeat
+    base: int  # layers of the shallowest model that has every kind of layer
+    period: int  # layers after which the kinds repeat
 
     @property
     def more(self) -> float:
-        """How many periods the full depth has beyond the base."""
+        """Periods of the full depth beyond the base."""
         return (self.depth - self.base) / self.period
 
 
 def stacks(config: Any, every: int = 1) -> tuple[Stack, ...]:
-    """Return the stacks of layers of a library config; none if it doesn't say.
+    """Return the stacks of layers of a library config; none if it doesn't say its depth.
 
-    Args:
-        config: Of the library.
-        every: Layers after which they are treated alike, as where every second one is checkpointed.
+    With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed.
     """
     fields: tuple[str, ...] | None = next((pair for pair in _PAIRS if all(_depth(config, name) for name in pair)), None)
     if fields is None and _depth(config, "num_hidden_layers"):
@@ -69,12 +67,12 @@ def shallower(config: Any, depths: dict[str, int]) -> Any:
 
 
 def without_chance(config: Any) -> Any:
-    """Return a copy of `config` by which each step runs all layers and hides no part of a recording."""
+    """Return a copy of `config` without layer drop and SpecAugment, so that each step is the same."""
     config = copy.deepcopy(config)
     for name in _LAYERDROPS:
         if getattr(config, name, None):
             setattr(config, name, 0.0)
-    if hasattr(config, "mask_time_prob"):  # which stays: at 0 the model would have a parameter less
+    if hasattr(config, "mask_time_prob"):  # it stays, since at 0 the model would have a parameter less
         config.apply_spec_augment = False
     return config
 
@@ -88,7 +86,7 @@ def _stack(config: Any, name: str, every: int) -> Stack:
         if isinstance(step, int) and step > 1:
             period = max(period, step)
     period = math.lcm(period, every)
-    # With one period the first layer would be the last: T5's holds the position biases, under LoRA it has no input
+    # Two periods, since the first layer differs: T5's holds the position biases, and under LoRA it has no input
     # gradient.
     base = leading + 2 * period
     base += (depth - base) % period  # the layers that are left over come first
@@ -101,7 +99,7 @@ def _depth(config: Any, name: str) -> int:
 
 
 def _period(kinds: Sequence[Any] | None, depth: int, leading: int) -> int:
-    """Return after how many layers the kinds of layers repeat."""
+    """Return the number of layers after which their kinds repeat."""
     if not kinds or len(kinds) != depth:
         return 1
     rest = list(kinds[leading:])

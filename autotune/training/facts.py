@@ -1,8 +1,7 @@
-"""What the classes of a type of model offer: the heads it can have, and what a built one can do.
+"""What a built model and its head can do, for one device and for several.
 
-A built model may be on the meta device: nothing is computed, only classes, modules and the config are
-looked at. Whether this machine has what a kernel needs is not asked here. Called by
-:mod:`autotune.training.build` alone.
+The model may be on the meta device: nothing is computed, only classes, modules and the config are looked at. Whether
+this machine has what a kernel needs is not asked here.
 """
 
 from __future__ import annotations
@@ -11,88 +10,35 @@ import hashlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Collection
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from autotune.training.batches import PACKED
-from autotune.training.inputs import is_supported
-from autotune.training.parallel_facts import fsdp_conflict, tensor_parallel_heads
-from autotune.values.model import EXPERTS_IMPLEMENTATIONS, Kind, ModelFacts, Task
+from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-
-# The class that picks the head, and the table of transformers that says which model types have one.
-HEADS = {
-    Task.CAUSAL_LM: ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
-    Task.SEQ2SEQ_LM: ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
-    Task.MASKED_LM: ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
-    Task.SEQUENCE_CLASSIFICATION: (
-        "AutoModelForSequenceClassification",
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-    ),
-    Task.IMAGE_CLASSIFICATION: (
-        "AutoModelForImageClassification",
-        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-    ),
-    Task.SPEECH_CTC: ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
-    Task.SPEECH_SEQ2SEQ: ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
-    Task.AUDIO_CLASSIFICATION: (
-        "AutoModelForAudioClassification",
-        "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-    ),
-}
-USUAL_TASK: dict[Kind, Task] = {
-    "decoder": Task.CAUSAL_LM,
-    "encoder": Task.SEQUENCE_CLASSIFICATION,
-    "encoder-decoder": Task.SEQ2SEQ_LM,
-    "vision": Task.IMAGE_CLASSIFICATION,
-    "speech": Task.SPEECH_CTC,
-    "speech-to-text": Task.SPEECH_SEQ2SEQ,
-}
-
-# Words in the names of a head's own settings, which other heads' models carry along unused.
+# Words in the names of settings of one head, which models with another head have and don't use.
 _HEAD_SETTINGS = ("classif", "summary", "cls", "pooler", "qa_", "final_dropout")
 # Shares of a recording that SpecAugment (arXiv:1904.08779) hides, as transformers' speech models call them.
 _HIDDEN_PARTS = ("mask_time_prob", "mask_feature_prob")
-# Of a config: names, who wrote it, and what a trial sets itself. The number of labels counts, not what they are called.
+# Fields of a config that say nothing of the architecture: names, who wrote it, and what a trial sets. Of labels the
+# number counts, not the names.
 _NAMING = frozenset(
-    {"_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype"}
-    | {"id2label", "label2id"}
-)
-# Since this version Switch counts the tokens an expert may take by sequence, not by micro-batch.
+    {
+        "_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "id2label",
+        "label2id",
+    }
+)  # fmt: skip
+# Since this version the capacity of an expert of Switch is one per sequence, not per micro-batch.
 _SWITCH_CAPACITY_PER_SEQUENCE = (5, 23)
 
-
-def tasks_for(model_type: str, own_code: Collection[str]) -> tuple[Task, ...]:
-    """Return the tasks for which the library, or the model's own code, has a head for this type.
-
-    A speech model has no other heads than those for sound, whatever the library lists beside; none where autotune can't
-    make its inputs.
-    """
-    from transformers.models.auto import modeling_auto
-
-    found = tuple(
-        task for task, (head, table) in HEADS.items() if head in own_code or model_type in getattr(modeling_auto, table)
-    )
-    if not any(task.takes_audio for task in found):
-        return found
-    return tuple(task for task in found if task.takes_audio) if is_supported(model_type) else ()
-
-
-def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
-    """Tell the kind by the heads: BERT and its kin have both language heads, decoders only one."""
-    if tasks and all(task.takes_audio for task in tasks):
-        return "speech-to-text" if Task.SPEECH_SEQ2SEQ in tasks else "speech"
-    if getattr(config, "is_encoder_decoder", False):
-        return "encoder-decoder"
-    if Task.CAUSAL_LM in tasks and (Task.MASKED_LM not in tasks or getattr(config, "is_decoder", False)):
-        return "decoder"
-    if Task.MASKED_LM in tasks or Task.SEQUENCE_CLASSIFICATION in tasks:
-        return "encoder"
-    return "vision"
+# An FSDP unit of several modules, which has no module of its own.
+_TAIL = "the head"
 
 
 def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
@@ -119,34 +65,34 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         biases=sum(p.numel() for name, p in model.base_model.named_parameters() if name.endswith("bias")),
         expert_parameters=_expert_parameters(model),
         takes_prefix=_takes_prefix(model, config),
-        not_fsdp=fsdp_conflict(model),
-        tensor_parallel_heads=tensor_parallel_heads(model),
+        not_fsdp=_fsdp_conflict(model),
+        tensor_parallel_heads=_tensor_parallel_heads(model),
         architecture=_architecture(model),
     )
 
 
 def _architecture(model: PreTrainedModel) -> str:
-    """Return a digest of the class and of the figures that it was built with, wherever they came from."""
+    """Return a digest of the class and of the config's figures."""
     figures = _figures(model.config.to_dict())
     written = json.dumps([type(model).__name__, model.config.num_labels, figures], sort_keys=True, default=str)
     return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
 def _figures(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config, and the configs within it, without what only names things."""
+    """Return a config, and the configs within it, without the fields in `_NAMING`."""
     kept = {name: value for name, value in config.items() if name not in _NAMING}
     return {name: _figures(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _layers(model: PreTrainedModel) -> int | None:
-    """Count the layers that transformers checkpoints one by one."""
+    """Return the number of layers that transformers checkpoints one by one; None: it has none."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules()) or None
 
 
 def experts_of(config: PreTrainedConfig) -> int:
-    """Return how many experts a layer has, 0 where there are none."""
+    """Return the number of experts of a layer, 0 where there are none."""
     text = config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     found = max((int(getattr(text, name, None) or 0) for name in names), default=0)
@@ -154,7 +100,7 @@ def experts_of(config: PreTrainedConfig) -> int:
 
 
 def _experts_implementations(model: PreTrainedModel) -> tuple[str, ...]:
-    """List the ways of running experts, the class's default first; none where it has only its own."""
+    """Return the implementations of experts, the default first; none where the class has only its own."""
     if not model._can_set_experts_implementation():
         return ()
     default = model.config.get_text_config()._experts_implementation
@@ -162,7 +108,7 @@ def _experts_implementations(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _has_liger(model_type: str) -> bool:
-    """Tell whether the installed liger-kernel patches models of this type."""
+    """Return whether the installed liger-kernel patches models of this type."""
     if importlib.util.find_spec("liger_kernel") is None:
         return False
     try:
@@ -173,7 +119,7 @@ def _has_liger(model_type: str) -> bool:
 
 
 def _attention(model: PreTrainedModel) -> tuple[str, ...]:
-    """List the kernels of the class's flags; none for a model without attention (ResNet, Mamba)."""
+    """Return the kernels that the class's flags name; none for a model without attention (ResNet, Mamba)."""
     if not any("attention" in type(module).__name__.lower() for module in model.modules()):
         return ()
     kernels = ["eager"]
@@ -189,11 +135,11 @@ def _attention(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _coupling(model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
-    """Say why the loss of a batch is not the mean over its micro-batches, or None."""
+    """Return why the loss of a batch isn't the mean over its micro-batches, or None."""
     import torch
     import transformers
 
-    # BatchNorm1d to 3d and SyncBatchNorm have this class in common and no public one.
+    # The one base class of BatchNorm1d to 3d and SyncBatchNorm; there is no public one.
     if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return "batch norm: its statistics are those of one micro-batch"
     if _router_loss(model, config):
@@ -206,18 +152,18 @@ def _coupling(model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
 
 
 def _router_loss(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Tell whether the router's loss is part of the model's loss, by its config and its signature."""
+    """Return whether the router's loss is part of the model's loss, by its config and its signature."""
     weights = (getattr(config, name, 0.0) for name in ("router_aux_loss_coef", "router_z_loss_coef"))
     if not getattr(config, "output_router_logits", False) or not any(weights):
         return False
     argument = inspect.signature(type(model).forward).parameters.get("output_router_logits")
-    # Where the argument's default is False (Switch) the config's switch is never looked at.
+    # Where the argument's default is False (Switch), the config's field has no effect.
     return argument is None or argument.default is not False
 
 
 def _has_dropout(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Look for a positive rate in the modules and, for those read at each call, in the config."""
-    augments = getattr(config, "apply_spec_augment", True)  # a model of sound may hide parts of it at random
+    """Return whether a module has a positive rate, or the config one that is read at each call."""
+    augments = getattr(config, "apply_spec_augment", True)  # SpecAugment
 
     def is_rate(name: str, value: Any) -> bool:
         random = any(word in name for word in ("drop", "jitter")) or (augments and name in _HIDDEN_PARTS)
@@ -236,7 +182,7 @@ def _has_dropout(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
 
 
 def _positions(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:
-    """Return the longest sequence: the config's, less the rows that RoBERTa and its kin lose to padding."""
+    """Return the longest sequence: the config's, less the positions that RoBERTa and its kin lose to padding."""
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None
@@ -275,11 +221,76 @@ def _expert_parameters(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _takes_prefix(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Tell whether peft's prefixes fit: the head hands a cache on, and heads share out the hidden size evenly.
+    """Return whether peft's prefixes fit: the head passes a cache on, and its heads make up the hidden size.
 
-    In T5's larger sizes they don't (`d_kv` times `num_heads` is more than `d_model`), and peft reshapes by the latter.
+    In T5's larger sizes `d_kv` times `num_heads` is more than `d_model`, by which peft reshapes.
     """
     if "past_key_values" not in inspect.signature(type(model).forward).parameters:
         return False
     width = getattr(config, "d_kv", None)
     return width is None or width * config.num_heads == config.d_model
+
+
+def _fsdp_conflict(model: PreTrainedModel) -> str | None:
+    """Return why accelerate can't shard `model` by FSDP2, or None.
+
+    accelerate makes a unit of each layer of the classes in `_no_split_modules`, one of the input embedding, one of the
+    head (with the embedding, if they are tied) and one of all the rest (`fsdp2_prepare_model` in 1.13 to 1.15). torch
+    refuses a parameter that two units would own.
+    """
+    layers = set(getattr(model, "_no_split_modules", None) or ())
+    missing = sorted(layers - {type(module).__name__ for module in model.modules()})
+    if missing:
+        return f"accelerate looks for its layers by the name {missing[0]}, which none has"
+    try:
+        own = _units_of_their_own(model)
+    except NotImplementedError:  # which accelerate doesn't catch either
+        return f"accelerate asks for its input embedding, which transformers doesn't know of {type(model).__name__}"
+    owners: dict[int, tuple[object, str]] = {}
+    for unit, module, path in _units(model, layers, own):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            here = f"{path}.{name}".lstrip(".")
+            owner, there = owners.setdefault(id(parameter), (unit, here))
+            if owner is not unit:
+                return f"{there} and {here} are one parameter, which two FSDP units would own"
+    return None
+
+
+def _units(model: PreTrainedModel, layers: set[str], own: dict[int, object]) -> Iterator[tuple[object, nn.Module, str]]:
+    """Yield each module with its unit, and its path."""
+
+    def walk(module: nn.Module, path: str, unit: object) -> Iterator[tuple[object, nn.Module, str]]:
+        if id(module) in own:
+            unit = own[id(module)]
+        elif type(module).__name__ in layers:
+            unit = module
+        yield unit, module, path
+        for name, child in module.named_children():
+            yield from walk(child, f"{path}.{name}", unit)
+
+    return walk(model, "", model)
+
+
+def _units_of_their_own(model: PreTrainedModel) -> dict[int, object]:
+    """Return the units of the input embedding and of the head, by the identity of their modules."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = embedding is not None and getattr(head, "weight", None) is getattr(embedding, "weight", embedding)
+    units: dict[int, object] = {}
+    if embedding is not None:
+        units[id(embedding)] = _TAIL if tied else embedding
+    if head is not None:
+        units[id(head)] = _TAIL
+    return units
+
+
+def _tensor_parallel_heads(model: PreTrainedModel) -> int | None:
+    """Return the number of heads that the class's plan can divide among devices; None without a plan."""
+    if not getattr(model, "_tp_plan", None):
+        return None
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        return None
+    # Some configs have a list, a figure for each layer.
+    keys = getattr(config, "num_key_value_heads", None)
+    return math.gcd(heads, keys) if isinstance(keys, int) and keys else heads

@@ -7,12 +7,10 @@ number of accumulation steps; heads that can't take it give a mean of means, whi
 router's loss is added once for each micro-batch. `normalize_loss` treats every head alike: the model computes the mean
 over its own micro-batch, and that mean is weighted by the micro-batch's share of the step's labels.
 
-CTC's loss is a sum over the recordings by default and then left alone; as a mean it is one over recordings, which is
-weighted by labels here all the same: exact where transcripts are equally long.
+CTC's loss is by default a sum over the recordings, which is left alone. If it is a mean over recordings, it is weighted
+by labels all the same, which is exact where transcripts are equally long.
 
-What depends on the whole micro-batch by its nature stays so: batch norm, and the balance that a router's loss looks at.
-
-Called by the trial's worker and by whoever trains with an exported configuration.
+What depends on the whole micro-batch by its nature stays so: batch norm, and the balance of a router's loss.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ def normalize_loss(model: Model) -> Model:
     base = _base_model(model)
     _align_count(base, prepended=_prepends_labels(model))
     if not getattr(base, "_autotune_normalized", False):
-        # A subclass and not a hook or a patched method: it holds no state, so copies of the model are right too, and
-        # nobody gets past it (peft before 0.21 calls `forward` itself, beside all hooks).
+        # A subclass and not a hook or a patched method: it has no state, so copies of the model are right too, and it
+        # can't be bypassed (peft before 0.21 calls `forward` itself, without hooks).
         base.__class__ = _normalized(base.__class__)
     return model
 
@@ -101,9 +99,8 @@ def _counted_labels(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
 def _align_count(model: Any, *, prepended: bool) -> None:
     """Have the Trainer leave out the first label of each row where, and only where, the model's loss does.
 
-    With virtual tokens `prepended` the first real label has something before it that predicts it, and counts.
-
-    The Trainer goes by `loss_type`. GPT-2's and BERT's language heads have none and shift all the same, by falling
+    With virtual tokens `prepended` the first real label has something before it that predicts it, and counts. The
+    Trainer decides by `loss_type`. GPT-2's and BERT's language heads have none and shift all the same, since they fall
     back to the causal loss; BART's decoder alone has the causal one but computes a loss of its own, unshifted.
     """
     if _trainer_shifts(model) != (shifts := _loss_shifts(model) and not prepended):

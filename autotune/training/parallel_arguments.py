@@ -1,9 +1,8 @@
-"""What several devices are asked for: a `Parallelism` as arguments of `TrainingArguments` and of the model.
+"""A `Parallelism` as arguments of `TrainingArguments` and of the model: the part of `arguments` for several devices.
 
-Pure; a part of the one mapping in `training_args`. Data parallel goes through what TrainingArguments has for it: DDP's
-own arguments, FSDP2 (`fsdp`, `fsdp_config`) or a DeepSpeed configuration (`deepspeed`). Tensor parallel is an argument
-of the model, `distributed_config`: transformers shards it by its class's plan. Nothing is said of what one device
-alone would be told, nor of what is the library's default.
+Data parallelism uses what TrainingArguments has for it: DDP's arguments, FSDP2 (`fsdp`, `fsdp_config`) or a DeepSpeed
+configuration (`deepspeed`). Tensor parallelism is an argument of the model, `distributed_config`, by which transformers
+shards it according to its class's plan. Defaults of the libraries are left out.
 """
 
 from __future__ import annotations
@@ -13,33 +12,36 @@ from typing import Any
 from autotune.values import checkpointing
 from autotune.values.config import Parallelism, Precision, TrainConfig
 
-# Elements that ZeRO reduces or gathers at a time. DeepSpeed's own default is 500 million, of which it keeps several
-# buffers, 2 GB each in fp32, whatever the model; a tenth is DeepSpeed's default for what ZeRO-3 fetches ahead
-# (`zero/config.py`: reduce_bucket_size, allgather_bucket_size, stage3_prefetch_bucket_size).
+# Elements that ZeRO reduces or gathers at a time. DeepSpeed's default is 500 million, in several buffers of 2 GB each
+# (fp32), whatever the model; a tenth is its default for what ZeRO-3 fetches ahead (`zero/config.py`:
+# reduce_bucket_size, allgather_bucket_size, stage3_prefetch_bucket_size).
 ZERO_BUCKET_ELEMENTS = 50_000_000
 
-# Parameters that make an FSDP unit where units go by size: those of a layer of a model of a billion (Llama 3.2 1B has
-# 61 million, BERT-large 13 million).
+# Parameters of an FSDP unit, where units are made by size: the order of a layer of a model of a billion parameters
+# (Llama 3.2 1B has 61 million, BERT-large 13 million).
 UNIT_PARAMETERS = 20_000_000
 
-# FSDP2 and DeepSpeed, by what is split.
+# Kinds of sharding by DeepSpeed, with ZeRO's stages, and by FSDP2.
 ZERO_STAGES = {"zero_1": 1, "zero_2": 2, "zero_3": 3}
 FSDP_KINDS = ("fsdp_full", "fsdp_grad_op")
 
+# The transformers whose `DistributedConfig` has these degrees; it grew them over several versions.
+TENSOR_PARALLEL_SINCE = (5, 23)
+
 _WRAP_POLICIES = {"layers": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP"}  # accelerate's FSDP_AUTO_WRAP_POLICY
 
-# torch.distributed keeps collectives of the host for gloo. Gradients that FSDP offloads are clipped there, and with
-# NCCL alone there is nobody to add up their norm; accelerate's launcher chooses the same (`PartialState`).
+# torch.distributed needs gloo for collectives on the host, where the norm of gradients that FSDP offloads is added up
+# for clipping; accelerate's launcher chooses the same (`PartialState`).
 _BOTH_BACKENDS = "cuda:nccl,cpu:gloo"
 
 
 def parallel_arguments(config: TrainConfig, *, is_cpu: bool, transformers: tuple[int, int]) -> dict[str, Any]:
-    """Return the TrainingArguments of how `config` is spread over devices; none for one device.
+    """Return the TrainingArguments that spread `config` over devices; none for one device.
 
     Args:
         config: What is trained.
-        is_cpu: Whether its ranks are processes on the host's processor.
-        transformers: Version of the library.
+        is_cpu: Whether ranks are processes on the host's processor.
+        transformers: Major and minor version of the library.
     """
     spread = config.parallelism
     if spread.tensor_parallel > 1:  # transformers shards the model, and can't resume what it has sharded
@@ -52,7 +54,7 @@ def parallel_arguments(config: TrainConfig, *, is_cpu: bool, transformers: tuple
 
 
 def model_arguments(spread: Parallelism) -> dict[str, Any]:
-    """Return what the model is given: `distributed_config` of from_pretrained, where matrices are shared."""
+    """Return the arguments of from_pretrained: `distributed_config` for tensor parallelism."""
     if spread.tensor_parallel == 1:
         return {}
     degrees: dict[str, Any] = {"tp_size": spread.tensor_parallel}
@@ -64,10 +66,10 @@ def model_arguments(spread: Parallelism) -> dict[str, Any]:
 
 
 def building_device(config: TrainConfig, device: str, *, to_compare: bool) -> str:
-    """Return where a rank builds its model, which the libraries then put on its `device`.
+    """Return the device on which a rank builds its model, which the libraries then put on `device`.
 
-    FSDP takes weights from the host, unit by unit, so that no device ever holds all of them. Weights that are to be the
-    same whatever is split are drawn in one place: the host again. Packed ones are packed on the device.
+    FSDP takes weights from the host, unit by unit, so that no device ever holds all of them. Weights that have to be
+    equal however they are split (`to_compare`) are drawn on the host too. Quantized ones are packed on the device.
     """
     spread = config.parallelism
     on_host = spread.sharding in FSDP_KINDS or (to_compare and spread.world_size > 1)
@@ -79,7 +81,7 @@ def _ddp(spread: Parallelism) -> dict[str, Any]:
     if spread.ddp_bucket_cap_mb is not None:
         arguments["ddp_bucket_cap_mb"] = spread.ddp_bucket_cap_mb
     if spread.ddp_static_graph:
-        # Who takes part is learnt in the first step, so that nobody has to look for the others in each.
+        # Which parameters take part is learnt in the first step, so they needn't be searched in each.
         arguments |= {"ddp_static_graph": True, "ddp_find_unused_parameters": False}
     return arguments
 
@@ -99,14 +101,14 @@ def _fsdp(config: TrainConfig, *, is_cpu: bool, transformers: tuple[int, int]) -
         if not is_cpu:
             arguments["ddp_backend"] = _BOTH_BACKENDS
     if config.checkpointing == "full":
-        # A layer that checkpoints itself would have its weights gathered once more in the backward pass.
+        # If the layer checkpointed itself, its weights would be gathered once more in the backward pass.
         settings["activation_checkpointing"] = True
         arguments |= checkpointing.arguments("none", transformers)
     return arguments
 
 
 def deepspeed_config(config: TrainConfig, *, is_cpu: bool) -> dict[str, Any]:
-    """Return the DeepSpeed configuration; 'auto' is what the Trainer fills in from its own arguments."""
+    """Return the DeepSpeed configuration, in which the Trainer replaces 'auto' by its own arguments."""
     stage = ZERO_STAGES[config.parallelism.sharding]
     zero: dict[str, Any] = {
         "stage": stage,
@@ -115,7 +117,7 @@ def deepspeed_config(config: TrainConfig, *, is_cpu: bool) -> dict[str, Any]:
         "overlap_comm": not is_cpu,  # there are no streams to overlap on a CPU
     }
     if stage == 3:
-        # By the width of the model, as the Trainer's guide has it.
+        # Figures that the Trainer derives from the width of the model.
         zero |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     else:

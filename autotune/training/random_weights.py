@@ -1,39 +1,31 @@
-"""Random weights for a large model in a fraction of the time: large tensors are filled with copies of a drawn block.
+"""A model of random weights: drawn quickly, whole on each rank, quantized layer by layer, or this rank's part of them.
 
-On a CPU torch draws one number after the other, and transformers draws most weights twice: the layer's own
-initialisation, then the model's. On a 2.5 GHz core DistilBERT (67M parameters) took 1.05 s, and takes 0.32 s so;
-t5-small (61M) 2.5 s and 0.5 s.
+**Quickly.** On a CPU torch draws one number after the other, and transformers draws most weights twice: the layer's own
+initialisation, then the model's. With `quick_weights` large tensors are filled with copies of one drawn block: on a
+2.5 GHz core DistilBERT (67M parameters) takes 0.32 s instead of 1.05 s, t5-small (61M) 0.5 s instead of 2.5 s. The
+distribution is the one that was asked for, and rows of a matrix differ, so that routing, outliers and overflow are as
+they were; time and memory depend on nothing else. Trials whose losses are compared draw every number.
 
-The numbers have the very distribution that was asked for, and rows of a matrix differ, so that routing, outliers and
-overflow are as they were. Timing and memory depend on nothing else. Losses that are to be compared need the true
-initialisation: their trials don't use this.
+**Quantized.** `from_pretrained` replaces the linear layers of a model on the meta device by bitsandbytes' and quantizes
+weights while it reads them; `from_config` refuses to. `quantize` replaces the same layers by the library's own
+quantizer and fills them on the device one after the other, so that 16 or 32 bits of all weights are never held at once.
+
+**Tensor parallel.** `from_config` doesn't know `distributed_config` either. `share_matrices` takes the steps of
+`PreTrainedModel.from_pretrained` (transformers 5.23) in its order: the mesh of devices, the plan of the model's class,
+the weights of this rank. Every rank has to call it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-# All of a model's weights on each rank, although DeepSpeed is going to split them: for losses that are compared.
-# Under ZeRO-3 transformers splits weights while it draws them, in an order of its own, so that they aren't those of
-# one device. DeepSpeed splits a whole model just as well when training begins, if there is the memory for it.
-
-
-@contextmanager
-def whole_weights() -> Iterator[None]:
-    """Have transformers not know of DeepSpeed while entered."""
-    from transformers.integrations import deepspeed
-
-    kept = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept
-
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Numbers that are drawn: a prime, so that rows of a matrix differ up to this many of them.
 BLOCK = 100_003
@@ -60,18 +52,18 @@ def quick_weights() -> Iterator[None]:
 
 def _in_blocks(name: str, original: Callable[..., Any], blocks: dict[Key, torch.Tensor]) -> Callable[..., Any]:
     """Return the method `name` of tensors, which is `original` for all but large ones."""
-    first, second = ("mean", "std") if name == "normal_" else ("from", "to")
+    names = ("mean", "std") if name == "normal_" else ("from", "to")
 
     def fill(tensor: torch.Tensor, *given: float, generator: Any = None, **named: float) -> torch.Tensor:
         if tensor.device.type != "cpu" or tensor.numel() <= BLOCK or generator is not None or not _is_plain(tensor):
             result: torch.Tensor = original(tensor, *given, generator=generator, **named)
             return result
-        low, high = (*given, *(named[key] for key in (first, second)[len(given) :] if key in named), *(0.0, 1.0))[:2]
+        asked = {**dict(zip(names, (0.0, 1.0), strict=True)), **dict(zip(names, given, strict=False)), **named}
+        low, high = (asked[each] for each in names)
         key = (name, tensor.dtype)
         if key not in blocks:
             blocks[key] = original(torch.empty(BLOCK, dtype=tensor.dtype, device="cpu"))
-        spread, flat = high if name == "normal_" else high - low, tensor.view(-1)
-        scaled = blocks[key] * spread + low
+        scaled, flat = blocks[key] * (high if name == "normal_" else high - low) + low, tensor.view(-1)
         whole = flat.numel() // BLOCK * BLOCK
         flat[:whole].view(-1, BLOCK).copy_(scaled)
         flat[whole:].copy_(scaled[: flat.numel() - whole])
@@ -82,4 +74,155 @@ def _in_blocks(name: str, original: Callable[..., Any], blocks: dict[Key, torch.
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one piece of floating-point memory."""
-    return tensor.is_floating_point() and tensor.is_contiguous() and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return tensor.is_floating_point() and tensor.is_contiguous() and type(tensor) in (torch.Tensor, nn.Parameter)
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """Draw all weights on each rank while entered, although DeepSpeed is going to split them.
+
+    transformers is kept from knowing of DeepSpeed: under ZeRO-3 it splits weights while it draws them, in an order of
+    its own, so that they aren't those of one device, as a comparison of losses needs. DeepSpeed splits a whole model
+    as well, if there is memory for it.
+    """
+    from transformers.integrations import deepspeed
+
+    config = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = config
+
+
+def replace_layers(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> Any:
+    """Replace the linear layers of a model on the meta device by bitsandbytes' and return the library's quantizer.
+
+    Args:
+        model: On the meta device.
+        arguments: Keyword arguments of `transformers.BitsAndBytesConfig`.
+        device: Where the model is going to be.
+    """
+    from transformers import BitsAndBytesConfig
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    quantizer = AutoHfQuantizer.from_config(BitsAndBytesConfig(**arguments), pre_quantized=False)
+    quantizer.preprocess_model(model, device_map={"": device})
+    model.hf_quantizer = quantizer
+    return quantizer
+
+
+def quantize(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> None:
+    """Quantize a model that is on the meta device, and make the rest of its weights: random, on `device`."""
+    quantizer = replace_layers(model, arguments, device)
+    for _, layer in quantized_layers(model):
+        _fill(layer, model.config, torch.device(device))
+    _make_the_rest(model, torch.device(device))
+    model.tie_weights()
+    with torch.no_grad():
+        model.initialize_weights()  # leaves alone what is marked as initialized
+    quantizer.postprocess_model(model)
+
+
+def quantized_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the layers of bitsandbytes in a model, by name."""
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for name, module in model.named_modules():
+        if isinstance(module, Linear4bit | Linear8bitLt):
+            yield name, module
+
+
+def quantization_of(layer: Any) -> str:
+    """Return how the weights of a layer of bitsandbytes are packed, as configurations name it."""
+    weight = layer.weight
+    if type(weight).__name__ == "Int8Params":
+        return "int8"
+    return f"{weight.quant_type}-double" if weight.compress_statistics else str(weight.quant_type)
+
+
+def _fill(layer: Any, config: Any, device: torch.device) -> None:
+    """Give a layer random weights, quantized as `from_pretrained` does: transformers/integrations/bitsandbytes.py.
+
+    Activations keep their scale from layer to layer with the deviation that most configs name, or the usual one.
+    """
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    old = layer.weight
+    deviation = getattr(config, "initializer_range", None) or layer.in_features**-0.5
+    value = torch.empty(old.shape, dtype=old.dtype, device=device).normal_(std=deviation)
+    if isinstance(old, Int8Params):
+        options = {k: v for k, v in vars(old).items() if k != "SCB"}
+        layer.weight = Int8Params(value.to("cpu"), requires_grad=False, **options).to(device)
+    else:
+        layer.weight = Params4bit(value, requires_grad=False, **vars(old)).to(device)
+    layer.weight._is_hf_initialized = True
+
+
+def _make_the_rest(model: Any, device: torch.device) -> None:
+    """Put whatever is still on the meta device on `device`, without values; what shares a weight goes on sharing it."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                value = made.get(id(parameter))
+                if value is None:
+                    empty = torch.empty_like(parameter, device=device)
+                    value = made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                setattr(module, name, value)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+
+
+def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTrainedModel:
+    """Return `model` with this rank's part of its weights, on this rank's device.
+
+    Args:
+        model: Whole, anywhere, where its weights are to be kept; or on the meta device, where new ones are drawn.
+        degrees: Keyword arguments of transformers' `DistributedConfig`.
+
+    Raises:
+        ValueError: The class has no plan.
+    """
+    made = not any(parameter.is_meta for parameter in model.parameters())
+    config, device, mesh = type(model).prepare_distribute_model(dict(degrees))
+    model = type(model).maybe_distribute_model(model, config, mesh)
+    if made:
+        model.tie_weights()
+        _move_the_rest(model, device)
+    else:
+        _draw(model, device)
+    _make_alike(model)
+    return model
+
+
+def _draw(model: PreTrainedModel, device: Any) -> None:
+    """Give a model on the meta device random weights, each rank its own part."""
+    model._move_missing_keys_from_meta_to_device(set(model.state_dict()), {"": torch.device(device)}, None, None)
+    model.tie_weights()
+    with torch.no_grad():
+        model.initialize_weights()
+
+
+def _move_the_rest(model: nn.Module, device: Any) -> None:
+    """Put on `device` what the plan doesn't name; what it does is there."""
+    from torch.distributed.tensor import DTensor
+
+    for parameter in model.parameters():
+        if not isinstance(parameter.data, DTensor):
+            parameter.data = parameter.data.to(device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
+def _make_alike(model: nn.Module) -> None:
+    """Give what isn't split the values of the first rank: each has drawn its own."""
+    from torch import distributed
+    from torch.distributed.tensor import DTensor
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not isinstance(parameter.data, DTensor):
+                distributed.broadcast(parameter.data, src=0)

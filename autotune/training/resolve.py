@@ -1,8 +1,4 @@
-"""From what the user wrote to a model: a name of the catalogue, a local directory or a hub id.
-
-``resolve`` returns a :class:`ModelSpec`, a value that any process can build from (see ``models``). A name of the
-catalogue never touches the network. Weights are never read.
-"""
+"""From what the user wrote to a :class:`ModelSpec`: a name of the catalogue, a local directory or a hub id."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
-from autotune.training.build import library_config, own_code, shown
-from autotune.training.facts import kind_of, tasks_for
+from autotune.training.build import kind_of, library_config, own_code, shown, tasks_for
 from autotune.values.catalogue import catalogue, entries_by_name
 from autotune.values.model import ModelSpec, Task
 
@@ -20,15 +15,14 @@ _HUB_TIMEOUT_S = 5.0
 
 
 def resolve(reference: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSpec:
-    """Find the model the user means: in the catalogue, in a directory, or on the hub, in this order.
+    """Find the model that the user means: in the catalogue, in a directory, or on the hub, in this order.
 
-    A catalogue name wins over a directory of the same name; write ``./name`` for the directory.
+    A name of the catalogue needs no network, and wins over a directory of the same name, which `./name` stands for.
 
     Args:
         reference: Catalogue name or full id (in any case), directory, or hub id.
         revision: Branch, tag or commit on the hub; the catalogue's figures are those of the main branch.
-        trust_remote_code: Whether code that comes with the model may run. Without it, the library's own
-            class is used where it has one.
+        trust_remote_code: Whether code that comes with the model may run; otherwise the library's own class is used.
 
     Raises:
         UnknownModelError: The reference leads nowhere.
@@ -84,7 +78,7 @@ def _hub_config_file(name: str, revision: str | None) -> Path:
             return Path(cached)
         if constants.HF_HUB_OFFLINE:
             raise _unknown(name, "not cached, and HF_HUB_OFFLINE is set")
-        # The download repeats its attempts for minutes if nobody answers; this one doesn't.
+        # The download would repeat its attempts for minutes if nobody answers.
         get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=_HUB_TIMEOUT_S)
         return Path(hf_hub_download(name, "config.json", revision=revision))
     except UnknownModelError:
@@ -113,7 +107,7 @@ def _unknown(name: str, reason: str) -> UnknownModelError:
 
 
 def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Literal["directory", "hub"]) -> ModelSpec:
-    """Make the spec of a model from its config.json."""
+    """Return the spec of a model by its config.json."""
     config = _read_json(file)
     where = shown(str(file))
     if quantization := config.get("quantization_config"):
@@ -124,7 +118,7 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     if not (asked["trust_remote_code"] and "AutoConfig" in code):
         _check_model_type(model_type, where, has_code=bool(code))
     if model_type == "mistral" and "layer_types" in config:
-        model_type = "ministral"  # as the library itself does when it reads such a file
+        model_type = "ministral"  # as the library has it when it reads such a file
     spec = ModelSpec(
         **asked,
         name=name,

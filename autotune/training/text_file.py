@@ -1,7 +1,4 @@
-"""Reads the user's file of texts: which kinds there are, which column holds the text, what is wrong with a file.
-
-Called by `autotune.training.corpus`, which tokenizes what is read here.
-"""
+"""Reads the user's file of texts: its kind, the columns that are used, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from autotune.errors import InputError, one_line, suggestion
 from autotune.values.config import Workload
 from autotune.values.model import Task
 
-# Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the mark of Windows editors.
+# Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the byte-order mark of Windows editors.
 _READERS: dict[str, tuple[str, dict[str, str]]] = {
     ".jsonl": ("json", {}),
     ".json": ("json", {}),
@@ -41,7 +38,7 @@ def checked_path(dataset: str) -> Path:
     """
     kinds = ", ".join(_READERS)
     try:
-        path = Path(dataset).expanduser().absolute()  # a link's own name tells the kind, not that of its target
+        path = Path(dataset).expanduser().absolute()  # a link's own name says the kind, not that of its target
         if path.is_dir():
             raise InputError(f"{dataset}: is a directory; give one file in it, ending in {kinds}")
         if path.suffix.lower() not in _READERS:
@@ -68,7 +65,7 @@ def read_rows(path: Path, dataset: str, scratch: Path) -> Any:
     import datasets
 
     kind, options = _READERS[path.suffix.lower()]
-    # The library takes file names for patterns and URLs, so it is given one that can't be mistaken.
+    # The library takes file names for patterns and URLs, so it gets one that is neither.
     link = scratch / f"source{path.suffix.lower()}"
     link.symlink_to(path)
     try:
@@ -78,13 +75,13 @@ def read_rows(path: Path, dataset: str, scratch: Path) -> Any:
         reader.download_and_prepare()
         if reader.info.splits["train"].num_examples:
             return reader.as_dataset(split="train")
-    except Exception as error:  # the library passes on whatever its parsers raise
+    except Exception as error:  # whatever the library's parsers raise
         raise InputError(f"{dataset}: {_reason(error, path)}") from error
     raise InputError(f"{dataset}: holds no rows; give a file with at least one text")
 
 
 def _reason(error: Exception, path: Path) -> str:
-    """Say what is wrong with a file that the library refused."""
+    """Return what is wrong with a file that the library has refused."""
     cause = error.__cause__ or error
     if isinstance(cause, UnicodeDecodeError):
         return NOT_UTF_8
@@ -93,7 +90,7 @@ def _reason(error: Exception, path: Path) -> str:
 
 
 def _malformed_json(path: Path) -> str | None:
-    """Find the first line that is no JSON object: the library counts rows by block or not at all."""
+    """Return the first line that is no JSON object, and why; the library counts rows by block or not at all."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         if path.suffix.lower() == ".json" and file.read(1) == "[":
             return 'is not a list of objects such as [{"text": "..."}]'
@@ -113,7 +110,7 @@ def _malformed_json(path: Path) -> str | None:
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """Keep the library's bars and logged errors off the terminal: ours say the same in one line."""
+    """Keep the library's progress bars and logged errors off the terminal; our errors say the same in one line."""
     import datasets
 
     verbosity, bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
@@ -141,7 +138,7 @@ def choose_columns(rows: Any, workload: Workload) -> tuple[Columns, list[str]]:
     """Return the columns to use and what the user should know of the choice.
 
     Raises:
-        InputError: No column of strings can be told to be the text.
+        InputError: It isn't clear which column of strings is the text.
     """
     texts = [name for name, kind in rows.features.items() if _kind(kind) in ("string", "large_string")]
     notes = []
@@ -181,7 +178,7 @@ def _kind(feature: Any) -> str:
 def row_classes(
     rows: Any, columns: Columns, workload: Workload, num_labels: int, notes: list[str]
 ) -> Sequence[int | None] | None:
-    """Return the class of every row (None: it has none), or None if the task needs no classes."""
+    """Return the class of every row (None: the row has none), or None if the task needs no classes."""
     if workload.task is not Task.SEQUENCE_CLASSIFICATION:
         return None
     values: list[Any] = list(rows[columns.label]) if columns.label else []

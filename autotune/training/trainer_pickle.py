@@ -1,9 +1,8 @@
-"""A Trainer taken apart, so that it can be made anew in another process; and the pickling of what makes one.
+"""Pickles what makes a Trainer, or what a Trainer was made of, so that another process can make it.
 
-A Trainer itself can't be pickled: it holds an accelerator and open devices. What it was made of can: class, model,
-data, collator, callbacks, arguments. Another process makes a Trainer of the same class by the library's own constructor
-and gives it the attributes that the class keeps beside; its own constructor, whose arguments nobody knows, isn't
-called.
+A Trainer itself can't be pickled: it holds an accelerator and open devices. Its parts can: class, model, data,
+collator, callbacks, arguments. The other process makes a Trainer of the same class with the library's own constructor
+and sets the attributes that the class has added; the class's constructor, whose arguments aren't known, isn't called.
 
 The model is on the CPU while a search runs (`aside`): trials need the device's memory, and the process that holds it
 could not be forked.
@@ -21,23 +20,23 @@ from typing import Any
 
 from autotune.errors import InputError, one_line
 
-# What the constructor takes and keeps under the same name.
+# Arguments of the constructor that are attributes of the same name.
 _PARTS = (
     "data_collator", "train_dataset", "eval_dataset", "processing_class", "compute_loss_func", "compute_metrics",
     "preprocess_logits_for_metrics", "optimizer_cls_and_kwargs",
 )  # fmt: skip
 
-# What the library works out in its constructor, and code may set otherwise afterwards.
+# Attributes that the library sets in its constructor, and code may change afterwards.
 _SET_AFTERWARDS = ("label_names", "loss_is_scaled_for_ga")
 
 _TRAINER, _ACCELERATOR = "the trainer", "its accelerator"
 
 
 def maker_of(trainer: Any) -> Callable[[], Any]:
-    """Return what makes a Trainer like this one, ready to be pickled.
+    """Return a picklable function that makes a Trainer like this one.
 
     Raises:
-        InputError: It is no Trainer, or something that it is made of can't be pickled.
+        InputError: It is no Trainer, or one of its parts can't be pickled.
     """
     from transformers import Trainer
 
@@ -64,17 +63,16 @@ def _is_the_librarys(callback: Any) -> bool:
 
 
 def _own_attributes(trainer: Any) -> dict[str, Any]:
-    """Return what a subclass, or its user, has put on the Trainer beside what the library keeps there."""
+    """Return the attributes that a subclass, or its user, has added to the library's own."""
     from transformers import Trainer
 
     methods = (f for kind in Trainer.__mro__ for f in vars(kind).values() if hasattr(f, "__code__"))
     library = {i.argval for method in methods for i in dis.get_instructions(method) if i.opname == "STORE_ATTR"}
-    kept = vars(trainer).items()
-    return {name: value for name, value in kept if name not in library or name in _SET_AFTERWARDS}
+    return {n: value for n, value in vars(trainer).items() if n not in library or n in _SET_AFTERWARDS}
 
 
 class _Pickler:
-    """Pickles parts of a Trainer; where one refers to the Trainer, the new one will stand there."""
+    """Pickles parts of a Trainer; where one refers to the Trainer, it will refer to the new one."""
 
     def __init__(self, trainer: Any) -> None:
         self._known = {id(trainer): _TRAINER, id(trainer.accelerator): _ACCELERATOR}
@@ -145,7 +143,7 @@ class Remake:
 
 
 class _Later:
-    """Stands for the accelerator until there is one."""
+    """A proxy for the accelerator until there is one."""
 
     found: Any = None
 
@@ -165,17 +163,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _placed(value: Any, trainer: Any) -> Any:
-    """Return a module that the class keeps beside the model, as a teacher, on the device; all else as it is."""
+    """Return a module that the class has beside the model, such as a teacher, on the device; all else as it is."""
     from torch import nn
 
     return value.to(trainer.args.device) if isinstance(value, nn.Module) else value
 
 
 def pickled(make: Callable[[], Any], what: str) -> bytes:
-    """Return what makes a Trainer as another process can load it.
+    """Return a function that makes a Trainer as bytes for another process.
 
     Raises:
-        InputError: It can't be pickled.
+        InputError: It can't be pickled; the message begins with `what`.
     """
     import cloudpickle
 
@@ -191,12 +189,12 @@ def pickled(make: Callable[[], Any], what: str) -> bytes:
 
 @contextmanager
 def aside(trainer: Any) -> Iterator[None]:
-    """Keep the model of a Trainer, if there is one, on the CPU while entered."""
+    """Keep the model of a Trainer, if it has one, on the CPU while entered."""
     import torch
 
     model = getattr(trainer, "model", None)
     device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
-    if device is None or device.type != "cuda" or not isinstance(model, torch.nn.Module):
+    if model is None or device is None or device.type != "cuda":
         yield
         return
     model.to("cpu")

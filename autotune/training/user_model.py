@@ -1,7 +1,4 @@
-"""Makes a model that a user's own code has made the one of a configuration, as far as that can be done afterwards.
-
-Called in a trial's process, and where a result is applied to the code, so that both train the same.
-"""
+"""Changes a model that a user's own code has made into that of a configuration, in trials and with the answer alike."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from autotune.values.user_code import OwnCode
 
 
 def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
-    """Return `model` as the configuration has it: its kernels, its precision, its adapter, its loss.
+    """Return `model` with the kernels, precision, adapter and loss of a configuration.
 
     Args:
         model: As the code made it.
         mapping: What the configuration means.
-        code: Says what of it is the code's own.
+        code: Says which knobs the code has set itself.
 
     Raises:
         ValueError: The adapter finds nothing in the model that it could be put on.
@@ -41,7 +38,7 @@ def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
 
 
 def _cast(model: Any) -> None:
-    """Turn the weights into bf16; buffers, such as the frequencies of rotary positions, stay as they are."""
+    """Make the weights bf16; buffers, such as the frequencies of rotary positions, stay as they are."""
     import torch
 
     for parameter in model.parameters():

@@ -212,6 +212,18 @@ class TrainConfig(Value):
     packing: Annotated[bool, Knob(knob.of_redrawing, feature="packed", word="packed")] = Field(
         default=False, description="samples of a micro-batch in one row, without padding"
     )
+    torch_empty_cache_steps: Annotated[
+        PositiveInt | None,
+        Knob(
+            "exact",
+            "empty-cache",
+            argument="unless default",
+            is_traced=False,
+            feature="empty-cache={}",
+            word="cache emptied every {} steps",
+            is_later=True,
+        ),
+    ] = Field(default=None, description="steps between two that give unused memory back to the device; or none")
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="over how many devices, and how")
 
     @field_validator("adapter", mode="before")
@@ -229,8 +241,11 @@ class TrainConfig(Value):
 
     @property
     def config_id(self) -> str:
-        """Short hash of the canonical JSON."""
-        return self.digest()
+        """Short hash of the canonical JSON, without later knobs that are at their defaults."""
+        later = (
+            name for name, (knob, field) in KNOBS.items() if knob.is_later and getattr(self, name) == field.default
+        )
+        return self.digest(leave_out=frozenset(later))
 
 
 # Every knob by its name, with its field: as `TrainConfig` has them, those of several devices behind "parallelism.".
@@ -290,6 +305,11 @@ class Workload(Value):
     def samples_per_step(self, config: TrainConfig) -> int:
         """Return the samples of one optimizer step, all devices together."""
         return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
+
+    @property
+    def shown_batch(self) -> str:
+        """The samples of an optimizer step, in words."""
+        return f"global batch {self.global_batch_size}" if self.global_batch_size else "free global batch"
 
     @property
     def shown_length(self) -> str:

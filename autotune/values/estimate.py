@@ -48,6 +48,18 @@ class MemoryBreakdown(Value):
     reserved_interval: Interval
     device_interval: Interval
 
+    @property
+    def components(self) -> dict[str, int]:
+        """The bytes of each component of the allocated peak, by its name in words."""
+        return {
+            "weights": self.weights_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer states": self.optimizer_state_bytes,
+            "activations": self.activations_bytes,
+            "temporaries": self.temporaries_bytes,
+            "communication": self.communication_bytes,
+        }
+
 
 class CostEstimate(Value):
     """Predicted cost of one configuration; the intervals hold the truth in about 19 of 20 cases."""

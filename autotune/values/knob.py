@@ -54,6 +54,7 @@ class Knob:
         is_traced: Whether the closed forms of time and memory depend on it.
         feature: Of the time model, whose prediction may be off by a factor for it.
         word: What a configuration in one line says, after a comma unless it begins with a space.
+        is_later: It came when ids of configurations were on record: at its default they are what they were without it.
     """
 
     depth: Depth | Callable[[Difference], Depth]
@@ -64,6 +65,7 @@ class Knob:
     is_traced: bool = True
     feature: Said | None = None
     word: Said | None = None
+    is_later: bool = False
 
     def depth_of(self, difference: Difference) -> Depth:
         """Return the class of a change."""

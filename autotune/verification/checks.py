@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
-from autotune.space.changes import changes
 from autotune.space.history import History
+from autotune.space.knobs import changes
 from autotune.units import show_time
 from autotune.values.budget import Effort
 from autotune.values.checks import (

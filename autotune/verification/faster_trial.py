@@ -6,8 +6,7 @@ have been lucky: who wins is measured again, in turn with the baseline.
 
 from __future__ import annotations
 
-from autotune.space.changes import changes
-from autotune.space.knobs import shown_changes
+from autotune.space.knobs import changes, shown_changes
 from autotune.units import show_rate
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Measurement, TrialResult

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
 from autotune.planning.plan import SearchPlan
-from autotune.space.changes import changes
-from autotune.space.knobs import shown_changes
+from autotune.space.knobs import changes, shown_changes
 from autotune.training.arguments import plan as training_plan
 from autotune.units import show_memory, show_rate
 from autotune.values.config import Allowance, TrainConfig

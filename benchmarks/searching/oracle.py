@@ -1,16 +1,21 @@
-"""What a search strategy sees of a recorded table: it asks for trials, and they are counted."""
+"""A search of a recorded table: one loop that asks a sampler, and a table that answers and counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import NamedTuple
+
+import optuna
+from optuna.samplers import BaseSampler
 
 from autotune.execution.replay import ReplayClock, ReplayRunner
 from autotune.planning.plan import SearchPlan, request_of
+from autotune.search.study import StudyTrials
+from autotune.space.space import Point, SearchSpace
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.recorded_table import Table, TableTrial
-from autotune.values.trial import Purpose, TrialStatus
+from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 
 class Replayed(NamedTuple):
@@ -21,8 +26,12 @@ class Replayed(NamedTuple):
     ended_at_s: float
 
 
-# From a table and the plan of a search on it to the trials before the finals, in their order.
-Strategy = Callable[[Table, SearchPlan], list[Replayed]]
+# A sampler that asks so often in a row for what is known already has nothing left to say.
+_PATIENCE = 200
+
+# What failed is told as this much of the worst that was seen, beside a constraint that it breaks: Optuna's Gaussian
+# process learns from completed trials alone.
+_FAILED = 0.5
 
 
 def tightened(table: Table, share: float) -> Table:
@@ -52,10 +61,6 @@ def _within(trial: TableTrial, budget_bytes: int) -> TableTrial:
     )
 
 
-class Spent(Exception):
-    """The trials of a search are used up; ends a strategy."""
-
-
 class Oracle:
     """Answers configurations from a table, each by one of its trials; asking again for one is no trial.
 
@@ -69,30 +74,65 @@ class Oracle:
         self._clock = ReplayClock()
         self._runner = ReplayRunner(table, self._clock, seed=plan.workload.seed)
         self._recorded = frozenset(point.config for point in table.points)
-        self._rates: dict[TrainConfig, float | None] = {}
+        self._known: dict[TrainConfig, TrialResult] = {}
         self.trials: list[Replayed] = []
 
-    def is_legal(self, config: TrainConfig) -> bool:
-        """Whether a configuration can be tried at all; that costs no trial."""
-        return config in self._recorded
+    @property
+    def is_spent(self) -> bool:
+        """Whether no trial is left."""
+        most = self._plan.budget.max_trials + 1  # the baseline isn't counted in a search either
+        return len(self.trials) >= min(most, len(self._recorded))
 
-    def run(self, config: TrainConfig) -> float | None:
-        """Return the samples/s of a configuration, None if it failed.
+    def run(self, config: TrainConfig) -> TrialResult | None:
+        """Return what a configuration gave; None if it wasn't recorded, since it can't be tried."""
+        if config not in self._recorded:
+            return None
+        if config not in self._known:
+            timeout_s, number = self._plan.budget.trial_timeout_s, len(self.trials)
+            request = request_of(self._plan, config, Purpose.SEARCH, number=number, timeout_s=timeout_s)
+            self._known[config] = self._runner.run(request)
+            self.trials.append(Replayed(config, self._known[config].status, self._clock.now()))
+        return self._known[config]
 
-        Raises:
-            Spent: No trial is left.
-        """
-        if config not in self._rates:
-            if len(self.trials) > self._plan.budget.max_trials:  # the baseline isn't counted in a search either
-                raise Spent
-            request = request_of(
-                self._plan,
-                config,
-                Purpose.SEARCH,
-                number=len(self.trials),
-                timeout_s=self._plan.budget.trial_timeout_s,
-            )
-            result = self._runner.run(request)
-            self.trials.append(Replayed(config, result.status, self._clock.now()))
-            self._rates[config] = result.measurement.samples_per_second if result.measurement else None
-        return self._rates[config]
+
+def searched(sampler: BaseSampler, table: Table, plan: SearchPlan, *, from_baseline: bool = False) -> list[Replayed]:
+    """Return the trials of a search in their order: a study that asks a sampler, and a table that answers.
+
+    It ends when the sampler says so, if it can; when it asks for nothing new any more; or when trials are spent.
+
+    Args:
+        sampler: Proposes.
+        table: Answers.
+        plan: The search.
+        from_baseline: Whether the baseline is measured first, for a sampler that doesn't know of it.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space, oracle = plan.search_space(), Oracle(table, plan)
+    trials = StudyTrials(plan, space)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    if from_baseline:
+        study.enqueue_trial(trials.params(plan.baseline))
+    is_done = getattr(sampler, "is_done", lambda study: False)
+    worst, idle = math.inf, 0
+    while idle < _PATIENCE and not oracle.is_spent and not is_done(study):
+        trial, before = study.ask(), len(oracle.trials)
+        result = oracle.run(suggested(space, trial))
+        idle = 0 if len(oracle.trials) > before else idle + 1
+        if result is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            continue
+        frozen = trials.frozen(result)
+        for name, value in frozen.constraints.items():
+            trial.set_constraint(name, value)
+        worst = min(worst, frozen.value or worst)
+        study.tell(trial, frozen.value or _FAILED * (worst if worst < math.inf else 1.0))
+    return oracle.trials
+
+
+def suggested(space: SearchSpace, trial: optuna.Trial) -> TrainConfig:
+    """Return the configuration of a trial that was asked of a study."""
+    point: Point = {}
+    for dimension in space.dimensions:
+        if space.is_active(dimension, point):
+            point[dimension.name] = trial.suggest_categorical(dimension.name, dimension.choices)
+    return space.config(point)

@@ -1,84 +1,112 @@
-"""Optuna's samplers on a recorded table, and running its points in any order."""
+"""Samplers for a search of a table: autotune's, Optuna's, and other ways to tune as samplers."""
 
 from __future__ import annotations
 
-import contextlib
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import optuna
-from searching.oracle import Oracle, Replayed, Spent, Strategy
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
 
+from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
-from autotune.space.space import Point
+from autotune.search.cost_model import model_by_data_sheet
+from autotune.search.sampler import CostModelSampler
+from autotune.search.study import StudyTrials
+from autotune.values.config import TrainConfig
 from autotune.values.recorded_table import Table
 
-# A sampler that asks so often in a row for what is known already has nothing left to say.
-_PATIENCE = 200
+# Configurations one by one; it is sent the samples/s that each gave, None for what failed.
+Script = Generator[TrainConfig, float | None, None]
 
-# What failed is told as this much of the worst that was seen, beside a constraint that it breaks.
-_FAILED = 0.5
-
-
-def in_any_order(table: Table, plan: SearchPlan) -> list[Replayed]:
-    """Run every point, in an order drawn from the seed."""
-    points = random.Random(plan.workload.seed).sample(table.points, len(table.points))
-    oracle = Oracle(table, plan)
-    with contextlib.suppress(Spent):
-        for point in points:
-            oracle.run(point.config)
-    return oracle.trials
+# By table: what is traced is the same for every seed.
+_MODELS: dict[tuple[str, str], CostModel] = {}
 
 
-def sampled(sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Strategy:
-    """Return the strategy of a sampler, made from a seed; it starts at the baseline, as every search here."""
-
-    def strategy(table: Table, plan: SearchPlan) -> list[Replayed]:
-        oracle = Oracle(table, plan)
-        with contextlib.suppress(Spent):
-            _sample(sampler(plan.workload.seed), plan, oracle, len(table.points))
-        return oracle.trials
-
-    return strategy
+def model_of(table: Table, plan: SearchPlan) -> CostModel:
+    """Return the cost model of a table, with the rates that a data sheet gives its device."""
+    key = (table.header.date, table.header.workload.model.name)
+    if key not in _MODELS:
+        _MODELS[key] = model_by_data_sheet(plan)
+    return replace(_MODELS[key], workload=plan.workload)
 
 
-def _sample(sampler: optuna.samplers.BaseSampler, plan: SearchPlan, oracle: Oracle, points: int) -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space = plan.search_space()
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    choices = {d.name: list(d.choices) for d in space.dimensions}
-    study.enqueue_trial({name: value for name, value in space.point(plan.baseline).items() if name in choices})
-    worst, idle = float("inf"), 0
-    while idle < _PATIENCE and len(oracle.trials) < points:
-        trial = study.ask()
-        point: Point = {}
-        for dimension in space.dimensions:
-            if space.is_active(dimension, point):
-                point[dimension.name] = trial.suggest_categorical(dimension.name, choices[dimension.name])
-        config, before = space.config(point), len(oracle.trials)
-        if not oracle.is_legal(config):
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            idle += 1
-            continue
-        rate = oracle.run(config)
-        worst = min(worst, rate or worst)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            trial.set_constraint("memory", 1.0 if rate is None else -1.0)
-        study.tell(trial, rate if rate is not None else _FAILED * (worst if worst < float("inf") else 1.0))
-        idle = 0 if len(oracle.trials) > before else idle + 1
+def autotune(table: Table, plan: SearchPlan) -> BaseSampler:
+    """Return the sampler of `autotune find`, on a device that nothing has been learned of."""
+    return CostModelSampler(plan, model_of(table, plan))
 
 
-def tpe(seed: int) -> optuna.samplers.BaseSampler:
+def unguided(table: Table, plan: SearchPlan) -> BaseSampler:
+    """Return the same without the cost model."""
+    return CostModelSampler(plan)
+
+
+def tpe(table: Table, plan: SearchPlan) -> BaseSampler:
     """Return Optuna's default sampler."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True)
+        return TPESampler(seed=plan.workload.seed, multivariate=True, group=True)
 
 
-def gaussian_process(seed: int) -> optuna.samplers.BaseSampler:
+def gaussian_process(table: Table, plan: SearchPlan) -> BaseSampler:
     """Return Optuna's Gaussian process; it needs scipy."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.GPSampler(seed=seed, deterministic_objective=False)
+        return GPSampler(seed=plan.workload.seed, deterministic_objective=False)
+
+
+def in_any_order(table: Table, plan: SearchPlan) -> BaseSampler:
+    """Return a sampler of every point, in an order drawn from the seed."""
+
+    def every(plan: SearchPlan) -> Script:
+        for point in random.Random(plan.workload.seed).sample(table.points, len(table.points)):
+            yield point.config
+
+    return Scripted(plan, every(plan))
+
+
+def scripted(script: Callable[[SearchPlan], Script]) -> Callable[[Table, SearchPlan], BaseSampler]:
+    """Return what makes a sampler of a script."""
+    return lambda table, plan: Scripted(plan, script(plan))
+
+
+class Scripted(BaseSampler):
+    """A way to tune as a sampler: proposes what its script yields, and is done when that ends."""
+
+    def __init__(self, plan: SearchPlan, script: Script) -> None:
+        self._trials = StudyTrials(plan, plan.search_space())
+        self._script = script
+        self._next: TrainConfig | None = next(script, None)
+
+    def is_done(self, study: Study) -> bool:
+        """Whether the script has ended."""
+        return self._next is None
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return all parameters."""
+        return dict(self._trials.distributions)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the configuration that the script waits for."""
+        assert self._next is not None, "the script has ended"
+        return self._trials.params(self._next)
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Any:
+        """Refuse: all parameters are the script's."""
+        raise ValueError(f"{param_name} is not a parameter of the space")
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Send the script what its configuration gave."""
+        failed = state is not TrialState.COMPLETE or any(value > 0 for value in trial.constraints.values())
+        try:
+            self._next = self._script.send(None if failed or values is None else values[0])
+        except StopIteration:
+            self._next = None

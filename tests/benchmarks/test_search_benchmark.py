@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 from search import STRATEGIES, TABLES  # noqa: E402
-from searching.oracle import Oracle, Replayed, Spent, tightened  # noqa: E402
+from searching.oracle import Oracle, Replayed, tightened  # noqa: E402
 from searching.scores import (  # noqa: E402
     best_so_far,
     figures,
@@ -58,7 +58,7 @@ def table() -> Table:
 
 
 def run(name: str, table: Table, seed: int = 0, **limits) -> list[Replayed]:
-    return STRATEGIES[name].strategy(table, plan_of(table, seed=seed, **limits))
+    return STRATEGIES[name].search(table, plan_of(table, seed=seed, **limits))
 
 
 def trial(config, at_s: float, status: TrialStatus = TrialStatus.COMPLETED) -> Replayed:
@@ -187,11 +187,13 @@ def test_a_search_of_a_kept_table_asks_for_nothing_that_was_not_recorded(path):
 
 def test_an_oracle_counts_a_configuration_once_and_ends_when_its_trials_are_spent(table):
     oracle = Oracle(table, plan_of(table, max_trials=1))
-    assert oracle.run(make_config(8)) == oracle.run(make_config(8)) == 10.0
-    assert oracle.run(make_config(16)) is None
+    assert oracle.run(make_config(8)) == oracle.run(make_config(8))
+    assert oracle.run(make_config(8)).measurement.samples_per_second == 10.0
+    assert not oracle.is_spent
+    assert oracle.run(make_config(16)).measurement is None
     assert [t.status for t in oracle.trials] == [TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY]
-    with pytest.raises(Spent):
-        oracle.run(make_config(4))
+    assert oracle.is_spent
+    assert oracle.run(make_config(3)) is None  # not of the table
 
 
 def test_any_order_ends_with_every_point(table):

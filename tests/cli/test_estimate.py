@@ -23,7 +23,7 @@ KNOB_OPTIONS = {
     "--micro-batch", "--precision", "--tf32", "--optim", "--checkpointing", "--attention", "--compile", "--adapter",
     "--adapter-rank", "--adapter-alpha", "--adapter-dropout", "--adapter-target-modules", "--adapter-virtual-tokens",
     "--adapter-encoder-hidden-size", "--quantization", "--workers", "--pin-memory", "--experts", "--experts-per-token",
-    "--expert-capacity", "--liger", "--compile-mode", "--prefetch", "--sampling",
+    "--expert-capacity", "--liger", "--compile-mode", "--prefetch", "--sampling", "--empty-cache",
     "--packing", "--devices", "--sharding", "--tensor-parallel", "--pipeline-parallel", "--offload", "--offload-to",
     "--nvme-path", "--fsdp-wrapping", "--ddp-bucket-cap-mb", "--ddp-static-graph",
 }  # fmt: skip
@@ -150,7 +150,7 @@ def test_every_knob_reaches_the_configuration(estimate):
         "--checkpointing", "full", "--attention", "eager", "--compile", "inductor", "--adapter", "lora",
         "--adapter-rank", 4, "--adapter-alpha", 8, "--adapter-dropout", 0.1, "--adapter-target-modules", "attention",
         "--quantization", "nf4", "--workers", 2, "--no-pin-memory", "--compile-mode", "reduce-overhead",
-        "--prefetch", 4, "--sampling", "sequential",
+        "--prefetch", 4, "--sampling", "sequential", "--empty-cache", 4,
     )  # fmt: skip
     config = TrainConfig(**json.loads(done.stdout)["predicted"]["config"])
     defaults = TrainConfig(per_device_train_batch_size=8, adapter=type(config.adapter)())

@@ -14,7 +14,7 @@ from autotune.cost.profile import Profile
 from autotune.cost.profiler import profile
 from autotune.training.adapters import quantization_arguments
 from autotune.training.build import build_model
-from autotune.training.quantized import quantized_layers
+from autotune.training.random_weights import quantized_layers
 from autotune.values.adapters import ADAPTERS, is_new_weight
 from autotune.values.config import Precision
 from autotune.values.model import Task

@@ -20,11 +20,6 @@ def misbehaviour() -> Callable[[str], dict[str, Any]]:
     return benches.misbehaviour
 
 
-@pytest.fixture(scope="session")
-def make_bench() -> type[Bench]:
-    return Bench
-
-
 @pytest.fixture
 def left_behind() -> Callable[[Path], list[int]]:
     """Return a function that tells the processes that a misbehaving trial has started to outlive it."""
@@ -45,6 +40,14 @@ def is_running() -> Callable[[int], bool]:
 @pytest.fixture(scope="session")
 def model(tiny_llama: Path) -> ModelSpec:
     return resolve(str(tiny_llama))
+
+
+@pytest.fixture(scope="module")
+def cuda(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """What runs trials on a CUDA device, or the stand-in for one."""
+    made = Bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
+    with made.runner:
+        yield made
 
 
 @pytest.fixture

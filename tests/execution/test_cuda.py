@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,13 +18,6 @@ MIB, GIB = 1 << 20, 1 << 30
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
 )
-
-
-@pytest.fixture(scope="module")
-def cuda(model, make_bench, tmp_path_factory) -> Iterator[Any]:
-    bench = make_bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
-    with bench.runner:
-        yield bench
 
 
 def measured(bench: Any, config: dict[str, Any], **limits: Any) -> Measurement:
@@ -49,6 +41,8 @@ def measured(bench: Any, config: dict[str, Any], **limits: Any) -> Measurement:
         pytest.param({"optim": "paged_adamw_8bit"}, {}, marks=needs_bitsandbytes),
         ({"checkpointing": "full"}, {"checkpointing": "2 checkpointed calls in the first step"}),
         ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
+        ({}, {"torch_empty_cache_steps": "never emptied"}),
+        ({"torch_empty_cache_steps": 1}, {"torch_empty_cache_steps": "every 1 steps, 1 times in the first"}),
         ({"dataloader_num_workers": 2, "dataloader_pin_memory": True}, {"dataloader_num_workers": "2"}),
         ({"adapter": {"rank": 8}, "precision": "bf16"}, {"adapter": "lora, 16384 of 155968 parameters trained"}),
         ({"torch_compile_backend": "inductor"}, {}),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from conftest import write_model
-from test_slow_models import FAMILIES
+from model_families import FAMILIES
 
 from autotune.training.build import default_task
 from autotune.training.resolve import resolve
@@ -17,13 +14,6 @@ pytestmark = pytest.mark.usefixtures("whole_device")
 
 # The loss of DeBERTa's classifier looks for the labels that count, which takes arithmetic.
 EACH = [pytest.param(name, marks=pytest.mark.gpu if name == "DeBERTa" else pytest.mark.cuda) for name in FAMILIES]
-
-
-@pytest.fixture(scope="module")
-def cuda(model, make_bench, tmp_path_factory) -> Iterator[Any]:
-    bench = make_bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
-    with bench.runner:
-        yield bench
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

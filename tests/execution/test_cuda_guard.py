@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from benches import Bench
 
 from autotune.values.trial import TrialStatus
 
@@ -13,13 +12,6 @@ pytestmark = pytest.mark.cuda
 
 MIB, GIB = 1 << 20, 1 << 30
 BUDGET = 2 * GIB
-
-
-@pytest.fixture(scope="module")
-def cuda(model, tmp_path_factory):
-    bench = Bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
-    with bench.runner:
-        yield bench
 
 
 @pytest.fixture(scope="module")

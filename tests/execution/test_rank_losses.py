@@ -9,8 +9,8 @@ import json
 
 import pytest
 import torch
+from optimizer_steps import MODELS, assert_same_step, build, reference
 from rank_losses import CASES_FILE, STEPS_FILE
-from test_loss import MODELS, assert_same_step, build, reference
 
 pytestmark = pytest.mark.slow
 

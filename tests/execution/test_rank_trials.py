@@ -9,6 +9,7 @@ from typing import Any
 
 import misbehaving_ranks
 import pytest
+from benches import Bench
 
 from autotune.execution.processes import shared_files
 from autotune.training.resolve import resolve
@@ -171,12 +172,12 @@ def test_a_trial_of_ranks_runs_whatever_came_before_it_and_leaves_no_port(bench,
 
 
 @pytest.mark.slow
-def test_where_a_fork_cannot_be_had_each_rank_is_a_fresh_interpreter(model, tmp_path, make_bench, monkeypatch):
+def test_where_a_fork_cannot_be_had_each_rank_is_a_fresh_interpreter(model, tmp_path, monkeypatch):
     from autotune.execution import launcher
 
     command = launcher.launch_command
     monkeypatch.setattr(launcher, "launch_command", lambda *arguments: command("--fresh", *arguments))
-    with (bench := make_bench(model, tmp_path / "run")).runner:
+    with (bench := Bench(model, tmp_path / "run")).runner:
         result = bench.run(config=TWO)
         assert isinstance(result.outcome, Measurement), result.outcome
         assert result.outcome.effects["parallelism"].startswith("DDP over 2")

@@ -16,9 +16,9 @@ from factories import (
 )
 from runner_contract import RunnerContract
 
+from autotune.execution.pool import OnePlace
 from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
 from autotune.search.exhaustive import plan_of, table_of
-from autotune.search.parallel import FanOut
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
@@ -149,7 +149,7 @@ def replayed(table: Table, directory, **plan):
     tuner = Tuner(
         plan_of(table, effort=Effort.QUICK, **plan),
         RunDirectory(directory),
-        ReplayRunner(table, clock),
+        OnePlace(ReplayRunner(table, clock)),
         events.append,
         clock=clock.now,
     )
@@ -230,7 +230,7 @@ def test_a_search_at_several_places_finds_the_best_of_the_table_in_less_time(spa
     clock, events = ReplayClock(), list[Event]()
     pool = ReplayPool(ReplayRunner(space_table, clock), clock, places)
     plan = plan_of(space_table, effort=Effort.QUICK)
-    result = FanOut(plan, RunDirectory(tmp_path), pool, events.append, clock=clock.now).run()
+    result = Tuner(plan, RunDirectory(tmp_path), pool, events.append, clock=clock.now).run()
     trials = [e.result for e in events if isinstance(e, TrialEnded)]
     finals = sum(r.request.purpose is Purpose.FINAL for r in trials)
     assert result.best.config == space_table.best().config

@@ -13,6 +13,7 @@ import time
 
 import psutil
 import pytest
+from benches import Bench
 from misbehaviours import MISBEHAVIOURS
 from runner_contract import TrainingContract
 
@@ -229,19 +230,17 @@ def test_what_a_killed_search_left_running_is_ended_by_the_next(
     assert marked(mark_of(own_bench)) == []
 
 
-def test_a_run_directory_with_an_awkward_name_works(model, tmp_path, make_bench, light_launchers):
-    with (bench := make_bench(model, tmp_path / "a 'b' ü $x\n;")).runner:
+def test_a_run_directory_with_an_awkward_name_works(model, tmp_path, light_launchers):
+    with (bench := Bench(model, tmp_path / "a 'b' ü $x\n;")).runner:
         assert bench.misbehave("refuse").outcome.cause == "planted"
 
 
-def test_a_launcher_that_cannot_start_is_an_infrastructure_error_with_its_last_line(
-    model, tmp_path, make_bench, monkeypatch
-):
+def test_a_launcher_that_cannot_start_is_an_infrastructure_error_with_its_last_line(model, tmp_path, monkeypatch):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "transformers.py").write_text("raise ImportError('transformers is broken here')")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "broken"), *sys.path])
     with pytest.raises(InfrastructureError, match="did not start: ImportError: transformers is broken here"):
-        make_bench(model, tmp_path / "run").run()
+        Bench(model, tmp_path / "run").run()
 
 
 def test_describing_a_model_tells_its_facts(bench):

@@ -25,13 +25,6 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def cuda(model, tmp_path_factory):
-    made = Bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
-    with made.runner:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def cuda_with_tf32(model, tmp_path_factory):
     """Trials in an environment as images of vendors have it."""
     made = Bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")

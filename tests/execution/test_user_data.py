@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
 
-from autotune.execution.user_data import UserData, View, keep_lengths, lengths_of, longest_of, view
+from autotune.execution.user_data import UserData, View, lengths_of, longest_of, record_lengths, view
 from autotune.values.checks import LossTask
 from autotune.values.user_code import OwnCode
 
@@ -62,7 +62,7 @@ def data_of(directory, samples, *, micro_batch=2, **fields):
 
 
 def test_the_longest_come_first_and_then_all_at_random(tmp_path):
-    keep_lengths(np.array(LENGTHS), tmp_path)
+    record_lengths(np.array(LENGTHS), tmp_path)
     numbers = [s["number"] for s in data_of(tmp_path, 20).in_order()]
     assert numbers[:4] == [1, 6, 3, 4]
     assert sorted(numbers[4:12]) == list(range(8))
@@ -71,7 +71,7 @@ def test_the_longest_come_first_and_then_all_at_random(tmp_path):
 
 
 def test_padding_is_counted_after_the_first_step(tmp_path):
-    keep_lengths(np.array(LENGTHS), tmp_path)
+    record_lengths(np.array(LENGTHS), tmp_path)
     data = data_of(tmp_path, 12)
     sizes = [LENGTHS[s["number"]] for s in data.in_order()][4:8]
     positions = 2 * (max(sizes[:2]) + max(sizes[2:]))
@@ -80,7 +80,7 @@ def test_padding_is_counted_after_the_first_step(tmp_path):
 
 
 def test_lengths_of_another_data_set_are_not_taken(tmp_path):
-    keep_lengths(np.array([1, 2, 3]), tmp_path)
+    record_lengths(np.array([1, 2, 3]), tmp_path)
     assert data_of(tmp_path, 8).padding_share(2) is None
 
 

@@ -33,6 +33,7 @@ KNOBS = {
     "adapter": {"kind": "lora"},
     "dataloader_num_workers": 2,
     "dataloader_pin_memory": True,
+    "torch_empty_cache_steps": 4,
     "train_sampling_strategy": "group_by_length",
     "packing": True,
     "micro_batch": 8,
@@ -55,6 +56,13 @@ def test_an_argument_of_the_users_own_is_said_or_told(target):
     assert "label_smoothing_factor" in text(made)
     if target not in ("python", "trl", "llama-factory"):  # whose arguments are TrainingArguments
         assert made.lost == ("your own argument label_smoothing_factor=0.125",)
+
+
+@pytest.mark.parametrize("target", [*SCRIPTS, *FILES])
+def test_a_knob_that_is_one_argument_is_said_or_told(target):
+    made = drafted(target, torch_empty_cache_steps=4)
+    assert made.lost == (("torch_empty_cache_steps=4",) if target == "accelerate-loop" else ())
+    assert "torch_empty_cache_steps" in text(made)
 
 
 @pytest.mark.parametrize("target", [*SCRIPTS, *FILES])

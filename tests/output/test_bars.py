@@ -5,17 +5,10 @@ import math
 import xml.etree.ElementTree as ET
 
 import pytest
-from finished_searches import make_breakdown
+from finished_searches import make_breakdown, make_report
 
-from autotune.output.bars import (
-    how_known,
-    memory_bars,
-    memory_parts,
-    ratio_words,
-    time_bars,
-    waterfall,
-    waterfall_steps,
-)
+from autotune.output.bars import memory_bars, memory_parts, time_bars, waterfall, waterfall_steps
+from autotune.output.explanation_table import how_known, ratio_words
 from autotune.output.run_report import Breakdown
 from autotune.units import GIB
 from autotune.values.config import Allowance, TrainConfig
@@ -105,23 +98,25 @@ def test_a_factor_has_its_interval_where_it_has_an_end():
 def test_components_come_to_the_peak():
     memory = make_breakdown()
     parts = memory_parts(memory, on_cpu=True)
-    assert sum(p.size for p in parts) == memory.device_peak_bytes
-    assert parts[-1].words == "beyond the tensors"
-    assert "communication" not in [p.name for p in parts]
-    assert memory_parts(memory, on_cpu=False)[-1].words == "context, allocator"
+    assert sum(parts.values()) == memory.device_peak_bytes
+    assert list(parts)[-1] == "beyond the tensors"
+    assert parts["communication"] == 0
+    assert list(memory_parts(memory, on_cpu=False))[-1] == "context, allocator"
 
 
 def test_a_correction_below_the_sum_leaves_nothing_beyond():
     parts = memory_parts(make_breakdown(device_peak_bytes=GIB // 2), on_cpu=True)
-    assert [p.name for p in parts] == ["weights", "gradients", "optimizer", "activations", "temporaries"]
+    there = ["weights", "gradients", "optimizer states", "activations", "temporaries"]
+    assert [name for name, size in parts.items() if size] == there
 
 
-def test_stacks_share_one_scale_and_the_measured_peak_is_on_it():
-    found = [
+def test_stacks_share_one_scale_and_the_measured_peak_is_on_it(tmp_path):
+    found = (
         Breakdown(name="baseline", predicted=make_breakdown(), measured_bytes=GIB),
         Breakdown(name="best", predicted=make_breakdown(activations_bytes=0), measured_bytes=None),
-    ]
-    chart = ET.fromstring(memory_bars(found, on_cpu=True, width=620.0).svg())
+    )
+    report = make_report(tmp_path / "run").model_copy(update={"breakdowns": found})
+    chart = ET.fromstring(memory_bars(report, 620.0).svg())
     told = {e.get("data-tip"): e for e in chart.iter() if e.get("data-tip")}
     weights = [float(e.get("width")) for tip, e in told.items() if ": weights " in tip]
     assert len(weights) == 2

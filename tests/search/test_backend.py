@@ -7,13 +7,10 @@ import os
 import pytest
 
 from autotune.errors import InputError, MachineError
-from autotune.execution.pool import LocalPool
-from autotune.execution.runner import LocalRunner
+from autotune.execution.pool import LocalPool, OnePlace
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import outline
 from autotune.search.backend import check, crew_of
-from autotune.search.parallel import FanOut
-from autotune.search.tuner import Tuner
 from autotune.units import GIB
 from autotune.values.placement import Fleet
 
@@ -46,11 +43,10 @@ def test_anything_else_is_not(fields):
 
 
 @pytest.mark.parametrize("workers", [None, 1])
-def test_one_place_is_a_runner_and_the_sequential_conductor(tmp_path, workers):
+def test_one_place_is_a_pool_of_one(tmp_path, workers):
     with crew_of(Fleet(workers=workers), tmp_path, device="cpu") as made:
-        assert isinstance(made.runner, LocalRunner)
-        assert made.runner is made.asker
-        assert made.conductor is Tuner
+        assert isinstance(made.pool, OnePlace)
+        assert made.pool.free() == 1
         assert made.allotment.hardware.cores == CORES
         assert not made.allotment.is_shared
 
@@ -58,8 +54,7 @@ def test_one_place_is_a_runner_and_the_sequential_conductor(tmp_path, workers):
 @two_cores
 def test_several_places_are_a_pool_and_each_trial_has_its_share(tmp_path):
     with crew_of(Fleet(workers=2), tmp_path, device="cpu") as made:
-        assert isinstance(made.runner, LocalPool)
-        assert made.conductor is FanOut
+        assert isinstance(made.pool, LocalPool)
         share = made.allotment.hardware
         assert share.cores == CORES // 2
         assert share.free_bytes < share.memory_bytes / 2

@@ -22,7 +22,6 @@ from factories import (
 from predicted_space import SPACE, make_model_of
 
 from autotune.errors import InfrastructureError, NothingFitsError
-from autotune.search.parallel import FanOut
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.tuning_result import TuningResult
@@ -51,7 +50,7 @@ BEST = make_config(16, precision="bf16", optim="adamw_torch")
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch):
-    monkeypatch.setattr("autotune.search.tuner.PATIENCE_ASKS", 8)
+    monkeypatch.setattr("autotune.search.sampler.PATIENCE_DRAWS", 8)
 
 
 class ScriptedPool:
@@ -121,7 +120,7 @@ class Search:
 
         self.pool = ScriptedPool(self.directory, result, self.clock, self._places)
         directory = RunDirectory(self.directory)
-        return FanOut(self.plan, directory, self.pool, self.events.append, clock=self.clock, model=self._model).run()
+        return Tuner(self.plan, directory, self.pool, self.events.append, clock=self.clock, model=self._model).run()
 
     @property
     def finished(self) -> list[TrialResult]:
@@ -138,7 +137,7 @@ EXPLORING = (Purpose.BASELINE, Purpose.SEARCH)
 def done(tmp_path_factory) -> Search:
     """One whole search of twenty trials."""
     with pytest.MonkeyPatch.context() as patience:
-        patience.setattr("autotune.search.tuner.PATIENCE_ASKS", 8)
+        patience.setattr("autotune.search.sampler.PATIENCE_DRAWS", 8)
         search = Search(tmp_path_factory.mktemp("done"), budget=make_budget(max_trials=20, finalists=1, final_rounds=2))
         search.result = search.run()
     return search

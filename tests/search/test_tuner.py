@@ -20,14 +20,14 @@ from factories import (
     make_space_file,
     make_workload,
     product_rate,
-    read_study,
 )
+from optuna.trial import TrialState
 
 from autotune.errors import InfrastructureError, NothingFitsError
+from autotune.execution.pool import OnePlace
 from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
 from autotune.planning.reopen import reopened
 from autotune.search.proposals import SAME_FAILURES
-from autotune.search.study import STUDY_FILE
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.file import load_space
 from autotune.space.history import History
@@ -53,7 +53,7 @@ PARAMETERS = {
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch):
     """The sampler's attempts in a space that is exhausted take a second each; how many there are is tested once."""
-    monkeypatch.setattr("autotune.search.tuner.PATIENCE_ASKS", 8)
+    monkeypatch.setattr("autotune.search.sampler.PATIENCE_DRAWS", 8)
 
 
 class Search:
@@ -89,7 +89,9 @@ class Search:
 
         self.runner = ScriptedRunner(self.directory, outcome, duration_s=self._duration_s, clock=self.clock)
         directory = RunDirectory(self.directory)
-        return Tuner(self.plan, directory, self.runner, self.events.append, clock=self.clock).run()
+        tuner = Tuner(self.plan, directory, OnePlace(self.runner), self.events.append, clock=self.clock)
+        self.study = tuner.study
+        return tuner.run()
 
     @property
     def finished(self) -> list[TrialRequest]:
@@ -342,7 +344,7 @@ ADAPTERS = {
 }
 
 
-def test_the_study_was_told_of_the_very_configurations_that_ran(search, tmp_path):
+def test_the_study_was_told_of_the_very_configurations_that_ran(search):
     def rank_matters(request: TrialRequest) -> float:
         adapter = request.config.adapter
         return 10.0 + (adapter.rank / 8 if adapter else 0) + 2 * (request.config.precision == "bf16")
@@ -350,13 +352,9 @@ def test_the_study_was_told_of_the_very_configurations_that_ran(search, tmp_path
     run = search(rank_matters, ADAPTERS)
     result = run.run()
     assert result.best.config.adapter.rank == 64
-    ran = {r.number: r.config for r in run.finished}
     space = run.plan.search_space()
-    study = read_study(tmp_path)
-    told = [t for t in study.trials if "trial" in t.user_attrs]
-    assert {t.user_attrs["trial"] for t in told} == {r.number for r in run.finished if r.purpose is not Purpose.FINAL}
-    for trial in told:
-        assert space.config(trial.params) == ran[trial.user_attrs["trial"]]
+    told = [space.config(trial.params) for trial in run.study.trials if trial.state is TrialState.COMPLETE]
+    assert told == [r.config for r in run.finished if r.purpose is not Purpose.FINAL]
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 3, 6])
@@ -442,14 +440,15 @@ def test_a_baseline_that_ended_at_a_shorter_limit_is_run_again_with_more_time(se
     assert run.runner.requests[0].purpose is Purpose.BASELINE
 
 
-def test_a_search_without_its_study_goes_on_from_the_result_files(search):
+def test_the_study_of_a_search_that_goes_on_is_made_of_the_result_files(search):
     run = search(rate)
     with pytest.raises(SearchInterrupted):
         run.run(stop_after=4)
-    (run.directory / STUDY_FILE).unlink()
     before = {r.config for r in run.finished}
     run.run()
     assert not before & set(run.runner.searched)
+    space = run.plan.search_space()
+    assert {space.config(trial.params) for trial in run.study.trials[:4]} == before
 
 
 def test_a_trial_without_a_readable_result_has_not_finished(search):
@@ -785,9 +784,7 @@ def test_a_search_that_was_stopped_in_its_checks_does_only_the_rest_of_them(sear
 def test_checks_are_unknown_to_the_study_and_the_history(search):
     run = search(checked(), SMALL, **PROVEN)
     run.run()
-    told = read_study(run.directory).trials
-    numbers = {t.user_attrs["trial"] for t in told if "trial" in t.user_attrs}
-    assert numbers == {r.number for r in run.finished if r.purpose.explores}
+    assert len(run.study.trials) == sum(r.purpose.explores for r in run.finished)
 
 
 def test_time_is_kept_for_the_checks(search):

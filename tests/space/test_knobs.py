@@ -1,14 +1,13 @@
-"""Every field of a configuration is an option, derived from it."""
+"""What a configuration changes and how deep; and its knobs as options, one for every field."""
 
 import pytest
-from factories import make_config, make_problem
+from factories import make_config, make_facts, make_gpu, make_hardware, make_problem
 from pydantic import ValidationError
 
 from autotune.errors import InputError
-from autotune.space.changes import changes
-from autotune.space.knobs import knobs, point_of, refused, shown, shown_changes
+from autotune.space.knobs import allowance_of, changes, knobs, point_of, refused, shown, shown_changes
 from autotune.values.adapters import ADAPTERS, LoraAdapter
-from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.config import Allowance, Parallelism, TrainConfig
 
 OPTIONS = {knob.parameter: knob.option for knob in knobs()}
 
@@ -96,3 +95,131 @@ def test_changes_are_told_by_the_short_names_of_the_knobs():
     changed = changes(make_config(16, precision="bf16", parallelism=Parallelism(world_size=2)), make_problem())
     assert shown_changes(changed) == "micro-batch 16, precision bf16, devices 2"
     assert shown_changes(()) == "the baseline"
+
+
+BASE = make_config()
+GPU, OLD_GPU, CPU = make_gpu(), make_gpu(capability=(7, 5)), make_hardware()
+COUPLED, RANDOM = make_facts(batch_coupled="batch norm"), make_facts(has_dropout=True)
+
+
+def problem(baseline=BASE, facts=None, hardware=GPU):
+    return make_problem(baseline=baseline, facts=facts or make_facts(), hardware=hardware)
+
+
+CLASSES = [
+    ({"micro_batch": 16}, make_facts(), "exact"),
+    ({"micro_batch": 16}, COUPLED, "numerics"),
+    ({"checkpointing": "full"}, RANDOM, "exact"),
+    ({"attn_implementation": "eager"}, make_facts(), "exact"),
+    ({"dataloader_num_workers": 2}, make_facts(), "exact"),
+    ({"dataloader_pin_memory": True}, make_facts(), "exact"),
+    ({"torch_empty_cache_steps": 1}, RANDOM, "exact"),
+    ({"dataloader_prefetch_factor": 4}, make_facts(), "exact"),
+    ({"packing": True}, make_facts(), "exact"),
+    ({"packing": True}, RANDOM, "numerics"),
+    ({"packing": True}, COUPLED, "numerics"),
+    ({"train_sampling_strategy": "group_by_length"}, make_facts(), "numerics"),
+    ({"torch_compile_backend": "inductor"}, make_facts(), "numerics"),  # TF32 comes with it
+    ({"torch_compile_backend": "inductor"}, RANDOM, "numerics"),
+    ({"torch_compile_mode": "max-autotune"}, make_facts(), "exact"),
+    ({"torch_compile_mode": "max-autotune"}, RANDOM, "numerics"),
+    ({"experts_implementation": "eager"}, make_facts(), "exact"),
+    ({"experts_per_token": 1}, make_facts(), "method"),
+    ({"expert_capacity": 32}, make_facts(), "method"),
+    ({"use_liger_kernel": True}, make_facts(), "numerics"),
+    ({"optim": "adamw_torch"}, make_facts(), "exact"),
+    ({"tf32": True}, make_facts(), "numerics"),
+    ({"precision": "bf16"}, make_facts(), "numerics"),
+    ({"precision": "fp16"}, make_facts(), "numerics"),
+    ({"optim": "adamw_bnb_8bit"}, make_facts(), "optimizer"),
+    ({"optim": "adafactor"}, make_facts(), "optimizer"),
+    ({"precision": "pure_bf16"}, make_facts(), "method"),
+    ({"adapter": {}}, make_facts(), "method"),
+    ({"quantization": "nf4"}, make_facts(), "method"),
+    ({"parallelism": Parallelism(world_size=2)}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(world_size=2)}, RANDOM, "numerics"),
+    ({"parallelism": Parallelism(world_size=2)}, COUPLED, "numerics"),
+    ({"parallelism": Parallelism(tensor_parallel=2)}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(pipeline_parallel=2)}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(sharding="zero_3", offload="parameters")}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(offload_to="nvme", nvme_path="/nvme", wrapping="size")}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(ddp_bucket_cap_mb=100, ddp_static_graph=True)}, make_facts(), "exact"),
+]
+
+
+@pytest.mark.parametrize(("knobs", "facts", "allowance"), CLASSES)
+def test_the_class_of_a_single_change(knobs, facts, allowance):
+    assert allowance_of(make_config(**knobs), problem(BASE, facts)) is Allowance(allowance)
+
+
+@pytest.mark.parametrize(("knobs", "facts", "allowance"), CLASSES)
+def test_undoing_a_change_is_as_deep_as_making_it(knobs, facts, allowance):
+    assert allowance_of(BASE, problem(make_config(**knobs), facts)) is Allowance(allowance)
+
+
+ONE_ANOTHERS_TF32 = [  # of two configurations, whether a compiler or the user switches TF32 on in one of them alone
+    (GPU, {}, {"torch_compile_backend": "inductor"}, "numerics"),
+    (OLD_GPU, {}, {"torch_compile_backend": "inductor"}, "exact"),
+    (CPU, {}, {"torch_compile_backend": "inductor"}, "exact"),
+    (make_gpu(starts_with_tf32=True), {}, {"torch_compile_backend": "inductor"}, "exact"),
+    (GPU, {"tf32": True}, {"tf32": True, "torch_compile_backend": "inductor"}, "exact"),
+    (GPU, {"precision": "fp16"}, {"precision": "fp16", "torch_compile_backend": "inductor"}, "exact"),
+    (GPU, {"precision": "bf16"}, {"precision": "bf16", "torch_compile_backend": "inductor"}, "numerics"),
+    (GPU, {"torch_compile_backend": "inductor"}, {"torch_compile_backend": "inductor", "tf32": True}, "exact"),
+]
+
+
+@pytest.mark.parametrize(("hardware", "before", "after", "allowance"), ONE_ANOTHERS_TF32)
+def test_compiling_changes_the_numerics_where_it_switches_tf32_on(hardware, before, after, allowance):
+    found = allowance_of(make_config(**after), problem(make_config(**before), make_facts(), hardware))
+    assert found is Allowance(allowance)
+
+
+def test_every_knob_has_a_case():
+    found = (changes(make_config(**knobs), problem(BASE, facts)) for knobs, facts, _ in CLASSES)
+    changed = {change.knob for one in found for change in one}
+    of_devices = {f"parallelism.{field}" for field in Parallelism.model_fields}
+    assert changed == set(TrainConfig.model_fields) - {"parallelism"} | of_devices
+
+
+LIBRARIES = [
+    ("none", "fsdp_full", "numerics"),
+    ("none", "zero_1", "numerics"),
+    ("fsdp_full", "zero_3", "numerics"),
+    ("fsdp_full", "fsdp_grad_op", "exact"),
+    ("zero_1", "zero_3", "exact"),
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("before", "after", "in_16_bits"), LIBRARIES)
+def test_each_library_of_sharding_rounds_16_bits_its_own_way(before, after, in_16_bits, precision):
+    def spread(sharding):
+        return make_config(precision=precision, parallelism=Parallelism(world_size=2, sharding=sharding))
+
+    expected = "exact" if precision == "fp32" else in_16_bits
+    assert allowance_of(spread(after), problem(spread(before), RANDOM)) is Allowance(expected)
+
+
+def test_nothing_changed_is_exact_and_empty():
+    assert changes(BASE, problem()) == ()
+    assert allowance_of(BASE, problem()) is Allowance.EXACT
+
+
+def test_the_deepest_change_decides():
+    config = make_config(16, precision="bf16", optim="adafactor")
+    assert allowance_of(config, problem()) is Allowance.OPTIMIZER
+
+
+def test_changes_are_told_in_the_order_of_the_fields_with_before_and_after():
+    found = changes(make_config(16, optim="adafactor", torch_compile_backend="inductor"), problem())
+    assert [(c.knob, c.before, c.after) for c in found] == [
+        ("per_device_train_batch_size", "8", "16"),
+        ("optim", "adamw_torch_fused", "adafactor"),
+        ("torch_compile_backend", "none", "inductor"),
+    ]
+
+
+def test_an_adapter_is_told_by_rank_and_targets():
+    (change,) = changes(make_config(adapter={"rank": 4}), problem())
+    assert (change.before, change.after) == ("none", "lora rank 4 on all-linear")

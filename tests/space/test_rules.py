@@ -4,8 +4,9 @@ import pytest
 from factories import make_config, make_facts, make_gpu, make_hardware, make_spec, make_workload
 
 from autotune.space.rules import refusals
-from autotune.values.config import LengthProfile, Workload
+from autotune.values.config import LengthProfile, Parallelism, Workload
 from autotune.values.model import Task
+from autotune.values.user_code import Barred, Held, OwnCode
 
 CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
 
@@ -129,6 +130,7 @@ ILLEGAL = [
     (why(facts=MOE, expert_capacity=64), "llama has no expert_capacity to set"),
     (why(experts_per_token=1), "llama has no experts_per_token to set"),
     (why(CPU, use_liger_kernel=True), "written in Triton and need a CUDA device"),
+    (why(CPU, torch_empty_cache_steps=1), "empties the cache of a GPU's allocator; a CPU has none"),
     (why(without(GPU, "liger-kernel"), use_liger_kernel=True), "needs the package liger-kernel"),
     (why(with_packages(GPU, "liger-kernel"), use_liger_kernel=True), "liger-kernel has no kernels for llama"),
     (why(without(GPU, "bitsandbytes"), optim="adamw_bnb_8bit"), "adamw_bnb_8bit needs the package bitsandbytes"),
@@ -171,6 +173,7 @@ LEGAL = {
     "autotuned kernels with tf32": why(tf32=True, **AUTOTUNED),
     "tf32 beside 16 bits": why(tf32=True, precision="bf16"),
     "LoRA": why(adapter={}),
+    "an emptied cache": why(torch_empty_cache_steps=4),
 }
 
 
@@ -187,3 +190,41 @@ def test_what_can_run_is_not_refused(what):
 
 def test_every_reason_is_told():
     assert len(why(CPU, micro_batch=3, precision="fp16", tf32=True)) == 3
+
+
+CODE = OwnCode(
+    kind="script",
+    shown="python train.py",
+    command=("train.py",),
+    directory="/",
+    held={"optim": Held(value="adamw_torch", reason="the script hands over an optimizer")},
+    barred=(Barred(knob="precision", value="pure_bf16", reason="it casts nothing"),),
+)
+
+
+def refused(**fields):
+    config = make_config(**{"optim": "adamw_torch", **fields})
+    return refusals(config, make_workload(own_code=CODE), make_facts(), make_hardware())
+
+
+def test_what_is_not_held_may_change():
+    assert refused() == []
+    assert refused(precision="bf16", checkpointing="full") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"optim": "adafactor"}, "optim stays as it is: the script hands over an optimizer"),
+        ({"precision": "pure_bf16"}, "precision pure_bf16: it casts nothing"),
+        ({"parallelism": Parallelism(world_size=2)}, "a training of your own is one process on one device"),
+    ],
+    ids=str,
+)
+def test_what_is_held_or_barred_is_refused_with_the_reason(fields, reason):
+    assert reason in refused(**fields)
+
+
+def test_without_own_code_there_is_nothing_to_hold():
+    config = make_config(optim="adafactor")
+    assert refusals(config, make_workload(), make_facts(), make_hardware()) == []

@@ -39,6 +39,7 @@ def mapped(hardware=NEW_GPU, *, fixed: dict[str, Any] | None = None, **knobs: An
         ({"dataloader_num_workers": 2}, {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}),
         ({"dataloader_num_workers": 0}, {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}),
         ({"dataloader_pin_memory": True}, {"dataloader_pin_memory": True}),
+        ({"torch_empty_cache_steps": 4}, {"torch_empty_cache_steps": 4}),
     ],
 )
 def test_each_knob_is_its_own_training_arguments_and_no_others(knobs, arguments):
@@ -184,7 +185,7 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
     ):
         mapping = mapped(hardware, checkpointing=checkpointing, torch_compile_backend=backend, tf32=hardware is NEW_GPU)
         decided |= set(mapping.tuned)
-    decided |= set(mapped(dataloader_num_workers=2, dataloader_prefetch_factor=4).tuned)
+    decided |= set(mapped(dataloader_num_workers=2, dataloader_prefetch_factor=4, torch_empty_cache_steps=1).tuned)
     decided |= set(mapped(torch_compile_backend="inductor", torch_compile_mode="default", use_liger_kernel=True).tuned)
     several = Parallelism(world_size=2, ddp_bucket_cap_mb=100, ddp_static_graph=True)
     decided |= {name for name in mapped(parallelism=several).tuned if name.startswith("ddp_")}

@@ -39,6 +39,13 @@ def test_tf32_that_torch_begins_with_is_the_baselines(read, capability, is_on):
     assert baseline_config(read({"tf32": False}), 64, make_facts(), hardware).tf32 is is_on
 
 
+@pytest.mark.parametrize(("hardware", "steps"), [(make_gpu(), 4), (make_hardware(), None)])
+def test_a_cache_that_the_user_has_emptied_is_the_baselines_where_there_is_one(read, hardware, steps):
+    arguments = read({"torch_empty_cache_steps": 4})
+    assert arguments.fixed == {}
+    assert baseline_config(arguments, 64, make_facts(), hardware).torch_empty_cache_steps == steps
+
+
 def test_arguments_are_parted_into_what_is_searched_and_what_stays(read):
     arguments = read({"optim": "adafactor", "learning_rate": 1e-4, "output_dir": "out", "run_name": "mine"})
     assert arguments.searched == {"optim": "adafactor"}

@@ -1,9 +1,26 @@
-"""Weights that are drawn in blocks: the same distribution, and nothing else of torch changed."""
+"""Random weights: drawn in blocks, drawn whole under DeepSpeed, and quantized layer by layer."""
+
+import json
 
 import pytest
 import torch
+import transformers
+from transformers import BitsAndBytesConfig
 
-from autotune.training.random_weights import BLOCK, quick_weights
+from autotune.cost.tape import Recorder
+from autotune.training.adapters import adapter_arguments, prepare_model, quantization_arguments
+from autotune.training.build import HEADS, build_config, build_model
+from autotune.training.random_weights import (
+    BLOCK,
+    quantization_of,
+    quantize,
+    quantized_layers,
+    quick_weights,
+    whole_weights,
+)
+from autotune.values.adapters import ADAPTERS, is_new_weight
+from autotune.values.config import Precision
+from autotune.values.model import ModelSpec, Task
 
 LARGE = (450, 700)
 
@@ -15,12 +32,17 @@ def test_large_tensors_have_the_distribution_that_was_asked_for():
         named = torch.empty(LARGE).normal_(mean=-1.0, std=2.0)
         uniform = torch.empty(LARGE).uniform_(-0.1, 0.3)
         standard = torch.empty(LARGE).normal_()
+        half_named = torch.empty(LARGE).normal_(std=0.5)
         linear = torch.nn.Linear(700, 450)
     assert (normal.mean().item(), normal.std().item()) == (pytest.approx(0.5, abs=1e-3), pytest.approx(0.02, rel=0.02))
     assert (named.mean().item(), named.std().item()) == (pytest.approx(-1.0, abs=0.05), pytest.approx(2.0, rel=0.02))
     assert uniform.min() >= -0.1
     assert uniform.max() <= 0.3
     assert uniform.mean().item() == pytest.approx(0.1, abs=2e-3)
+    assert (half_named.mean().item(), half_named.std().item()) == (
+        pytest.approx(0.0, abs=0.01),
+        pytest.approx(0.5, rel=0.02),
+    )
     assert standard.std().item() == pytest.approx(1.0, rel=0.02)
     assert linear.weight.std().item() == pytest.approx(700**-0.5 / 3**0.5, rel=0.02)
 
@@ -67,3 +89,116 @@ def test_torch_is_as_before_afterwards_even_after_an_error():
         raise ZeroDivisionError
     assert "normal_" not in vars(torch.Tensor)
     assert "uniform_" not in vars(torch.Tensor)
+
+
+def test_transformers_knows_of_deepspeed_again_afterwards():
+    from transformers.integrations import deepspeed
+
+    class Configuration:
+        def is_zero3(self) -> bool:
+            return True
+
+    configuration = Configuration()
+    deepspeed.set_hf_deepspeed_config(configuration)
+    try:
+        assert deepspeed.is_deepspeed_zero3_enabled()
+        with whole_weights():
+            assert not deepspeed.is_deepspeed_zero3_enabled()
+        assert deepspeed.is_deepspeed_zero3_enabled()
+    finally:
+        deepspeed.unset_hf_deepspeed_config()
+
+
+SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+MODELS = {
+    "llama": (Task.CAUSAL_LM, {**SIZES, "num_key_value_heads": 2}),
+    "t5": (Task.SEQ2SEQ_LM, {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}),
+    "bert": (Task.SEQUENCE_CLASSIFICATION, SIZES),
+    "gpt2": (Task.CAUSAL_LM, {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "eos_token_id": 1}),
+}
+# peft asks for it where a model is wrapped for its task.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+KINDS = ("int8", "nf4", "nf4-double", "fp4", "fp4-double")
+
+
+def spec_of(name):
+    task, figures = MODELS[name]
+    fields = {"source": "catalogue", "model_type": name, "kind": "decoder", "config": figures}
+    return ModelSpec(reference=name, name=name, **fields), task
+
+
+def build(name, quantization, precision=Precision.FP32):
+    spec, task = spec_of(name)
+    torch.manual_seed(0)
+    arguments = quantization and quantization_arguments(quantization, precision, task)
+    return build_model(spec, task, dtype="float32", attn_implementation=None, device="cpu", quantization=arguments)
+
+
+def kinds_of_layers(model):
+    return {name: quantization_of(layer) for name, layer in quantized_layers(model)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layers_are_those_that_a_loaded_model_has(name, tmp_path):
+    _, task = spec_of(name)
+    build(name, None).save_pretrained(tmp_path)
+    arguments = quantization_arguments("nf4", Precision.BF16, task)
+    head = getattr(transformers, HEADS[task][0])
+    loaded = head.from_pretrained(tmp_path, dtype="float32", quantization_config=BitsAndBytesConfig(**arguments))
+    built = build(name, "nf4", Precision.BF16)
+    assert kinds_of_layers(built) == kinds_of_layers(loaded) != {}
+    shapes = {n: (p.shape, p.dtype) for n, p in built.named_parameters()}
+    assert shapes == {n: (p.shape, p.dtype) for n, p in loaded.named_parameters()}
+    ours, theirs = (dict(quantized_layers(model)) for model in (built, loaded))
+    first = next(iter(ours))
+    assert ours[first].compute_dtype is theirs[first].compute_dtype is torch.bfloat16
+    assert ours[first].weight.quant_state.dtype is theirs[first].weight.quant_state.dtype
+    assert (built.is_quantized, built.is_loaded_in_4bit) == (loaded.is_quantized, loaded.is_loaded_in_4bit)
+    assert json.loads(built.config.to_json_string(use_diff=False))["quantization_config"]["load_in_4bit"]
+
+
+@pytest.mark.parametrize("quantization", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_weight_is_there_and_finite(name, quantization):
+    model = build(name, quantization)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    assert not [n for n, t in tensors if t.is_meta]
+    assert all(torch.isfinite(t).all() for _, t in tensors if t.is_floating_point())
+    assert set(kinds_of_layers(model).values()) == {quantization}
+    assert all(not layer.bias.any() for _, layer in quantized_layers(model) if layer.bias is not None)
+
+
+def test_tied_weights_stay_tied():
+    model = build("t5", "nf4")
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert model.encoder.embed_tokens.weight is model.shared.weight
+
+
+def test_the_whole_model_is_never_held_in_32_bits():
+    spec, task = spec_of("llama")
+    config = build_config(spec, task)
+    config.num_hidden_layers = 16
+    model = build_model(spec, task, dtype="float32", attn_implementation=None, device="meta", config=config)
+    with Recorder([*model.parameters(), *model.buffers()]) as recorder:
+        quantize(model, quantization_arguments("nf4", Precision.FP32, task), "cpu")
+    recorder.end_of_forward()
+    whole = 4 * sum(layer.in_features * layer.out_features for _, layer in quantized_layers(model))
+    kept = sum(p.numel() * p.element_size() for p in model.parameters())
+    on_meta = whole  # the layers before they are filled: they have sizes too, but take nothing
+    assert recorder.tape().live.sum(axis=1).max() < on_meta + kept + whole / 4
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", [kind for kind, adapter in ADAPTERS.items() if adapter.on_quantized])
+def test_adapters_are_trained_on_packed_weights_which_stay_as_they_are(kind, quantization):
+    model = build("llama", quantization)
+    _, layer = next(quantized_layers(model))
+    before = layer.weight.detach().clone()
+    model = prepare_model(model, adapter_arguments(ADAPTERS[kind](), Task.CAUSAL_LM))
+    ids = torch.randint(3, 96, (2, 6))
+    model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all(is_new_weight(n) and p.grad is not None for n, p in trained.items())
+    assert torch.equal(layer.weight, before)

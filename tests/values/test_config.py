@@ -7,7 +7,7 @@ from factories import make_budget, make_config, make_workload
 from pydantic import ValidationError
 
 from autotune.values.budget import Budget, Effort
-from autotune.values.config import Allowance, LengthProfile
+from autotune.values.config import Allowance, LengthProfile, Parallelism, TrainConfig
 from autotune.values.model import Task
 
 
@@ -44,6 +44,14 @@ def test_a_removed_optimizer_is_refused_with_what_replaced_it():
 def test_a_misspelt_backend_is_refused_with_a_suggestion():
     with pytest.raises(ValidationError, match=r"'inducter' is no backend of torch.compile.*'inductor'"):
         make_config(torch_compile_backend="inducter")
+
+
+def test_config_ids_stay_what_they_were_before_later_knobs_came():
+    """As they stand in run directories and on record."""
+    assert TrainConfig(per_device_train_batch_size=8).config_id == "6de95679e3"
+    spread = {"precision": "bf16", "adapter": {"rank": 4}, "parallelism": Parallelism(world_size=2)}
+    assert TrainConfig(per_device_train_batch_size=16, **spread).config_id == "74e2fbc6a8"
+    assert make_config(torch_empty_cache_steps=1).config_id != make_config().config_id
 
 
 def test_config_id_tells_configurations_apart():

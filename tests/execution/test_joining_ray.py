@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.execution import ray_session
-from autotune.execution.ray_session import joined
+from autotune.execution import ray_pool
+from autotune.execution.ray_pool import joined
 
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch, tmp_path):
     """No cluster and no token of whoever runs the tests."""
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *ray_session._ENVIRONMENT):
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *ray_pool._ENVIRONMENT):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -31,31 +31,31 @@ def test_without_ray_it_is_said_how_to_get_it(monkeypatch):
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379"])
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(InputError, match="expected auto, or host:port"):
-        ray_session._check_address(address)
+        ray_pool._check_address(address)
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # taken, and nobody listens
         with pytest.raises(InfrastructureError, match="nobody answers there"):
-            ray_session._check_address(f"127.0.0.1:{unused.getsockname()[1]}")
+            ray_pool._check_address(f"127.0.0.1:{unused.getsockname()[1]}")
 
 
 def test_no_address_is_left_to_ray():
-    ray_session._check_address(None)
+    ray_pool._check_address(None)
 
 
 def test_a_token_is_shown_where_there_is_one(tmp_path):
-    assert ray_session._authentication() == {}
+    assert ray_pool._authentication() == {}
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
-    assert ray_session._authentication() == {"RAY_AUTH_MODE": "token"}
+    assert ray_pool._authentication() == {"RAY_AUTH_MODE": "token"}
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
 def test_a_token_of_the_environment_is_one(monkeypatch, name):
     monkeypatch.setenv(name, "secret")
-    assert ray_session._authentication() == {"RAY_AUTH_MODE": "token"}
+    assert ray_pool._authentication() == {"RAY_AUTH_MODE": "token"}
 
 
 def test_what_the_user_says_of_authentication_stays(monkeypatch):

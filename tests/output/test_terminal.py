@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from autotune.output.fitted import Fitted
+from autotune.output.terminal import Fitted
 
 ROWS = [
     ("baseline", "12.3 (11.9 to 12.8)", "micro-batch 8, fp32, adamw_torch_fused"),

@@ -1,0 +1,287 @@
+"""The search as an Optuna sampler: each trial is asked for the configuration that is most worth one.
+
+A :class:`CostModelSampler` can be passed to any study that maximises samples per second over the parameters of its
+space; `examples/own_study.py` shows the loop. It proposes, in this order:
+
+1. the baseline;
+2. the old winner, where the lasting record knows this search (see `recall`);
+3. what the cost model expects most of, until nothing is worth a trial any more (see `guide`);
+4. where the cost model doesn't know all of the space: one step from the leader (see `proposals`), then what Optuna's
+   TPE samples; where that isn't new, any point that is.
+
+It learns from the finished trials of the study. A running trial is taken to give what is predicted of it until it has
+ended ("kriging believer": Ginsbourger, Le Riche and Carraro, "Kriging is well-suited to parallelize optimization",
+2010), so that another is proposed elsewhere. A configuration that is known, refused or running is not proposed.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from autotune.cost.model import CostModel
+from autotune.planning.plan import SearchPlan
+from autotune.search.guide import MOST_CONFIGS, Guide
+from autotune.search.proposals import proposals
+from autotune.search.recall import Recall
+from autotune.search.study import StudyTrials
+from autotune.space.space import Point
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Prediction, Purpose, TrialResult
+from autotune.verification.state import SearchState
+
+# Points of TPE in a row that are known or refused: it is content with what it has.
+PATIENCE_DRAWS = 20
+
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+class _Next(NamedTuple):
+    """What is known of the next trial: what it is; or one of those that TPE may choose from; None: there is none."""
+
+    config: TrainConfig | None
+    one_of: TrainConfig | None
+
+
+class CostModelSampler(BaseSampler):
+    """Proposes the configurations of one search to one study, which maximises samples per second.
+
+    Trials of the study are told as usual: with their samples per second, with the constraint "memory" (peak over
+    budget, less 1) where the peak is known, as pruned where they ran out of memory, as failed where they failed
+    otherwise. Who has a whole `TrialResult` hands it over by `tell`.
+
+    Args:
+        plan: The search: space, baseline, memory budget, objective and seed.
+        model: Predicts; None to search without.
+        recall: What earlier searches recorded; nothing by default.
+
+    Attributes:
+        state: The trials that were learned from, and what was refused.
+        space: The points that exist; its parameters are the study's.
+        conclusion: Why nothing is worth a trial any more, where there is more to say than that all was tried.
+    """
+
+    def __init__(self, plan: SearchPlan, model: CostModel | None = None, *, recall: Recall | None = None) -> None:
+        self.state = SearchState(plan)
+        self.space = plan.search_space()
+        self.conclusion: str | None = None
+        self._plan = plan
+        self._history = self.state.history
+        self._guide = Guide(model, plan, self.space) if model is not None else None
+        self._recall = recall or Recall(plan)
+        self._trials = StudyTrials(plan, self.space)
+        self._whole: dict[int, TrialResult] = {}  # results that were handed over, by the trial's number in the study
+        self._learned: set[int] = set()  # numbers of the study's trials
+        self._observed = 0
+        self._found: tuple[object, _Next] | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._tpe = TPESampler(
+                seed=plan.workload.seed,
+                multivariate=True,
+                group=True,
+                n_startup_trials=6,
+                constant_liar=True,
+            )
+
+    # What a loop calls
+
+    def is_done(self, study: Study) -> bool:
+        """Whether nothing is worth another trial; while trials are running, their ends may change that.
+
+        A loop that asks all the same is given points of TPE's.
+        """
+        found = self._next(study)
+        return found.config is None and found.one_of is None
+
+    def suggest(self, trial: Trial) -> TrainConfig:
+        """Return the configuration of a trial that was asked of the study."""
+        point: Point = {}
+        for dimension in self.space.dimensions:
+            if self.space.is_active(dimension, point):
+                point[dimension.name] = trial.suggest_categorical(dimension.name, dimension.choices)
+        return self._trials.config(point)
+
+    def tell(self, study: Study, trial: Trial, result: TrialResult) -> None:
+        """Close a trial of the study with all that was measured, and learn from it."""
+        self._whole[trial.number] = result
+        for name, value in self._trials.constraints(result).items():
+            trial.set_constraint(name, value)
+        study.tell(trial, values=self._trials.value(result), state=self._trials.state(result.status))
+        self.learn(study)
+
+    def add(self, study: Study, result: TrialResult) -> None:
+        """Add a finished trial to the study, which has not asked for it, and learn from it."""
+        self._whole[len(study.get_trials(deepcopy=False))] = result
+        study.add_trial(self._trials.frozen(result))
+        self.learn(study)
+
+    def learn(self, study: Study) -> None:
+        """Learn from the finished trials of the study that are new."""
+        for trial in study.get_trials(deepcopy=False, states=_FINISHED):
+            if trial.number in self._learned:
+                continue
+            self._learned.add(trial.number)
+            result = self._whole.pop(trial.number, None)
+            if result is None and self._trials.is_ours(trial):
+                result = self._trials.result(trial)
+            if result is not None:
+                self.state.take_in(result)
+                self.observe(result)
+
+    def observe(self, *results: TrialResult) -> None:
+        """Correct the cost model by trials; those that aren't the study's don't count as run."""
+        self._observed += 1
+        if self._guide is not None:
+            self._guide.observe(*results)
+
+    def prediction(self, config: TrainConfig) -> Prediction | None:
+        """Return what is expected of a configuration now, None if nothing is known."""
+        return self._guide.prediction(config) if self._guide is not None else None
+
+    # What Optuna calls
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Refuse a study that doesn't maximise one value."""
+        self._raise_error_if_multi_objective(study)
+        if study.direction is not StudyDirection.MAXIMIZE:
+            raise ValueError('CostModelSampler maximises samples per second: create_study(direction="maximize")')
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return all parameters of the space: a configuration is proposed as a whole."""
+        return dict(self._trials.distributions)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the whole point that is worth the next trial."""
+        config, one_of = self._next(study, trial.number)
+        if config is not None:
+            return self._trials.params(config)
+        if one_of is None:
+            return self._drawn(study, trial)
+        pending = self._pending(study, trial.number)
+        draws = (self._drawn(study, trial) for _ in range(PATIENCE_DRAWS))
+        found = next((point for point in draws if self._is_open(self._trials.config(point), pending)), None)
+        return found or self._trials.params(one_of)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return a value of TPE's for a parameter that isn't of this space."""
+        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+
+    def reseed_rng(self) -> None:
+        """Draw anew, as one of several processes."""
+        self._tpe.reseed_rng()
+
+    # How the next trial is found
+
+    def _next(self, study: Study, asked: int | None = None) -> _Next:
+        """Return what the next trial is; the same again until something was learned or begun."""
+        self.learn(study)
+        pending = self._pending(study, asked)
+        known = (self._observed, frozenset(pending))
+        if self._found is None or self._found[0] != known:
+            self.conclusion = None
+            config = self._proposed(pending)
+            self._found = known, _Next(config, None if config is not None else self._one_of(pending))
+        return self._found[1]
+
+    def _proposed(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
+        """Return the configuration to try next; None if nobody but TPE might have one."""
+        baseline = self._plan.baseline
+        if self._history.known(baseline) is None:
+            if baseline not in pending:
+                return baseline
+            if self._guide is None or not self._recall.is_empty:
+                return None
+        candidate = self._recall.candidate
+        if candidate is not None and self._is_open(candidate, pending):
+            return candidate
+        guided = self._guided(pending)
+        if guided is not None or self._is_content(pending):
+            return guided
+        if self._recall.is_enough(self._searched()):
+            return None
+        steps = map(self.space.config, proposals(self.space, self._history))
+        return next((config for config in steps if self._is_open(config, pending)), None)
+
+    def _guided(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
+        """Return what the cost model would try next if all that runs gave what is predicted of it."""
+        if self._guide is None:
+            return None
+        assumed = [
+            self._trials.assumed(config, prediction.samples_per_second)
+            for config in pending
+            if (prediction := self._guide.prediction(config)) is not None
+        ]
+        guide = self._guide.believing(assumed) if assumed else self._guide
+        history = self._history.with_results(assumed) if assumed else self._history
+        return guide.next(history, lambda config: self._is_open(config, pending), recalled=self._recall.counted)
+
+    def _is_content(self, pending: Sequence[TrainConfig]) -> bool:
+        """Whether the cost model knows all of the space, and so that nothing is left."""
+        if self._guide is None or not self._guide.knows_all:
+            return False
+        if not pending and self._history.best() is None:
+            return False
+        self.conclusion = "nothing left untried has a fair chance of a gain over 1 %"
+        return True
+
+    def _one_of(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
+        """Return one of the configurations that TPE may choose from; None before anything fits, or if all is known."""
+        if self._history.best() is None or self._is_content(pending) or self._recall.is_enough(self._searched()):
+            return None
+        left = (config for config in self._in_any_order if config not in self.state.refused)
+        return next((config for config in left if self._is_open(config, pending)), None)
+
+    def _searched(self) -> int:
+        return sum(result.request.purpose is Purpose.SEARCH for result in self._history.results)
+
+    def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:
+        """Whether `config` is neither known, nor running, nor refused; the reason of a refusal is kept."""
+        if self._history.known(config) is not None or config in pending:
+            return False
+        if config in (self._plan.baseline, self._recall.candidate):
+            return True
+        reason = self.space.refusal(config) or self._history.refusal(config) or self._recall.refusal(config)
+        if reason is None and self._guide is not None:
+            reason = self._guide.refusal(config)
+        if reason is not None:
+            self.state.refused[config] = reason
+        return reason is None
+
+    @functools.cached_property
+    def _in_any_order(self) -> list[TrainConfig]:
+        """The configurations of the space, or the first of a large one, in an order drawn from the seed."""
+        points = (point for _, point in zip(range(MOST_CONFIGS), self.space.points(), strict=False))
+        configs = list(dict.fromkeys(map(self.space.config, points)))
+        random.Random(self._plan.workload.seed).shuffle(configs)
+        return configs
+
+    def _drawn(self, study: Study, trial: FrozenTrial) -> Point:
+        found = self._tpe.sample_relative(study, trial, self._tpe.infer_relative_search_space(study, trial))
+        point: Point = {}
+        for dimension in self.space.dimensions:
+            name = dimension.name
+            if not self.space.is_active(dimension, point):
+                continue
+            if name not in found:
+                found[name] = self._tpe.sample_independent(study, trial, name, self._trials.distributions[name])
+            point[name] = found[name]
+        return point
+
+    def _pending(self, study: Study, asked: int | None) -> list[TrainConfig]:
+        """Return the configurations of the trials that are running, but for that of the trial that is asked for."""
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return [self._trials.config(t.params) for t in running if t.number != asked and self._trials.is_ours(t)]

@@ -1,0 +1,266 @@
+"""The search as a sampler: of a study of its own, of a study of anyone's, and of what runs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result, make_space_file
+from optuna.trial import Trial, TrialState
+from predicted_space import GB, SPACE, make_model_of
+
+from autotune.execution.pool import OnePlace
+from autotune.execution.replay import ReplayClock, ReplayRunner
+from autotune.planning.plan import SearchPlan, request_of
+from autotune.search.cost_model import model_by_data_sheet
+from autotune.search.exhaustive import plan_of
+from autotune.search.sampler import CostModelSampler
+from autotune.search.tuner import Tuner
+from autotune.storage.run_directory import RunDirectory
+from autotune.units import GIB
+from autotune.values.config import TrainConfig
+from autotune.values.events import ignore
+from autotune.values.recorded_table import Table, load_table
+from autotune.values.trial import Memory, Purpose
+
+BASE, BEST = make_config(), make_config(16, precision="bf16")
+ROOMY = 100 << 30
+TABLE = Path(__file__).parents[2] / "benchmarks" / "tables" / "llama-1m.jsonl"
+
+Answer = Callable[[TrainConfig], float | None]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def study_of(sampler: CostModelSampler) -> optuna.Study:
+    return optuna.create_study(direction="maximize", sampler=sampler)
+
+
+def make_sampler(*, guided: bool = True, **plan) -> CostModelSampler:
+    fields = {"space": SPACE, "memory_bytes": ROOMY, **plan}
+    return CostModelSampler(make_plan(**fields), make_model_of() if guided else None)
+
+
+def asked(sampler: CostModelSampler, study: optuna.Study) -> tuple[Trial, TrainConfig]:
+    trial = study.ask()
+    return trial, sampler.suggest(trial)
+
+
+def plain_loop(sampler: CostModelSampler, answer: Answer, *, most: int = 100) -> list[TrainConfig]:
+    """Ask and tell until the sampler is done, as anyone would; return what was tried."""
+    study, tried = study_of(sampler), []
+    while len(tried) < most and not sampler.is_done(study):
+        trial, config = asked(sampler, study)
+        rate = answer(config)
+        study.tell(trial, rate, state=TrialState.COMPLETE if rate is not None else TrialState.PRUNED)
+        tried.append(config)
+    return tried
+
+
+def predicted(config: TrainConfig) -> float:
+    return make_model_of().estimate(config).samples_per_second
+
+
+def test_the_baseline_comes_first_and_the_best_predicted_next():
+    assert plain_loop(make_sampler(), predicted, most=2) == [BASE, BEST]
+
+
+def test_a_plain_loop_finds_the_best_and_is_told_when_nothing_is_worth_a_trial():
+    sampler = make_sampler()
+    tried = plain_loop(sampler, predicted)
+    assert max(tried, key=predicted) == BEST
+    assert len(tried) == len(set(tried)) < 6
+    assert "nothing left untried" in sampler.conclusion
+
+
+def test_whoever_asks_although_it_is_done_gets_a_point_of_the_space():
+    sampler = make_sampler()
+    study = study_of(sampler)
+    for _ in range(12):
+        trial, config = asked(sampler, study)
+        study.tell(trial, predicted(config))
+    assert sampler.is_done(study)
+
+
+def test_it_works_in_optuna_s_own_loop():
+    sampler = make_sampler()
+    study = study_of(sampler)
+    study.optimize(lambda trial: predicted(sampler.suggest(trial)), n_trials=4)
+    assert study.best_value == predicted(BEST)
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_a_study_that_is_loaded_is_learned_from(guided):
+    first, again = make_sampler(guided=guided), make_sampler(guided=guided)
+    study = study_of(first)
+    for _ in range(3):
+        trial, config = asked(first, study)
+        study.tell(trial, predicted(config))
+    study.sampler = again
+    first.learn(study)
+    known = {r.request.config for r in first.state.history.results}
+    assert asked(again, study)[1] not in known
+    assert {r.request.config for r in again.state.history.results} == known
+
+
+def test_what_ran_out_of_memory_makes_it_try_less():
+    sampler = make_sampler(memory_bytes=19 * GB)
+    tried = plain_loop(sampler, lambda config: None if config == BEST else predicted(config), most=3)
+    assert tried[:2] == [BASE, BEST]
+    assert tried[2].per_device_train_batch_size < 16
+
+
+def test_what_surely_does_not_fit_is_refused_with_its_reason_and_never_proposed():
+    sampler = make_sampler(memory_bytes=6 * GB)
+    tried = plain_loop(sampler, predicted)
+    assert BEST not in tried
+    assert all("predicted to need" in reason for reason in sampler.state.refused.values())
+
+
+def test_an_exhausted_space_is_done_without_a_model():
+    sampler = make_sampler(guided=False, space=make_space_file({"precision": ["fp32", "bf16"]}))
+    tried = plain_loop(sampler, lambda config: 10.0)
+    assert [config.precision for config in tried] == ["fp32", "bf16"]
+
+
+def test_without_a_model_every_point_is_tried_in_the_end():
+    sampler = make_sampler(
+        guided=False, space=make_space_file({"precision": ["fp32", "bf16"], "optim": ["adamw_torch", "adafactor"]})
+    )
+    tried = plain_loop(sampler, lambda config: 10.0)
+    assert sorted(tried, key=str) == sorted(make_plan(space=sampler.space.file).every_config(), key=str)
+
+
+def test_while_the_baseline_runs_nothing_is_proposed_that_nothing_is_known_of():
+    sampler = make_sampler(guided=False)
+    study = study_of(sampler)
+    trial, _ = asked(sampler, study)
+    assert sampler.is_done(study)
+    study.tell(trial, 10.0)
+    assert not sampler.is_done(study)
+
+
+def test_what_runs_is_taken_to_give_what_is_predicted_of_it():
+    sampler = make_sampler()
+    study = study_of(sampler)
+    running = []
+    while not sampler.is_done(study):
+        running.append(asked(sampler, study)[1])
+    assert running[:2] == [BASE, BEST]
+    assert len(set(running)) == len(running) < 8  # of twenty: what these are expected to reach leaves no other a chance
+
+
+def test_what_is_assumed_of_a_running_trial_is_forgotten():
+    sampler = make_sampler()
+    study = study_of(sampler)
+    trial, _ = asked(sampler, study)
+    study.tell(trial, predicted(BASE))
+    sampler.learn(study)
+    expected = sampler.prediction(BEST)
+    asked(sampler, study)
+    asked(sampler, study)
+    assert sampler.prediction(BEST) == expected
+    assert len(sampler.state.history) == 1
+
+
+def test_a_whole_result_is_handed_over_and_learned_from():
+    sampler = make_sampler()
+    study = study_of(sampler)
+    trial, config = asked(sampler, study)
+    measured = make_measurement(12.0, memory=Memory(resident_bytes=GIB))
+    sampler.tell(study, trial, make_result(config, measured, number=7))
+    (frozen,) = study.trials
+    assert (frozen.state, frozen.value) == (TrialState.COMPLETE, 12.0)
+    assert frozen.constraints["memory"] == pytest.approx(GIB / ROOMY - 1)
+    assert sampler.state.history.known(BASE).request.number == 7
+    assert sampler.prediction(BASE).samples_per_second == pytest.approx(12.0, rel=0.1)
+
+
+def test_a_finished_trial_that_is_added_is_known():
+    sampler = make_sampler()
+    study = study_of(sampler)
+    sampler.add(study, make_result(BASE, predicted(BASE)))
+    sampler.add(study, make_result(BEST, OUT_OF_MEMORY, number=1))
+    assert [t.state for t in study.trials] == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert asked(sampler, study)[1] not in (BASE, BEST)
+
+
+def test_lessons_from_elsewhere_do_not_count_as_run():
+    sampler = make_sampler()
+    before = sampler.prediction(BEST)
+    sampler.observe(make_result(BASE, predicted(BASE) / 3))
+    assert sampler.prediction(BEST).samples_per_second < 0.6 * before.samples_per_second
+    assert len(sampler.state.history) == 0
+
+
+def test_a_parameter_that_is_not_of_the_space_is_sampled_too():
+    sampler = make_sampler()
+    study = study_of(sampler)
+    trial = study.ask()
+    assert sampler.suggest(trial) == BASE
+    assert 0 <= trial.suggest_float("learning_rate", 0.0, 1.0) <= 1
+
+
+def test_a_study_that_minimises_is_refused():
+    study = optuna.create_study(direction="minimize", sampler=make_sampler())
+    with pytest.raises(ValueError, match='direction="maximize"'):
+        study.ask()
+
+
+# Beside `autotune find`
+
+
+def found(table: Table, plan: SearchPlan, model, directory: Path) -> list[TrainConfig]:
+    """What `autotune find` tries on a table before its finals."""
+    clock = ReplayClock()
+    tuner = Tuner(
+        plan,
+        RunDirectory(directory),
+        OnePlace(ReplayRunner(table, clock, seed=plan.workload.seed)),
+        ignore,
+        clock=clock.now,
+        model=model,
+    )
+    tuner.run()
+    return [r.request.config for r in tuner.study.sampler.state.history.results]
+
+
+def tried_by_a_plain_loop(table: Table, plan: SearchPlan, model) -> list[TrainConfig]:
+    """What the sampler tries on the same table where a study is told samples per second and memory alone."""
+    sampler = CostModelSampler(plan, model)
+    study, runner = study_of(sampler), ReplayRunner(table, ReplayClock(), seed=plan.workload.seed)
+    tried: list[TrainConfig] = []
+    while not sampler.is_done(study) and len(tried) <= plan.budget.max_trials:
+        trial, config = asked(sampler, study)
+        result = runner.run(request_of(plan, config, Purpose.SEARCH, number=len(tried), timeout_s=1e6))
+        tried.append(config)
+        if result.measurement is None:
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            trial.set_constraint("memory", result.measurement.memory.peak_bytes / plan.memory_bytes - 1)
+            study.tell(trial, result.measurement.samples_per_second)
+    return tried
+
+
+def test_a_plain_loop_tries_what_a_search_tries_without_a_model(tmp_path):
+    table = load_table(TABLE)
+    plan = plan_of(table, seed=2, max_trials=15)
+    assert tried_by_a_plain_loop(table, plan, None) == found(table, plan, None, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_plain_loop_finds_what_find_finds_on_a_recorded_table(tmp_path, seed):
+    table = load_table(TABLE)
+    plan = plan_of(table, seed=seed)
+    model = model_by_data_sheet(plan)
+    tried = tried_by_a_plain_loop(table, plan, model)
+    assert tried == found(table, plan, model, tmp_path)
+    assert len(tried) > 5
+    rates = {point.config: point.samples_per_second or 0.0 for point in table.points}
+    assert max(rates[config] for config in tried) > 0.9 * max(rates.values())

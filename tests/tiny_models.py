@@ -1,0 +1,148 @@
+"""Models small enough to train a step in milliseconds, as their config.json would be."""
+
+from __future__ import annotations
+
+import json
+
+from autotune.training.build import build_model
+from autotune.training.resolve import resolve
+
+TINY = {
+    "llama": {
+        "model_type": "llama",
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "mamba": {
+        "model_type": "mamba",
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "state_size": 4,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    },
+    "bert": {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+    },
+    "roberta": {
+        "model_type": "roberta",
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 66,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    },
+    "t5": {
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": 96,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+        "n_positions": 512,
+    },
+    "wav2vec2": {
+        "model_type": "wav2vec2",
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "conv_dim": [8] * 7,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+    },
+    "whisper": {
+        "model_type": "whisper",
+        "is_encoder_decoder": True,
+        "vocab_size": 96,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "num_mel_bins": 8,
+        "max_source_positions": 30,
+        "max_target_positions": 20,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    },
+    "vit": {
+        "model_type": "vit",
+        "image_size": 16,
+        "patch_size": 8,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "id2label": {"0": "cat", "1": "dog", "2": "bird"},
+    },
+}
+
+
+# Rates of wav2vec 2.0 that its config class sets where a config.json doesn't.
+NO_DROPOUT = (
+    "hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "layerdrop",
+    "mask_feature_prob",
+)  # fmt: skip
+
+
+def write_model(folder, config):
+    folder.mkdir(parents=True, exist_ok=True)
+    text = config if isinstance(config, str) else json.dumps(config)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    return folder
+
+
+def tiny(tmp_path, name, **changes):
+    """Resolve a tiny local model, with changes to its config."""
+    return resolve(str(write_model(tmp_path / f"tiny-{name}", {**TINY[name], **changes})))
+
+
+def on_cpu(spec, task, **options):
+    return build_model(spec, task, **{"dtype": "float32", "attn_implementation": None, "device": "cpu", **options})
+
+
+def without_dropout(config):
+    return {k: 0.0 if "drop" in k or k.endswith("pdrop") else v for k, v in config.items()}

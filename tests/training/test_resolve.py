@@ -1,0 +1,456 @@
+"""The catalogue's figures, and how a name becomes a model."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from tiny_models import TINY, on_cpu, tiny, write_model
+
+from autotune.errors import InputError, UnknownModelError
+from autotune.training.build import build_config, check_task, default_task, describe, tasks_of
+from autotune.training.resolve import resolve
+from autotune.values.catalogue import catalogue
+from autotune.values.model import ModelSpec, Task
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise OSError("the network is not to be used here")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture
+def hub_cache(monkeypatch, tmp_path):
+    """An empty cache of the hub's files, and no hub."""
+    from huggingface_hub import constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    return cache
+
+
+@pytest.fixture
+def hub(monkeypatch, hub_cache):
+    """A hub on this machine that answers for one model, one gated model and nothing else."""
+    from huggingface_hub import constants
+
+    body = json.dumps(TINY["llama"]).encode()
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer(with_body=False)
+
+        def do_GET(self):
+            self.answer(with_body=True)
+
+        def answer(self, *, with_body):
+            repository, _, file = self.path.strip("/").partition("/resolve/main/")
+            if repository == "some/llama" and file.startswith("config.json"):
+                self.send_response(200)
+                self.send_header("X-Repo-Commit", "a" * 40)
+                self.send_header("ETag", '"etag"')
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if with_body:
+                    self.wfile.write(body)
+                return
+            error = {"some/gated": "GatedRepo", "some/weights": "EntryNotFound"}.get(repository, "RepoNotFound")
+            self.send_response(403 if error == "GatedRepo" else 404)
+            self.send_header("X-Error-Code", error)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    template = f"http://127.0.0.1:{server.server_port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+# The catalogue
+
+
+# Every fourth in each test run, all of them with `pytest -m "slow or not slow"`.
+ENTRIES = [
+    pytest.param(entry, id=entry.id, marks=[pytest.mark.slow] if number % 4 else [])
+    for number, entry in enumerate(catalogue())
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_figures_of_an_entry_give_its_parameters(entry):
+    spec = resolve(entry.id)
+    if entry.parameters_task == "base":
+        import torch
+        from transformers import AutoModel
+
+        with torch.device("meta"):
+            model = AutoModel.from_config(build_config(spec, default_task(spec)))
+        parameters = sum(p.numel() for p in model.parameters())
+    else:
+        parameters = describe(spec, entry.parameters_task).parameters
+    assert parameters == entry.parameters
+
+
+@pytest.mark.parametrize("entry", catalogue(), ids=lambda e: e.id)
+def test_an_entry_has_a_head_for_its_usual_task(entry):
+    spec = resolve(entry.names[0])
+    check_task(spec, default_task(spec))
+
+
+def test_the_catalogue_is_wide():
+    kinds = {entry.kind for entry in catalogue()}
+    families = {entry.family for entry in catalogue()}
+    assert len(catalogue()) >= 75
+    assert kinds == {"decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text"}
+    assert {"bert", "llama", "t5", "mixtral", "switch", "resnet", "mamba", "wav2vec2", "whisper"} <= families
+
+
+def test_no_name_means_two_models():
+    names = [name.lower() for entry in catalogue() for name in {entry.id, *entry.names}]
+    assert len(names) == len(set(names))
+
+
+def test_every_entry_says_where_its_figures_stand():
+    for entry in catalogue():
+        assert entry.source == f"https://huggingface.co/{entry.id}/blob/main/config.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("t5-small", 60_506_624),
+        ("t5-3b", 2_851_598_336),
+        ("gpt2", 124_439_808),
+        ("llama-2-7b", 6_738_415_616),
+        ("mistral-7b", 7_241_732_096),
+        ("mixtral-8x7b", 46_702_792_704),
+    ],
+)
+def test_counts_known_by_heart(name, parameters):
+    spec = resolve(name)
+    assert describe(spec, default_task(spec)).parameters == parameters
+
+
+# From a name to a model
+
+
+@pytest.mark.parametrize(
+    "reference", ["t5-small", "T5-Small", "google-t5/t5-small", "GOOGLE-T5/t5-small", " t5-small "]
+)
+def test_a_catalogue_name_in_any_case_leads_to_its_full_id(reference):
+    spec = resolve(reference)
+    assert (spec.name, spec.source, spec.model_type) == ("google-t5/t5-small", "catalogue", "t5")
+    assert spec.reference == reference
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_catalogue_name_touches_no_network():
+    spec = resolve("meta-llama/Llama-3.1-8B")
+    assert describe(spec, default_task(spec)).parameters == 8_030_261_248
+
+
+def test_the_catalogue_can_be_searched_without_torch():
+    code = (
+        "import sys; from autotune.training.resolve import resolve; resolve('t5-small');"
+        "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_changing_a_spec_leaves_the_catalogue_alone():
+    resolve("llama-2-7b").config["rope_parameters"]["rope_theta"] = 1.0
+    assert resolve("llama-2-7b").config["rope_parameters"]["rope_theta"] == 10000.0
+
+
+def test_a_spec_survives_the_way_to_another_process():
+    spec = resolve("mixtral-8x7b", revision="abc", trust_remote_code=True)
+    assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.usefixtures("no_network", "hub_cache")
+def test_an_unknown_name_is_refused_at_once_with_the_nearest_ones():
+    start = time.monotonic()
+    with pytest.raises(UnknownModelError) as refusal:
+        resolve("t5-smal")
+    assert time.monotonic() - start < 10
+    message = str(refusal.value)
+    assert message.startswith("model 't5-smal' is unknown: not in the catalogue (did you mean 't5-small'")
+    assert "not a directory, not cached, and the hub does not answer" in message
+    assert message.endswith("`autotune models` lists the catalogue")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("reference", ["", "   "])
+def test_an_empty_name_is_refused(reference):
+    with pytest.raises(InputError, match="name is empty"):
+        resolve(reference)
+
+
+@pytest.mark.usefixtures("no_network", "hub_cache")
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "a/b/c",
+        "./no/such/directory",
+        "../up",
+        "two words",
+        "line\nbreak",
+        "nul\0byte",
+        "~nobody/model",
+        "x" * 9999,
+    ],
+)
+def test_a_name_that_can_be_no_hub_id_is_refused_on_one_line(reference):
+    with pytest.raises(UnknownModelError, match="and no hub id") as refusal:
+        resolve(reference)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+
+
+def test_offline_means_that_the_hub_is_not_asked(monkeypatch, hub):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UnknownModelError, match="not cached, and HF_HUB_OFFLINE is set"):
+        resolve("some/llama")
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_cached_hub_id_needs_no_network(hub_cache):
+    repository = hub_cache / "models--some--llama"
+    snapshot = write_model(repository / "snapshots" / ("b" * 40), TINY["llama"])
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("b" * 40)
+    spec = resolve("some/llama")
+    assert (spec.name, spec.source, spec.kind) == ("some/llama", "hub", "decoder")
+    assert spec.path == str(snapshot)
+    assert resolve("some/llama", revision="b" * 40).revision == "b" * 40
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_id_is_fetched():
+    spec = resolve("some/llama")
+    assert (spec.source, spec.model_type, spec.config["hidden_size"]) == ("hub", "llama", 32)
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("reference", "error", "words"),
+    [
+        ("some/other", UnknownModelError, "the hub has no such model"),
+        ("some/gated", InputError, "access is gated"),
+        ("some/weights", InputError, "has no config.json"),
+    ],
+)
+def test_the_hubs_refusals_are_told_apart(reference, error, words):
+    with pytest.raises(error, match=words):
+        resolve(reference)
+
+
+# Local directories
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "two words",
+        'quote\'s "and" more',
+        "[red]markup",
+        "ünïcode-模型",
+        "%s {x}",
+        "-dash",
+        "new\nline",
+    ],
+)
+def test_a_directory_is_a_model_whatever_its_name(tmp_path, name):
+    folder = write_model(tmp_path / name, TINY["llama"])
+    spec = resolve(str(folder))
+    assert (spec.name, spec.source, spec.path) == (name, "directory", str(folder))
+    assert describe(spec, default_task(spec)).vocab_size == 96
+
+
+def test_a_directory_named_like_a_catalogue_model_is_reached_by_its_path(tmp_path, monkeypatch):
+    write_model(tmp_path / "gpt2", TINY["bert"])
+    monkeypatch.chdir(tmp_path)
+    assert resolve("gpt2").source == "catalogue"
+    assert resolve("./gpt2").model_type == "bert"
+
+
+def test_an_architecture_is_known_by_its_figures_whatever_it_is_called(tmp_path):
+    def digest(folder: str, **figures) -> str | None:
+        spec = resolve(str(write_model(tmp_path / folder, {**TINY["llama"], **figures})))
+        return describe(spec, Task.CAUSAL_LM).architecture
+
+    usual = digest("one")
+    assert usual is not None
+    assert digest("two", transformers_version="4.1", _name_or_path="x/y", dtype="float16", label2id={"a": 0, "b": 1},
+                  id2label={"0": "a", "1": "b"}) == usual  # fmt: skip
+    assert digest("three", hidden_act="gelu") != usual  # as many parameters, another model
+
+
+def test_a_trailing_slash_is_no_part_of_the_name(tmp_path):
+    assert resolve(f"{write_model(tmp_path / 'mine', TINY['t5'])}/").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "task"),
+    [
+        ("llama", "decoder", Task.CAUSAL_LM),
+        ("mixtral", "decoder", Task.CAUSAL_LM),
+        ("mamba", "decoder", Task.CAUSAL_LM),
+        ("bert", "encoder", Task.SEQUENCE_CLASSIFICATION),
+        ("roberta", "encoder", Task.SEQUENCE_CLASSIFICATION),
+        ("t5", "encoder-decoder", Task.SEQ2SEQ_LM),
+        ("vit", "vision", Task.IMAGE_CLASSIFICATION),
+        ("wav2vec2", "speech", Task.SPEECH_CTC),
+        ("whisper", "speech-to-text", Task.SPEECH_SEQ2SEQ),
+    ],
+)
+def test_kind_and_usual_task_follow_from_the_config(tmp_path, name, kind, task):
+    spec = tiny(tmp_path, name)
+    assert (spec.kind, default_task(spec)) == (kind, task)
+
+
+def test_mistral_with_layers_of_several_types_is_ministral(tmp_path):
+    layers = ["full_attention", "sliding_attention"]
+    config = {**TINY["llama"], "model_type": "mistral", "layer_types": layers, "sliding_window": 8}
+    assert resolve(str(write_model(tmp_path, config))).model_type == "ministral"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "must hold a JSON object, not a list"),
+        ("{}", "lacks model_type"),
+        ({"model_type": None}, "lacks model_type"),
+        ({"model_type": 3}, "lacks model_type"),
+        ({"model_type": "lama"}, "model type 'lama' is unknown to transformers .* \\(did you mean 'llama'"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "transformers refuses its config"),
+        ({"model_type": "pop2piano", "is_encoder_decoder": True}, "no head that can be trained here"),
+        ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "quantized already \\(gptq\\)"),
+    ],
+)
+def test_a_malformed_config_is_refused_on_one_line(tmp_path, config, words):
+    folder = write_model(tmp_path / "mine", config)
+    with pytest.raises(InputError, match=words) as refusal:
+        resolve(str(folder))
+    assert "mine" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_config_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not valid JSON"):
+        resolve(str(tmp_path))
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"not the directory of a model, it has no config\.json"):
+        resolve(str(tmp_path))
+
+
+def test_a_file_is_refused_with_the_remedy(tmp_path):
+    write_model(tmp_path, TINY["llama"])
+    with pytest.raises(InputError, match="is a file; give the directory"):
+        resolve(str(tmp_path / "config.json"))
+
+
+def test_figures_that_fit_no_model_are_refused_when_it_is_built(tmp_path):
+    spec = tiny(tmp_path, "bert", hidden_size=33)
+    with pytest.raises(InputError, match=r"can't be built: .*33") as refusal:
+        on_cpu(spec, Task.MASKED_LM)
+    assert "\n" not in str(refusal.value)
+
+
+# Code that comes with a model
+
+OWN_CODE = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+
+class OwnConfig(PretrainedConfig):
+    model_type = "very-own"
+
+    def __init__(self, width=8, vocab_size=96, **kwargs):
+        self.width = width
+        self.vocab_size = vocab_size
+        super().__init__(**kwargs)
+
+
+class OwnForCausalLM(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embedding = torch.nn.Embedding(config.vocab_size, config.width)
+        self.head = torch.nn.Linear(config.width, config.vocab_size)
+        self.post_init()
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        logits = self.head(self.embedding(input_ids))
+        loss = None
+        if labels is not None:
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    """A model whose classes lie beside its config; reading the code leaves a mark."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    folder = write_model(tmp_path / "own", {"model_type": "very-own", "auto_map": classes, "width": 16})
+    mark = tmp_path / "code-has-run"
+    (folder / "own.py").write_text(f"open({str(mark)!r}, 'w').close()\n{OWN_CODE}")
+    return folder, mark
+
+
+def test_code_that_comes_with_a_model_does_not_run_unasked(own_code):
+    folder, mark = own_code
+    with pytest.raises(InputError, match="runs only with --trust-remote-code"):
+        resolve(str(folder))
+    assert not mark.exists()
+
+
+def test_code_that_is_trusted_builds_the_model(own_code):
+    folder, mark = own_code
+    spec = resolve(str(folder), trust_remote_code=True)
+    assert (spec.model_type, spec.kind) == ("very-own", "decoder")
+    assert tasks_of(spec) == (Task.CAUSAL_LM,)
+    model = on_cpu(spec, Task.CAUSAL_LM)
+    assert model.embedding.weight.shape == (96, 16)
+    assert mark.exists()
+
+
+def test_the_librarys_own_class_is_used_if_the_models_code_is_not_trusted(tmp_path):
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    spec = tiny(tmp_path, "llama", auto_map=classes)
+    assert type(on_cpu(spec, Task.CAUSAL_LM)).__name__ == "LlamaForCausalLM"
