@@ -13,15 +13,14 @@ from autotune.planning.options import SearchOptions, fields_by_name, options_of
 from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
 from autotune.planning.user_loop import Knobs
 from autotune.planning.workload import Subject
-from autotune.search.backend import Crew, check, crew_of
-from autotune.search.run import conduct, wanted_file
+from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 
 
 def find(
@@ -139,33 +138,33 @@ def find(
         )
         stopwatch = Stopwatch("planning")
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
-        with directory, crew_of(options.fleet, directory.path, device=options.device) as crew:
-            return _search(subject, directory, crew, heard, stopwatch)
+        with directory, backend_of(options.fleet, directory.path, device=options.device) as backend:
+            return _search(subject, directory, backend, heard, stopwatch)
 
 
 def _search(
-    subject: Subject, directory: RunDirectory, crew: Crew, observer: Observer, stopwatch: Stopwatch
+    subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> TuningResult:
     """Look at what is tuned, plan the search of it and run that."""
-    crew.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
-    outline = planner.outline(subject.options, crew.allotment, subject)
+    backend.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
+    outline = planner.outline(subject.options, backend.allotment, subject)
     subject.keep(directory.path)
     here = planner.machine_notes(outline.hardware, directory.path) if subject.options.engine == "local" else []
     for text in (*outline.notes, *here):
         observer(Note(text=text))
     stopwatch.enter("launching")
-    crew.asker.start()
+    backend.asker.start()
     stopwatch.enter("describing")
     observer(PhaseBegan(phase=Phase.LOOKING))
-    description = subject.described(outline, crew.asker)
+    description = subject.described(outline, backend.asker)
     stopwatch.enter("planning")
     plan = planner.complete(subject.settled(outline, description), description.facts, description.notes)
-    plan = subject.examined(plan, crew.asker)
+    plan = subject.examined(plan, backend.asker)
     directory.write_plan(plan)
     trust.remember(plan)
     for text in plan.notes[len(outline.notes) :]:
         observer(Note(text=text))
-    return with_methods(conduct(plan, directory, crew, observer, stopwatch))
+    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
 
 
 def resume(
@@ -220,10 +219,10 @@ def resume(
         trust.remember(plan)
         if plan.budget != before.budget:
             heard(Note(text=limits_of(plan, results)))
-        with crew_of(plan.fleet, directory.path, planned=plan.hardware) as crew:
+        with backend_of(plan.fleet, directory.path, planned=plan.hardware) as backend:
             stopwatch.enter("launching")
-            crew.asker.start()
-            result = conduct(plan, directory, crew, heard, stopwatch)
+            backend.asker.start()
+            result = conduct(plan, directory, backend, heard, stopwatch)
         if len(directory.results()) == len(results):
             heard(Note(text=NOTHING_RUN))
     return with_methods(result)

@@ -148,9 +148,9 @@ def test_imports_run_one_way_and_in_no_circle():
         ("planted.py", "", "planted is in no layer"),
         ("planted/__init__.py", "", "planted is in no layer"),
         (
-            "values/objective.py",
+            "values/problem.py",
             "def planted():\n    from autotune.values import result\n",
-            "a circle: values.objective -> values.result -> values.objective",
+            "a circle: values.problem -> values.result -> values.problem",
         ),
     ],
 )

@@ -9,10 +9,10 @@ from pydantic import Field
 from autotune.cost.generation import Generation, generation_of
 from autotune.value import Value
 from autotune.values.adapters import AnyAdapter
-from autotune.values.checkpointing import KINDS, Checkpointing
 from autotune.values.config import Precision, Quantization, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import Task
+from autotune.values.techniques import CHECKPOINTING, Checkpointing
 
 Half = Literal["bfloat16", "float16"]
 Dtype = Literal["float32"] | Half
@@ -40,7 +40,7 @@ class Family(Value):
     @property
     def checkpointed_every(self) -> int:
         """Every so manieth layer is checkpointed, 1 where none is."""
-        return 1 if self.checkpointing == "none" else KINDS[self.checkpointing].every
+        return 1 if self.checkpointing == "none" else CHECKPOINTING[self.checkpointing].every
 
 
 class Shape(Value):

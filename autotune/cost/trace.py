@@ -23,8 +23,8 @@ from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.training.facts import experts_of
 from autotune.training.inputs import audio_input, image_input, labels_of
-from autotune.values.checkpointing import KINDS
 from autotune.values.model import Task
+from autotune.values.techniques import CHECKPOINTING
 
 
 def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
@@ -89,7 +89,7 @@ def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorde
         if base.supports_gradient_checkpointing:
             base._set_gradient_checkpointing(enable=False)
         return
-    kind = KINDS[family.checkpointing]
+    kind = CHECKPOINTING[family.checkpointing]
 
     def contexts() -> tuple[Any, Any]:
         return nullcontext(), semantics.again()

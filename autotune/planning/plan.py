@@ -12,9 +12,8 @@ from autotune.space.space import SearchSpace
 from autotune.values.budget import Budget
 from autotune.values.checks import CheckTask, LossTask, RoutingTask
 from autotune.values.config import TrainConfig
-from autotune.values.objective import Objective
 from autotune.values.placement import Fleet
-from autotune.values.problem import Problem
+from autotune.values.problem import Objective, Problem
 from autotune.values.trial import Limits, Prediction, Purpose, TrialRequest
 
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; it had none in its first version

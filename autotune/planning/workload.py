@@ -24,7 +24,7 @@ from autotune.values.budget import Budget
 from autotune.values.config import LARGEST_BATCH, LONGEST_SAMPLE, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}

@@ -16,12 +16,10 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 from autotune.value import Value
 from autotune.values import knob
 from autotune.values.adapters import AnyAdapter
-from autotune.values.checkpointing import Checkpointing
-from autotune.values.compilers import BackendName, Mode
 from autotune.values.knob import Knob, each, knobs_of, only
 from autotune.values.model import ModelSpec, Task
 from autotune.values.optimizers import OptimizerName
-from autotune.values.unavailable import why_not
+from autotune.values.techniques import BackendName, Checkpointing, Mode, why_not
 from autotune.values.user_code import OwnCode, OwnStep
 
 SYNTHETIC_SAMPLES = 512
