@@ -12,8 +12,7 @@ from autotune.output.default_observer import heard_by
 from autotune.planning import planner, user_loop, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
 from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
-from autotune.search.backend import check, crew_of
-from autotune.search.run import conduct, wanted_file
+from autotune.search.run import backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
 from autotune.tuning_result import TuningResult, with_methods
@@ -21,7 +20,7 @@ from autotune.values.budget import Effort
 from autotune.values.config import Allowance
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.model import Task
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import DescribeRequest
 
 
@@ -153,9 +152,9 @@ def _begin(
     stopwatch = Stopwatch("planning")
     called = options.model or (own.name if own is not None else code.code.name if code is not None else "")
     directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(called))
-    with directory, crew_of(options.fleet, directory.path, device=options.device) as crew:
-        crew.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
-        outline = planner.outline(options, crew.allotment, own, code.code if code is not None else None)
+    with directory, backend_of(options.fleet, directory.path, device=options.device) as backend:
+        backend.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
+        outline = planner.outline(options, backend.allotment, own, code.code if code is not None else None)
         if own is not None and step is not None:
             own = user_loop.keep(step, own, directory.path)
             workload = outline.workload.model_copy(update={"own_step": own})
@@ -167,13 +166,13 @@ def _begin(
             observer(Note(text=text))
         said = len(outline.notes)
         stopwatch.enter("launching")
-        crew.asker.start()
+        backend.asker.start()
         stopwatch.enter("describing")
         observer(PhaseBegan(phase=Phase.LOOKING))
         description = (
             user_loop.described(outline.space)
             if own is not None and outline.workload.task is Task.OWN
-            else crew.asker.describe(DescribeRequest(workload=outline.workload))
+            else backend.asker.describe(DescribeRequest(workload=outline.workload))
         )
         stopwatch.enter("planning")
         workload = outline.workload.model_copy(update={"lengths": description.lengths})
@@ -181,12 +180,12 @@ def _begin(
             outline, workload = user_trainer.settled(outline, description)
         plan = planner.complete(outline, description.facts, workload, description.notes)
         if own is not None:
-            plan = user_loop.examined(plan, crew.asker.examine(user_loop.to_examine(plan)))
+            plan = user_loop.examined(plan, backend.asker.examine(user_loop.to_examine(plan)))
         directory.write_plan(plan)
         trust.remember(plan)
         for text in plan.notes[said:]:
             observer(Note(text=text))
-        return with_methods(conduct(plan, directory, crew, observer, stopwatch))
+        return with_methods(conduct(plan, directory, backend, observer, stopwatch))
 
 
 def resume(
@@ -241,10 +240,10 @@ def resume(
         trust.remember(plan)
         if plan.budget != before.budget:
             heard(Note(text=limits_of(plan, results)))
-        with crew_of(plan.fleet, directory.path, planned=plan.hardware) as crew:
+        with backend_of(plan.fleet, directory.path, planned=plan.hardware) as backend:
             stopwatch.enter("launching")
-            crew.asker.start()
-            result = conduct(plan, directory, crew, heard, stopwatch)
+            backend.asker.start()
+            result = conduct(plan, directory, backend, heard, stopwatch)
         if len(directory.results()) == len(results):
             heard(Note(text=NOTHING_RUN))
     return with_methods(result)

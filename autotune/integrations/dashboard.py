@@ -29,7 +29,7 @@ from autotune.space.space import Dimension, SearchSpace
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from autotune.values.trial import TrialResult
 from autotune.values.trial_row import TrialRow, rows_of
 from autotune.values.user_code import OwnCode
 from autotune.verification.attribution import explanation_of
-from autotune.verification.verdict import nothing_found
+from autotune.verification.remarks import nothing_found
 from autotune.version import __version__
 
 

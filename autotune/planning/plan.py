@@ -16,9 +16,8 @@ from autotune.value import Value
 from autotune.values.budget import Budget
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.hardware import Hardware
-from autotune.values.objective import Objective
 from autotune.values.placement import Fleet
-from autotune.values.problem import Problem
+from autotune.values.problem import Objective, Problem
 
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; it had none in its first version
 

@@ -15,7 +15,7 @@
 
     autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
 
-The function is pickled into the search's directory and called anew in each trial's process (see `execution.stepping`).
+The function is pickled into the search's directory and called anew in each trial's process (`execution.user_steps`).
 Before the first trial a step is run at two micro-batches: it has to consume the global batch, and whether its gradient
 depends on the split is measured (`execution.step_facts`).
 Nothing is predicted, as nothing is known of its model, unless the model is named too. Called by `autotune.api`.

@@ -13,7 +13,7 @@ from autotune.training.inputs import fixed_frames, least_frames
 from autotune.values.config import LARGEST_BATCH, LONGEST_SAMPLE, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 
 DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 128}
 TRANSCRIPT_LENGTH = 128  # tokens of the half minute that Whisper hears: some 75 spoken words

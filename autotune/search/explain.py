@@ -15,8 +15,8 @@ from autotune.errors import InputError, MachineError
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.planning.plan import SearchPlan
 from autotune.planning.requests import request_of
-from autotune.search.backend import crew_of
 from autotune.search.progress import standing_of_answer
+from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
 from autotune.storage.results import read_result
@@ -68,8 +68,8 @@ def explain(
                 observer(Note(text=line))
         with LocalRunner(directory.path, plan.hardware):
             pass  # ends what a search that was killed here has left running
-        with crew_of(plan.fleet, folder.path, planned=plan.hardware) as crew:
-            return explainer.run(crew.pool)
+        with backend_of(plan.fleet, folder.path, planned=plan.hardware) as backend:
+            return explainer.run(backend.pool)
 
 
 def answer_in(directory: RunDirectory) -> ResultData | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from autotune.planning.plan import SearchPlan
-from autotune.search.limits import HOPELESS_FACTOR, HOPELESS_S
+from autotune.search.progress import HOPELESS_FACTOR, HOPELESS_S
 from autotune.search.recorded_trials import Known, beyond, scaled, tried
 from autotune.space.history import History, is_no_harder
 from autotune.space.space import SearchSpace

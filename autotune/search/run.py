@@ -1,16 +1,23 @@
-"""Conducts a search that is planned, to its end: with who keeps its trials, who is told, and what predicts.
+"""Runs a search that is planned: where its trials run, who keeps them, what predicts, and where the answer goes.
 
-Called by `autotune.api`, for a search that begins and for one that goes on.
+Trials run at one place, at several places of this machine, or on the nodes of a Ray cluster (:func:`backend_of`).
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from autotune.errors import InputError
+from autotune.errors import InputError, MachineError
+from autotune.execution.places import Place, hardware_of, places_of, shared_note
+from autotune.execution.pool import LocalPool, OnePlace, Pool
+from autotune.execution.ray_pool import RayPool, joined
+from autotune.execution.runner import LocalRunner
 from autotune.integrations import tracking
+from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.search.backend import Crew
 from autotune.search.cost_model import cost_model, learn
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner
@@ -18,11 +25,131 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter, record_writer
 from autotune.value import check_savable
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
+from autotune.values.hardware import Hardware, detect
+from autotune.values.placement import Allotment, Fleet
 from autotune.values.result import ResultData
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 
-# The file in which the user wants the answer beside the run directory: looked at first, written last. Called by
-# `autotune.api`, so that it holds for Python and the command line, and for who goes on with a search.
+
+class Backend(NamedTuple):
+    """What a search is run with."""
+
+    allotment: Allotment
+    asker: LocalRunner  # answers what has to be known before the first trial
+    pool: Pool
+
+
+def check(options: SearchOptions) -> None:
+    """Refuse what can't go together with trials at several places.
+
+    Raises:
+        InputError: Something can't.
+    """
+    fleet = options.fleet
+    for option, value in (("--address", fleet.address), ("--kind", fleet.kind)):
+        if value is not None and fleet.engine == "local":
+            raise InputError(f"{option} {value}: this is about a cluster; add --engine ray")
+    if fleet.is_single:
+        return
+    given = "--engine ray" if fleet.engine == "ray" else f"--workers {fleet.workers}"
+    if options.devices == "all":
+        raise InputError(f"--devices all: with {given} say how many devices each trial has")
+    if options.exhaustive:
+        raise InputError(f"--exhaustive: every point is measured alone, on one machine; leave out {given}")
+    if options.device.startswith("cuda:"):
+        raise InputError(f"--device {options.device}: names one device alone; with {given} say --device cuda")
+
+
+@contextlib.contextmanager
+def backend_of(
+    fleet: Fleet, run_directory: Path, *, device: str = "auto", planned: Hardware | None = None
+) -> Iterator[Backend]:
+    """Yield what runs the trials of a search in `run_directory`; leaving ends all that was started.
+
+    Args:
+        fleet: What was asked for.
+        run_directory: The search's.
+        device: Which is tuned for.
+        planned: What each trial of a search that goes on has had until now.
+
+    Raises:
+        MachineError: The devices that were asked for aren't there.
+        InfrastructureError: The cluster can't be joined.
+    """
+    if fleet.engine == "ray":
+        with joined(fleet.address) as cluster, LocalRunner(run_directory, detect("cpu")) as asker:
+            allotment = cluster.allotment(fleet, device, planned)
+            with RayPool(run_directory, cluster) as nodes:
+                yield Backend(allotment, asker, nodes)
+    elif fleet.is_single:
+        hardware = planned or detect(device)
+        with LocalRunner(run_directory, hardware) as runner:
+            yield Backend(Allotment(hardware=hardware), runner, OnePlace(runner))
+    else:
+        places, allotment = _allotted(fleet, device, planned)
+        with LocalPool(run_directory, allotment.hardware, places) as pool:
+            yield Backend(allotment, pool.first, pool)
+
+
+def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tuple[Place, ...], Allotment]:
+    """Return the places of this machine and what a trial has at each."""
+    whole, workers = detect(device if planned is None else planned.kind), fleet.workers or 1
+    places = places_of(whole, workers, each=fleet.devices)
+    hardware = hardware_of(whole, places)
+    if planned is not None and (planned.name, planned.cores) != (hardware.name, hardware.cores):
+        raise MachineError(
+            f"the search was begun with {planned.cores} cores of {planned.name} for each trial; this machine has "
+            f"{hardware.cores} of {hardware.name} for each of {workers} now"
+        )
+    if not hardware.is_cpu:
+        where = ", ".join(place.shown for place in places)
+        note = f"{workers} trials at a time, on {where}; finals and checks run one at a time on {places[0].shown}"
+        return places, Allotment(hardware=planned or hardware, notes=(note,))
+    return places, Allotment(hardware=planned or hardware, is_shared=True, notes=(shared_note(workers, hardware),))
+
+
+def conduct(
+    plan: SearchPlan, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
+) -> ResultData:
+    """Run a search or a recording to its end; what was observed is kept for the next one, however it ends.
+
+    Raises:
+        NothingFitsError, InfrastructureError, SearchInterrupted: As the conductor.
+        InputError: The answer can't be written where it is wanted beside the run directory.
+    """
+    with (
+        tracking.trackers_of(plan, directory, observer) as trackers,
+        record_writer(plan, directory, trackers) as writer,
+    ):
+        try:
+            result = _searched(plan, directory, backend, writer, stopwatch)
+        except SearchInterrupted as interrupted:
+            deliver(interrupted.result, plan.output)
+            raise
+        result = trackers.end(writer.end(result))
+    deliver(result, plan.output)
+    return result
+
+
+def _searched(
+    plan: SearchPlan, directory: RunDirectory, backend: Backend, writer: RecordWriter, stopwatch: Stopwatch
+) -> ResultData:
+    """Run the search with what predicts and what was recorded; a recording needs neither."""
+    if plan.exhaustive:
+        return Tuner(plan, directory, backend.pool, writer).run()
+    stopwatch.enter("tracing")
+    writer(PhaseBegan(phase=Phase.PREDICTING))
+    model = cost_model(plan, backend.asker, directory.path, writer)
+    stopwatch.enter("planning")
+    recall = Recall(plan, writer.earlier())
+    if recall.foreword is not None and not directory.results():
+        writer(Note(text=recall.foreword))
+    starting = stopwatch.laps()
+    try:
+        return Tuner(plan, directory, backend.pool, writer, model=model, recall=recall, starting=starting).run()
+    finally:
+        if not plan.is_shared:  # what was disturbed would mislead the next search
+            learn(plan, model, directory.results())
 
 
 def wanted_file(output: str | Path | None) -> str | None:
@@ -57,47 +184,3 @@ def deliver(result: ResultData | None, path: str | None) -> None:
 
 def _refused(path: Path, error: OSError) -> InputError:
     return InputError(f"--output {path}: can't be written: {error.strerror}")
-
-
-def conduct(
-    plan: SearchPlan, directory: RunDirectory, crew: Crew, observer: Observer, stopwatch: Stopwatch
-) -> ResultData:
-    """Run a search or a recording to its end; what was observed is kept for the next one, however it ends.
-
-    Raises:
-        NothingFitsError, InfrastructureError, SearchInterrupted: As the conductor.
-        InputError: The answer can't be written where it is wanted beside the run directory.
-    """
-    with (
-        tracking.trackers_of(plan, directory, observer) as trackers,
-        record_writer(plan, directory, trackers) as writer,
-    ):
-        try:
-            if plan.exhaustive:
-                result = Tuner(plan, directory, crew.pool, writer).run()
-            else:
-                result = _search(plan, directory, crew, writer, stopwatch)
-        except SearchInterrupted as interrupted:
-            deliver(interrupted.result, plan.output)
-            raise
-        result = trackers.end(writer.end(result))
-    deliver(result, plan.output)
-    return result
-
-
-def _search(
-    plan: SearchPlan, directory: RunDirectory, crew: Crew, writer: RecordWriter, stopwatch: Stopwatch
-) -> ResultData:
-    stopwatch.enter("tracing")
-    writer(PhaseBegan(phase=Phase.PREDICTING))
-    model = cost_model(plan, crew.asker, directory.path, writer)
-    stopwatch.enter("planning")
-    recall = Recall(plan, writer.earlier())
-    if recall.foreword is not None and not directory.results():
-        writer(Note(text=recall.foreword))
-    starting = stopwatch.laps()
-    try:
-        return Tuner(plan, directory, crew.pool, writer, model=model, recall=recall, starting=starting).run()
-    finally:
-        if not plan.is_shared:  # what was disturbed would mislead the next search
-            learn(plan, model, directory.results())

@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 from autotune.space import adapter_rules, parallel_rules
 from autotune.training.arguments import asks_for_tf32_the_old_way, transformers_version
-from autotune.values import checkpointing
-from autotune.values.compilers import BACKENDS
 from autotune.values.config import Precision, TrainConfig, Workload
 from autotune.values.hardware import TF32_VARIABLE, Hardware
 from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import BACKENDS, CHECKPOINTING
 
 # Rules of legality for a training of the user's own: what its code decides can't be changed from outside. Pure; of
 # the form that `rules` asks for.
@@ -182,7 +181,7 @@ def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, h
         return None
     if not facts.supports_checkpointing:
         return f"{workload.model.model_type} has no activation checkpointing"
-    kind = checkpointing.KINDS[config.checkpointing]
+    kind = CHECKPOINTING[config.checkpointing]
     if transformers_version(hardware) < kind.since:
         needed = ".".join(map(str, kind.since))
         return f"checkpointing {config.checkpointing} needs transformers {needed} or newer"

@@ -12,8 +12,7 @@ from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
 from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
-from autotune.values.objective import Objective
-from autotune.values.problem import Change, Problem
+from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval, Measurement
 from autotune.values.trial_row import TrialRow

@@ -3,8 +3,7 @@
 import pytest
 from factories import CRASHED, OUT_OF_MEMORY, Clock, make_budget, make_config, make_plan, make_request, make_result
 
-from autotune.search.limits import Pace
-from autotune.search.progress import Teller
+from autotune.search.progress import Pace, Teller
 from autotune.units import GIB
 from autotune.values.events import Detail, Event, Standing, TrialEnded, TrialStarted
 from autotune.values.trial import Prediction, Purpose

@@ -163,7 +163,7 @@ def test_a_search_from_elsewhere_is_not_gone_on_with_unasked(unpacked, tmp_path,
 
 def test_a_search_that_is_trusted_goes_on(unpacked, monkeypatch):
     gone_on = []
-    monkeypatch.setattr("autotune.api.crew_of", lambda *_, **__: gone_on.append(True) or _fail())
+    monkeypatch.setattr("autotune.api.backend_of", lambda *_, **__: gone_on.append(True) or _fail())
     for words in (["--trust-run-dir"], []):  # and isn't asked for again
         done = CliRunner().invoke(app, ["resume", str(unpacked), *words])
         assert done.exit_code == 3
@@ -179,7 +179,7 @@ def _fail():
 def test_an_output_that_is_named_anew_is_the_users_own(tmp_path, monkeypatch):
     directory = RunDirectory.create(tmp_path / "run")
     directory.write_plan(make_plan(output="/ann/.bashrc"))
-    monkeypatch.setattr("autotune.api.crew_of", lambda *_, **__: _fail())
+    monkeypatch.setattr("autotune.api.backend_of", lambda *_, **__: _fail())
     for words, said in (([], "writes its answer to /ann/.bashrc"), (["-o", str(tmp_path / "mine.json")], "no further")):
         done = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), *words])
         assert said in done.stderr

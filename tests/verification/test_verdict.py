@@ -23,11 +23,12 @@ from autotune.training.arguments import plan as training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
+from autotune.verification.remarks import nothing_found
 from autotune.verification.state import SearchState
-from autotune.verification.verdict import RUNNERS_UP, assemble, nothing_found
+from autotune.verification.verdict import RUNNERS_UP, assemble
 
 Trials = list[tuple[TrainConfig, Outcome | float]]
 
