@@ -22,6 +22,7 @@ from autotune.units import GIB, show_memory, show_time
 from autotune.values import hardware as machine
 from autotune.values.budget import Budget
 from autotune.values.checks import planned_loss_steps
+from autotune.values.conditions import other_processes
 from autotune.values.config import Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
@@ -162,7 +163,7 @@ def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
     free = shutil.disk_usage(run_directory).free
     if free < LOW_DISK_BYTES:
         lines.append(f"only {show_memory(free)} of disk are free where {run_directory} lies")
-    for other in machine.other_processes(hardware):
+    for other in other_processes(hardware):
         used = f", {show_memory(other.used_bytes)}" if other.used_bytes else ""
         lines.append(
             f"another process is busy on the device: {other.name} (pid {other.pid}{used}); timings will suffer"
