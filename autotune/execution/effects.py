@@ -98,7 +98,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hooks.enter_context(patch.object(functional, "scaled_dot_product_attention", watch))
 
     def _sdpa(self) -> str:
-        """Say which of torch's kernels ran, in words to add."""
+        """Return which of torch's attention kernels ran, to add to the implementation."""
         return f" ({', '.join(sorted(self._sdpa_backends))})" if self._sdpa_backends else ""
 
     def _counted(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,7 +219,7 @@ def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
 
 
 def _embedding_states(optimizer: Any, model: nn.Module) -> str:
-    """Say that states of embeddings are kept in 32 bits, as bitsandbytes advises and the Trainer has it."""
+    """Return a remark that states of embeddings are in 32 bits, as bitsandbytes advises and the Trainer has it."""
     tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and m.weight in optimizer.state]
     states = {optimizer.state[table]["state1"].dtype for table in tables}
     if states - {torch.float32}:

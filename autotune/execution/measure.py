@@ -201,7 +201,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._stopwatch.enter(self._afterwards)
 
     def _is_warm(self, steps: int) -> bool:
-        """Return whether enough is discarded: steps are slow at first, and quick ones stay so for many."""
+        """Return whether enough is discarded: the first steps are slow, and of short steps many."""
         trained_s = time.perf_counter() - self._started_at - self.startup_s
         enough = trained_s >= self._limits.discarded_s or steps >= self._limits.discarded_steps + EXTRA_DISCARDED_STEPS
         return self._really_stepped and steps >= self._least_discarded and enough

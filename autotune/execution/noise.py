@@ -1,7 +1,7 @@
-"""Reads off the machine what went on beside the measured steps: see `autotune.values.conditions`.
+"""Watches the machine while steps are measured: other load, stolen time, clock, temperature (`values.conditions`).
 
-A watch is begun with the first measured step, looks where the measurement looks whether it is done, and ends after
-the last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
+A watch begins with the first measured step, looks where the measurement checks whether it is done, and ends after the
+last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Watch(Protocol):
         """Start to watch."""
 
     def look(self) -> None:
-        """Look once; not where a microsecond counts."""
+        """Look once, which takes more than microseconds."""
 
     def conditions(self) -> Conditions:
         """Return what was seen since `begin`."""
@@ -44,7 +44,7 @@ class Counters(NamedTuple):
 
 
 def between(before: Counters, after: Counters) -> Conditions:
-    """Return what two readings say of the time between them."""
+    """Return the conditions of the time between two readings."""
     wall_s = after.wall_s - before.wall_s
     cores_s = wall_s * after.cores
     if wall_s <= 0:
@@ -145,7 +145,7 @@ class NvmlWatch:
         self._host.begin()
 
     def look(self) -> None:
-        """Ask for clock, temperature, reasons and utilization; what the driver doesn't tell is left out."""
+        """Ask for clock, temperature, reasons and utilization; what the driver doesn't know is left out."""
         nvml, handle = self._nvml, self._handle
         self._looks += 1
         with contextlib.suppress(nvml.NVMLError):

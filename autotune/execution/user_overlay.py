@@ -1,9 +1,9 @@
 """Runs a user's own code until it trains, and has its TrainingArguments and its Trainer take other arguments.
 
-The code stays as it is: in this process, `TrainingArguments` take what is laid over the code's own when they are made
-(a subclass such as trl's SFTConfig and HfArgumentParser come by there too), and once more when a Trainer gets them, for
-what was set in between. `Trainer.train` hands the Trainer over to whoever waits for it, and afterwards unwinds the
-code by an exception that no ``except Exception`` of it catches.
+The code stays as it is. In this process, `TrainingArguments` take an overlay when they are made (subclasses such as
+trl's SFTConfig and HfArgumentParser do so, too), and once more when a Trainer gets them, in case the code has set some
+in between. `Trainer.train` calls back with the Trainer, and afterwards unwinds the code by an exception that none of
+its ``except Exception`` catches.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The user's function sets up model, data and optimizer for a configuration and returns a function that does one whole
 optimizer step. Memory guard, clock, limits and phases are those of every trial. What is inside a step can't be seen:
-all its micro-batches are run, the time it waits for data isn't told apart, and whether a knob took effect is taken on
-trust. Called by the worker.
+all its micro-batches are run, its wait for data isn't measured, and whether a knob took effect is taken on trust.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A user's own training code, as values: a script, or a pickled function that makes a Trainer; and what it is like.
 
-Each trial runs the code until it trains (`execution.hook`). Pickled code lies in the folder `data` of the search's
-directory, where every trial of the search and of `autotune explain` finds it; see `own_plan` for the rest.
+Each trial runs the code until it trains (`execution.user_overlay`). Pickled code lies in the folder `data` of the
+search's directory, where every trial of the search and of `autotune explain` finds it.
 """
 
 from __future__ import annotations
