@@ -28,7 +28,7 @@ class SearchGroup(Value):
 
 
 def groups(searches: Sequence[RecordedSearch]) -> list[SearchGroup]:
-    """Return searches by key, in their order; what changes from one to the next is the latest's."""
+    """Return searches by key, in their order; where searches differ, the latest's value stands."""
     by_key: dict[str, list[RecordedSearch]] = {}
     for search in searches:
         by_key.setdefault(search.key.short, []).append(search)

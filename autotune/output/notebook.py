@@ -89,7 +89,7 @@ def result_html(report: RunReport) -> str:
         "against": facts.against(result),
         "knobs": facts.knobs(result),
         "charts": [chart for panel in panels(report) if (chart := _chart(panel)) is not None],
-        "told": facts.told(report),
+        "remarks": facts.remarks(report),
     }
     return environment.get_template("result.html.j2").render(**context)
 

@@ -78,7 +78,7 @@ def _context(report: RunReport) -> dict[str, Any]:
         "accuracy": facts.accuracy(report),
         "memory_heading": heading,
         "memory_rows": [{"icon": icons.get(row[0], ""), "cells": row} for row in memory_rows],
-        "told": facts.told(report),
+        "remarks": facts.remarks(report),
         "machine": facts.machine(report),
         "versions": facts.versions(report),
         "columns": facts.TRIAL_COLUMNS,
