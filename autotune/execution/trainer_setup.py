@@ -140,12 +140,7 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         _check_batches(request.config.per_device_train_batch_size, trainer)
         return outcome
 
-    overlay = Overlay(
-        arguments=lambda own: {**harness(own), **wanted},
-        fit=lambda model: fitted(model, mapping, code),
-        made=lambda trainer: None,
-    )
-    with overlaid(overlay):
+    with overlaid(Overlay(lambda own: {**harness(own), **wanted}, lambda model: fitted(model, mapping, code))):
         return reach(code, trial.data_directory, on_train)
 
 
