@@ -17,8 +17,9 @@ from autotune.execution.environment import ENVIRONMENT
 from autotune.storage.home import rates_path, read_rates, writable, write_rates
 from autotune.units import show_memory
 from autotune.value import Value
+from autotune.values.conditions import OtherProcess, other_processes
 from autotune.values.estimate import Rates
-from autotune.values.hardware import Hardware, OtherProcess, cuda_count, detect, other_processes
+from autotune.values.hardware import Hardware, cuda_count, detect
 
 # Tries whether torch can compute on a CUDA device: a product, in a process of its own. Called by the doctor. That a
 # driver shows a device says little: a driver that is too old for torch's CUDA, or an architecture that this build has

@@ -1,27 +1,23 @@
 """The memory of configurations as counted, before anything that was measured corrects it. Pure.
 
-It remembers what doesn't depend on the micro-batch, or on what is learned: what one of several devices holds, and what
-the allocator keeps unused.
+What doesn't depend on the micro-batch, or on what is learned, is remembered, since a search asks again and again: what
+one of several devices holds, and what the allocator holds unused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost import memory
 from autotune.cost.family import Family
-from autotune.cost.predictions import kind_of
+from autotune.cost.memory import Components, components
 from autotune.cost.profile import Profile
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import Share, Spread, in_flight, share_of
 from autotune.values.config import TrainConfig
-
-# What configurations take before anything that was measured corrects it, kept, since a search asks again and again.
 
 Vector = NDArray[np.float64]
 
@@ -32,27 +28,13 @@ class Counted(NamedTuple):
     seconds: Vector  # of an optimizer step
     allocated: Vector  # bytes at the peak
     features: list[dict[str, float]]  # of the memory, by which it is corrected
-    outside: float  # bytes beside the allocator that are not learned
-    unsure: Vector  # bytes: the least standard deviation of the memory
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What was counted so far, by kind and micro-batches."""
-
-    found: dict[tuple[object, ...], Counted] = field(default_factory=dict, repr=False)
-
-    def of(self, kind: TrainConfig, sizes: Vector, count: Callable[[], Counted]) -> Counted:
-        """Return what was counted, or `count` it."""
-        key = (kind_of(kind), sizes.tobytes())
-        if key not in self.found:
-            self.found[key] = count()
-        return self.found[key]
+    outside: float  # bytes outside of the allocator that are not learned
+    unsure: Vector  # bytes: lower bound of the standard deviation of the memory
 
 
 @dataclass(frozen=True)
 class Footprints:
-    """What configurations take.
+    """Memory of configurations.
 
     Args:
         shares: Of devices, as far as they were asked for.
@@ -70,29 +52,16 @@ class Footprints:
             self.shares[key] = share_of(profile, config.optim, spread, accumulated=accumulated)
         return in_flight(self.shares[key], config.parallelism, int(accumulation))
 
-    def peaks(
-        self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64], accumulation: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Return the allocated peak for each micro-batch with its accumulation, the rest of `kind` as it is."""
-        found = np.empty_like(sizes)
-        # Beyond one micro-batch in each stage of a pipeline their number makes no difference.
-        steps = np.minimum(accumulation, max(2, kind.parallelism.pipeline_parallel))
-        for step in np.unique(steps):
-            rows = steps == step
-            share = self.share(kind, profile, float(step))
-            found[rows] = memory.allocated_peaks(profile, kind.optim, sizes[rows], bool(step > 1), share)
-        return found
-
-    def components(self, config: TrainConfig, profile: Profile, size: int, accumulation: int) -> memory.Components:
+    def components(self, config: TrainConfig, profile: Profile, size: int, accumulation: float) -> Components:
         """Return the memory by component for a micro-batch of `size`."""
         share = self.share(config, profile, accumulation)
-        return memory.components(profile, config.optim, size, accumulation, share)
+        return components(profile, config.optim, size, accumulation, share)
 
-    def parts(self, config: TrainConfig, profile: Profile, accumulation: int) -> tuple[memory.Components, float]:
+    def parts(self, config: TrainConfig, profile: Profile, accumulation: int) -> tuple[Components, float]:
         """Return the memory by component, and what the allocator reserves beyond it."""
         size = config.per_device_train_batch_size
         parts = self.components(config, profile, size, accumulation)
-        if profile.family.device == "cpu":  # its allocator keeps nothing
+        if profile.family.device == "cpu":  # its allocator holds nothing
             return parts, 0.0
         key = (profile.family, config.optim, size, accumulation > 1)
         if key not in self.held:

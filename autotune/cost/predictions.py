@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.regression import below
 from autotune.values.config import KNOBS, TrainConfig
 
 # Half of a 95 % interval, in standard deviations.
@@ -40,7 +40,7 @@ def is_compiled(config: TrainConfig) -> bool:
 
 
 def is_rewritten(config: TrainConfig) -> bool:
-    """Tell whether other kernels run than the model is written with, which keep and recompute what they like."""
+    """Tell whether other kernels run than the model is written with; they decide what is saved and recomputed."""
     return is_compiled(config) or config.use_liger_kernel
 
 
@@ -51,8 +51,8 @@ def notes_on(config: TrainConfig) -> tuple[str, ...]:
         "activations may take a small part of what is predicted, or three times as much"
     )
     liger = "Liger: memory and time are those of the model's own kernels; its own should need less"
-    told = ((is_compiled(config), compiled), (config.use_liger_kernel, liger))
-    return tuple(note for applies, note in told if applies)
+    notes = ((is_compiled(config), compiled), (config.use_liger_kernel, liger))
+    return tuple(note for applies, note in notes if applies)
 
 
 _TRACED = attrgetter(
@@ -64,3 +64,14 @@ def kind_of(config: TrainConfig) -> tuple[object, ...]:
     """Return all of a configuration that the closed form depends on, but for the micro-batch, its variable."""
     kind: tuple[object, ...] = _TRACED(config)
     return kind
+
+
+def below(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how probable it is that a standard normal variable is below each of `z`."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
+
+
+def density(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the density of a standard normal variable at each of `z`."""
+    found: NDArray[np.float64] = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    return found

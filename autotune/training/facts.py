@@ -43,13 +43,15 @@ _TAIL = "the head"
 
 def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     """Return the facts about a built model and its head."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     config = model.config.get_text_config()
     return ModelFacts(
         task=task,
         parameters=sum(p.numel() for p in model.parameters()),
         attn_implementations=_attention(model),
         supports_checkpointing=bool(model.supports_gradient_checkpointing),
-        layers=_layers(model),
+        layers=sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules()) or None,
         experts=(experts := experts_of(model.config)),
         experts_implementations=_experts_implementations(model) if experts else (),
         experts_per_token=getattr(config, "num_experts_per_tok", None) if experts else None,
@@ -82,13 +84,6 @@ def _figures(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config, and the configs within it, without the fields in `_NAMING`."""
     kept = {name: value for name, value in config.items() if name not in _NAMING}
     return {name: _figures(value) if isinstance(value, dict) else value for name, value in kept.items()}
-
-
-def _layers(model: PreTrainedModel) -> int | None:
-    """Return the number of layers that transformers checkpoints one by one; None: it has none."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules()) or None
 
 
 def experts_of(config: PreTrainedConfig) -> int:

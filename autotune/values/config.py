@@ -1,7 +1,6 @@
-"""The values a search is made of: configuration, workload, budget, allowance.
+"""The values a search is made of: configuration, workload, allowance.
 
 A :class:`TrainConfig` is one point of the search space, a :class:`Workload` what every point has to do.
-Nothing here acts when constructed, and derived values are properties.
 """
 
 from __future__ import annotations
@@ -48,14 +47,11 @@ class Allowance(StrEnum):
     @property
     def rank(self) -> int:
         """Position from the strictest (0) to the freest (3)."""
-        return _RANKS[self]
+        return list(Allowance).index(self)
 
     def admits(self, other: Allowance) -> bool:
         """Whether a change of class `other` is allowed."""
         return other.rank <= self.rank
-
-
-_RANKS = {allowance: rank for rank, allowance in enumerate(Allowance)}
 
 
 class Precision(StrEnum):
@@ -69,7 +65,6 @@ class Precision(StrEnum):
 
 # Kinds of base weights that bitsandbytes packs; "double" packs their scales too.
 Quantization = Literal["int8", "nf4", "nf4-double", "fp4", "fp4-double"]
-
 
 Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zero_3"]
 

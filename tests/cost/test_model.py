@@ -18,14 +18,12 @@ from factories import (
 from profiles import MB, line, make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
 
 from autotune.cost.family import family_of
-from autotune.cost.framework import framework_bytes
-from autotune.cost.memory import components
+from autotune.cost.memory import components, framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
-from autotune.cost.padding import expected_longest
 from autotune.cost.profile import Excerpt
 from autotune.cost.reserve import unused_bytes
-from autotune.cost.time import step_seconds
+from autotune.cost.time import expected_longest, step_seconds
 from autotune.units import GIB
 from autotune.values.config import LengthProfile, Parallelism
 from autotune.values.trial import Memory
