@@ -20,9 +20,8 @@ from optuna.trial import Trial
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.pool import Pool
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.planning.reopen import is_over, outlived
-from autotune.planning.requests import request_of
 from autotune.search import exhaustive
 from autotune.search.progress import Pace, Teller
 from autotune.search.recall import Recall

@@ -11,8 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import SEARCH_ACCUMULATION
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
 from autotune.space.history import History
 from autotune.space.knobs import changes
 from autotune.units import show_time

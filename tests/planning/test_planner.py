@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import Outline, SearchPlan
+from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import complete, machine_notes, outline
+from autotune.planning.workload import Outline
 from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.budget import Budget, Effort
@@ -23,7 +24,7 @@ def outlined(**options) -> Outline:
 
 def planned(facts=None, **options) -> SearchPlan:
     found = outlined(**options)
-    return complete(found, facts or make_facts(task=found.workload.task), found.workload, ())
+    return complete(found, facts or make_facts(task=found.workload.task))
 
 
 @pytest.fixture
@@ -350,7 +351,7 @@ def test_a_baseline_that_nobody_trains_with_is_refused_in_a_moment(arguments, do
 def test_a_baseline_is_refused_beside_a_free_global_batch_as_well(arguments):
     found = outlined(baseline=arguments(per_device_train_batch_size=HUGE), global_batch="any")
     with pytest.raises(InputError, match="--baseline: per_device_train_batch_size: expected 1048576 or less"):
-        complete(found, make_facts(), found.workload, ())
+        complete(found, make_facts())
 
 
 def test_the_largest_global_batch_is_planned():
