@@ -136,7 +136,7 @@ def _breakdowns(
     model = model.observe(*(t for t in searched if t.request.task is None))
     wanted = {"baseline": result.baseline if result is not None else None}
     if result is not None and result.best.config != result.baseline.config:
-        wanted["best"] = result.best
+        wanted["winner"] = result.best
     found = []
     for name, contender in wanted.items():
         config = contender.config if contender is not None else plan.baseline

@@ -1,4 +1,4 @@
-"""The search space of one workload on one device: which points exist, which are legal, which neighbour which.
+"""The search space of one workload on one device: which points exist, and which are legal.
 
 Pure. A :class:`SearchSpace` binds a space file to the baseline, the device, the model's facts, the allowance and the
 effort: what can't be legal there is left out, with the reason kept.

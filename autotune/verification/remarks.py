@@ -40,14 +40,14 @@ def plain_notes(state: SearchState) -> tuple[str, ...]:
 
 
 def proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
-    """Say who was refused when checked, and what of the best was not checked."""
+    """Say who was refused when checked, and what of the winner was not checked."""
     refused = [
         f"refused as the winner: {shown_changes(changes(config, finals.plan))}: {reason}"
         for config, reason in finals.proof.refusals().items()
     ]
     measured = finals.merged(best)
     if (measured is not None and measured.ran_short) or finals.runs_short(best):
-        refused.append("the allocator ran short while the best was measured: it is too near the memory budget")
+        refused.append("the allocator ran short while the winner was measured: it is too near the memory budget")
     return (*refused, *finals.proof.gaps(best))
 
 

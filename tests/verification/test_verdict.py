@@ -369,4 +369,4 @@ def test_unconfirmed_who_ran_short_gives_way_to_the_next():
 def test_where_nothing_else_completed_it_is_said_of_the_answer():
     result = answer([(BASE, OUT_OF_MEMORY), (BIG, short(15.0))])
     assert result.best.config == BIG
-    assert any("the allocator ran short while the best was measured" in note for note in result.proof_notes)
+    assert any("the allocator ran short while the winner was measured" in note for note in result.proof_notes)
