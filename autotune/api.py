@@ -6,29 +6,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.errors import InputError
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.default_observer import heard_by
-from autotune.planning import planner, user_loop, user_trainer
+from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
 from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
-from autotune.search.run import backend_of, check, conduct, wanted_file
+from autotune.planning.user_loop import Knobs
+from autotune.planning.workload import Subject
+from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
-from autotune.values.model import Task
-from autotune.values.stopwatch import Stopwatch
-from autotune.values.trial import DescribeRequest
+from autotune.values.time_spent import Stopwatch
 
 
 def find(
     model: str | None = None,
     *,
     step: Callable[..., Any] | None = None,
-    knobs: user_loop.Knobs | None = None,
+    knobs: Knobs | None = None,
     trainer: Any = None,
     make_trainer: Callable[[], Any] | None = None,
     script: Sequence[str] | None = None,
@@ -128,64 +127,44 @@ def find(
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; the best so far is its `result`.
     """
-    asked = {name: value for name, value in locals().items() if name in fields_by_name(SearchOptions)}
-    if all(given is None for given in (model, step, trainer, make_trainer, script)):
-        raise InputError("nothing to tune: give a model, or a trainer, make_trainer, script or step of your own")
+    taken = fields_by_name(SearchOptions)
+    asked = {name: value for name, value in locals().items() if name in taken}
     options = options_of(SearchOptions, asked | {"model": model or "", "output": wanted_file(output)})
     check_trackers(options.report_to)
     check(options)
     with user_trainer.aside(trainer), heard_by(observer, quiet=quiet) as heard:
-        code = user_trainer.asked_of(options, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
-        return _begin(options, heard, run_dir, code, step, knobs)
-
-
-def _begin(
-    options: SearchOptions,
-    observer: Observer,
-    run_dir: str | Path | None,
-    code: user_trainer.Own | None,
-    step: Callable[..., Any] | None,
-    knobs: user_loop.Knobs | None,
-) -> TuningResult:
-    """Find out what is to be tuned, plan the search of it and run that."""
-    own = user_loop.asked_of(step, knobs, options) if step is not None else None
-    stopwatch = Stopwatch("planning")
-    called = options.model or (own.name if own is not None else code.code.name if code is not None else "")
-    directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(called))
-    with directory, backend_of(options.fleet, directory.path, device=options.device) as backend:
-        backend.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
-        outline = planner.outline(options, backend.allotment, own, code.code if code is not None else None)
-        if own is not None and step is not None:
-            own = user_loop.keep(step, own, directory.path)
-            workload = outline.workload.model_copy(update={"own_step": own})
-            outline = outline.model_copy(update={"workload": workload})
-        if code is not None:
-            user_trainer.keep(code, directory.path)
-        here = planner.machine_notes(outline.hardware, directory.path) if options.engine == "local" else []
-        for text in (*outline.notes, *here):
-            observer(Note(text=text))
-        said = len(outline.notes)
-        stopwatch.enter("launching")
-        backend.asker.start()
-        stopwatch.enter("describing")
-        observer(PhaseBegan(phase=Phase.LOOKING))
-        description = (
-            user_loop.described(outline.space)
-            if own is not None and outline.workload.task is Task.OWN
-            else backend.asker.describe(DescribeRequest(workload=outline.workload))
+        subject = planner.subject_of(
+            options, step=step, knobs=knobs, trainer=trainer, make_trainer=make_trainer, script=script
         )
-        stopwatch.enter("planning")
-        workload = outline.workload.model_copy(update={"lengths": description.lengths})
-        if code is not None:
-            outline, workload = user_trainer.settled(outline, description)
-        plan = planner.complete(outline, description.facts, workload, description.notes)
-        if own is not None:
-            plan = user_loop.examined(plan, backend.asker.examine(user_loop.to_examine(plan)))
-        directory.write_plan(plan)
-        trust.remember(plan)
-        for text in plan.notes[said:]:
-            observer(Note(text=text))
-        return with_methods(conduct(plan, directory, backend, observer, stopwatch))
+        stopwatch = Stopwatch("planning")
+        directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
+        with directory, backend_of(options.fleet, directory.path, device=options.device) as backend:
+            return _search(subject, directory, backend, heard, stopwatch)
+
+
+def _search(
+    subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
+) -> TuningResult:
+    """Look at what is tuned, plan the search of it and run that."""
+    backend.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
+    outline = planner.outline(subject.options, backend.allotment, subject)
+    subject.keep(directory.path)
+    here = planner.machine_notes(outline.hardware, directory.path) if subject.options.engine == "local" else []
+    for text in (*outline.notes, *here):
+        observer(Note(text=text))
+    stopwatch.enter("launching")
+    backend.asker.start()
+    stopwatch.enter("describing")
+    observer(PhaseBegan(phase=Phase.LOOKING))
+    description = subject.described(outline, backend.asker)
+    stopwatch.enter("planning")
+    plan = planner.complete(subject.settled(outline, description), description.facts, description.notes)
+    plan = subject.examined(plan, backend.asker)
+    directory.write_plan(plan)
+    trust.remember(plan)
+    for text in plan.notes[len(outline.notes) :]:
+        observer(Note(text=text))
+    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
 
 
 def resume(

@@ -229,7 +229,7 @@ QUANTITIES = {"allocated": "allocated_peak_bytes", "reserved": "reserved_peak_by
 
 def _context_bytes() -> float:
     """Return what is predicted for the context, in whose place the stand-in has a size of its own."""
-    from autotune.cost.framework import _CUDA
+    from autotune.cost.memory import _CUDA
 
     return _CUDA[0]
 

@@ -25,8 +25,7 @@ from provenance import ROOT, provenance, results_path
 
 from autotune.errors import AutotuneError
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import request_of
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.exhaustive import plan_of
 from autotune.storage.database import VARIABLE
 from autotune.storage.record import Record

@@ -18,12 +18,12 @@ from autotune.training.arguments import transformers_version
 from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.budget import Budget, Effort
-from autotune.values.checkpointing import Checkpointing, arguments
 from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware, installed_versions
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.problem import Problem
 from autotune.values.statistics import rate_interval
+from autotune.values.techniques import Checkpointing, checkpointing_arguments
 from autotune.values.trial import (
     Failure,
     Limits,
@@ -187,7 +187,7 @@ def make_failure(status: TrialStatus = TrialStatus.CRASHED, cause: str = "it bro
 
 def installed_arguments(kind: Checkpointing) -> dict[str, object]:
     """The TrainingArguments of a kind of checkpointing for the transformers that is installed."""
-    return arguments(kind, transformers_version(make_hardware(versions=installed_versions())))
+    return checkpointing_arguments(kind, transformers_version(make_hardware(versions=installed_versions())))
 
 
 OUT_OF_MEMORY = make_failure(TrialStatus.OUT_OF_MEMORY, "no memory left")

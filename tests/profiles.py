@@ -12,9 +12,8 @@ from typing import Any
 from factories import make_hardware, make_workload
 
 from autotune.cost.family import Family
-from autotune.cost.kinds import CONTRACTION
 from autotune.cost.model import CostModel
-from autotune.cost.profile import Excerpt, Line, MemoryPoint, ParameterGroup, Profile, Work
+from autotune.cost.profile import CONTRACTION, Excerpt, Line, MemoryPoint, ParameterGroup, Profile, Work
 from autotune.values.estimate import Rates
 
 MB = 1_000_000

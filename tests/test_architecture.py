@@ -4,6 +4,7 @@ Every import counts: those inside functions and those under `TYPE_CHECKING` as w
 """
 
 import ast
+import functools
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MOST_MODULES_AT_THE_TOP = 10
 MOST_FOLDERS = 15
-MOST_LINES = 330
+MOST_LINES = 320
 
 HEAVY = {
     "torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "sqlalchemy", "ray",
@@ -52,8 +53,13 @@ def modules(package: Path) -> dict[str, Path]:
 
 def imported(path: Path, *, lazy: bool = True) -> set[str]:
     """Return the full names of what a module imports; not `lazy`: only what importing it imports at once."""
+    return _imported(path.read_text(), lazy=lazy)
+
+
+@functools.cache
+def _imported(text: str, *, lazy: bool) -> set[str]:
     found = set()
-    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    pending: list[ast.AST] = [ast.parse(text)]
     while pending:
         node = pending.pop()
         if not lazy and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -63,7 +69,7 @@ def imported(path: Path, *, lazy: bool = True) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: a relative import"
+            assert not node.level, f"a relative import of {node.module}"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         pending += ast.iter_child_nodes(node)
     return found
@@ -148,9 +154,9 @@ def test_imports_run_one_way_and_in_no_circle():
         ("planted.py", "", "planted is in no layer"),
         ("planted/__init__.py", "", "planted is in no layer"),
         (
-            "values/objective.py",
+            "values/problem.py",
             "def planted():\n    from autotune.values import result\n",
-            "a circle: values.objective -> values.result -> values.objective",
+            "a circle: values.problem -> values.result -> values.problem",
         ),
     ],
 )

@@ -16,10 +16,10 @@ from autotune.training.arguments import transformers_version
 from autotune.training.build import default_task, describe
 from autotune.training.resolve import resolve
 from autotune.values.adapters import ADAPTERS
-from autotune.values.checkpointing import KINDS
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.hardware import detect
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import TrialStatus
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
@@ -109,7 +109,7 @@ def config_of(**fields: Any) -> TrainConfig:
 
 
 def skip_if_newer(config: TrainConfig) -> None:
-    kind = KINDS.get(config.checkpointing)
+    kind = CHECKPOINTING.get(config.checkpointing)
     if kind is not None and transformers_version(detect("cpu")) < kind.since:
         pytest.skip("needs a newer transformers")
 

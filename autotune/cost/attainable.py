@@ -1,7 +1,7 @@
-"""The rates a device should attain, by its data sheet: what is divided by where nothing has been measured.
+"""The rates that a device should attain by its data sheet, for devices of which nothing has been measured.
 
-A peak of a data sheet times the share of it that published benchmarks reach. Each share stands here with its source;
-`autotune doctor --calibrate` replaces them all by what the device really does. Pure functions of figures.
+A rate is a peak of the data sheet times the share of it that published benchmarks reach, each with its source.
+`autotune doctor --calibrate` replaces them all by measured rates. Pure functions of figures.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BF16 = {"amx_bf16": 192.0, "avx512_bf16": 64.0}
 _EMULATED_AVX512, _EMULATED = 0.4, 1 / 45
 
 # Share of cores x frequency x FLOP/cycle that large products reach. MKL and oneDNN come near 1 where the frequency is
-# the guaranteed one (0.9 to 1.2 on that EPYC, which boosts); of a laptop's highest one all cores keep far less.
+# the guaranteed one (0.9 to 1.2 on that EPYC, which boosts); all cores of a laptop together stay far below its highest.
 _CPU_SHARE = 0.7
 
 # A core waits for memory with 10 line buffers of 64 bytes, some 80 ns each: 8 GB/s

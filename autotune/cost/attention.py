@@ -1,8 +1,8 @@
-"""Which kernel `scaled_dot_product_attention` takes on a CUDA device, and what each one keeps and takes.
+"""Which kernel `scaled_dot_product_attention` takes on a CUDA device, and the memory that each one saves and takes.
 
 The choice is that of `select_sdp_backend` in torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (2.11), dense
 inputs without a user's preference: flash, else efficient, else math. cuDNN's kernel, which torch prefers on compute
-capability 9.0 and 10.0, counts as flash: both keep the same and neither a score.
+capability 9.0 and 10.0, counts as flash: both save the same and neither a score.
 
 Flash (`mha_bwd` in flash_attn/flash_api.cpp): the backward pass takes a gradient of the query in fp32, rows rounded up
 to 128 and widths to 32, and gradients of grouped keys and values for all heads before they are summed. Efficient
@@ -21,8 +21,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from autotune.cost.generation import Generation
-from autotune.cost.kinds import CONTRACTION
+from autotune.cost.family import Generation
 from autotune.cost.tape import Recorder
 
 Kernel = Literal["flash", "efficient", "math"]
@@ -83,7 +82,7 @@ def _efficient_can(asked: Asked, generation: Generation) -> bool:
 
 
 def attention(recorder: Recorder, asked: Asked, generation: Generation) -> torch.Tensor:
-    """Return an output of the kernel that torch takes, without computing it, told to the recorder."""
+    """Return an output of the kernel that torch takes, without computing it; the recorder writes it down."""
     mask = asked.mask
     if mask is not None and mask.dtype is torch.bool:  # convert_boolean_attn_mask
         mask = torch.zeros_like(mask, dtype=asked.query.dtype)
@@ -143,22 +142,22 @@ def _math(asked: Asked) -> torch.Tensor:
         scores.add_(mask)
     shares = torch.ops.aten._safe_softmax(scores, -1)
     del scores
-    kept = shares.to(given)
+    returned = shares.to(given)
     if asked.dropout > 0:
         shares = torch.native_dropout(shares, asked.dropout, True)[0]
     output = torch.matmul(shares, value).to(given)
-    del kept  # returned beside the output, and dropped
+    del returned  # with the output, and dropped
     return output
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, recorder: Any, causal: bool) -> Any:
-        output, ctx.flops = _output_of(query, key, value, causal)
+        output, ctx.flops = output_of(query, key, value, causal)
         normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
         ctx.recorder = recorder
-        _note(recorder, "flash_attention", ctx.flops, query, key, value, output)
+        recorder.note_kernel("flash_attention", ctx.flops, query, key, value, output)
         return output
 
     @staticmethod
@@ -166,15 +165,15 @@ class _Flash(torch.autograd.Function):
         query, key, value, output, _ = ctx.saved_tensors
         gradient = gradient.transpose(1, 2).contiguous()
         batch, heads, length, width = query.shape
-        of_query, of_key, of_value = (_by_position(t) for t in (query, key, value))
+        of_query, of_key, of_value = (by_position(t) for t in (query, key, value))
         rows, columns = _up(length, 128), _up(width, 32 if width <= 128 else 64)
         scratch = [query.new_empty((batch, heads, rows), dtype=torch.float32)]
         scratch.append(query.new_empty((batch, rows, heads, columns), dtype=torch.float32))
         expanded = []
         if key.shape[1] != heads:
             expanded = [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
-        name = "flash_attention_backward"
-        _note(ctx.recorder, name, 2.5 * ctx.flops, query, key, value, output, gradient, of_query)
+        tensors = (query, key, value, output, gradient, of_query)
+        ctx.recorder.note_kernel("flash_attention_backward", 2.5 * ctx.flops, *tensors)
         del scratch, expanded
         return of_query, of_key, of_value, None, None
 
@@ -184,7 +183,7 @@ class _Efficient(torch.autograd.Function):
     def forward(
         ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, generation: Generation
     ) -> Any:
-        output, ctx.flops = _output_of(query, key, value, causal)
+        output, ctx.flops = output_of(query, key, value, causal)
         batch, heads, length, _ = query.shape
         normaliser = query.new_empty((batch, heads, _up(length, 32)), dtype=torch.float32)
         accumulator = None
@@ -192,7 +191,7 @@ class _Efficient(torch.autograd.Function):
             accumulator = output.new_empty(output.shape, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, output, normaliser)
         ctx.recorder, ctx.generation = recorder, generation
-        _note(recorder, "efficient_attention", ctx.flops, query, key, value, output)
+        recorder.note_kernel("efficient_attention", ctx.flops, query, key, value, output)
         del accumulator
         return output
 
@@ -201,7 +200,7 @@ class _Efficient(torch.autograd.Function):
         query, key, value, mask, output, _ = ctx.saved_tensors
         gradient = gradient.transpose(1, 2).contiguous()
         batch, heads, length, _ = query.shape
-        of_query, of_key, of_value = (_by_position(t) for t in (query, key, value))
+        of_query, of_key, of_value = (by_position(t) for t in (query, key, value))
         of_mask = None
         if mask is not None and ctx.needs_input_grad[3]:
             of_mask = mask.new_empty((*mask.shape[:-1], _up(mask.shape[-1], 16)))[..., : mask.shape[-1]]
@@ -210,8 +209,8 @@ class _Efficient(torch.autograd.Function):
         else:
             delta = (gradient * output.transpose(1, 2)).sum(-1).transpose(-2, -1).contiguous()
         workspace = query.new_empty((_workspace(query, key, ctx.generation),), dtype=torch.float32)
-        name = "efficient_attention_backward"
-        _note(ctx.recorder, name, 2.5 * ctx.flops, query, key, value, output, gradient, of_query)
+        tensors = (query, key, value, output, gradient, of_query)
+        ctx.recorder.note_kernel("efficient_attention_backward", 2.5 * ctx.flops, *tensors)
         del workspace, delta
         return of_query, of_key, of_value, of_mask, None, None, None
 
@@ -249,7 +248,7 @@ def _tile(width: int, half: bool, generation: Generation) -> tuple[int, int, int
     return 128, 128, 128
 
 
-def _output_of(query: Any, key: Any, value: Any, causal: bool) -> tuple[torch.Tensor, float]:
+def output_of(query: Any, key: Any, value: Any, causal: bool) -> tuple[torch.Tensor, float]:
     """Return an output laid out as (batch, length, heads, width), so that merging the heads is a view, and the work.
 
     Two contractions forward, five backward (arXiv:2205.14135), halved under a causal mask.
@@ -259,7 +258,7 @@ def _output_of(query: Any, key: Any, value: Any, causal: bool) -> tuple[torch.Te
     return output, 4.0 * batch * heads * length * key.shape[2] * width * (0.5 if causal else 1.0)
 
 
-def _by_position(tensor: torch.Tensor) -> torch.Tensor:
+def by_position(tensor: torch.Tensor) -> torch.Tensor:
     """Return an empty tensor of the same sizes, laid out as (batch, length, heads, width)."""
     batch, heads, length, width = tensor.shape
     return tensor.new_empty((batch, length, heads, width)).transpose(1, 2)
@@ -267,8 +266,3 @@ def _by_position(tensor: torch.Tensor) -> torch.Tensor:
 
 def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
-
-
-def _note(recorder: Recorder, name: str, flops: float, *tensors: torch.Tensor) -> None:
-    moved = float(sum(t.numel() * t.element_size() for t in tensors))
-    recorder.note(name, CONTRACTION, flops, moved, half=tensors[0].element_size() == 2)

@@ -1,7 +1,7 @@
 """Measures what a device attains, in a process of its own: `python -m autotune.cost.benchmark`.
 
-Reads a request as JSON from standard input, prints the rates as the last line of standard output. Called by
-`calibrate` alone.
+Reads a request (`calibrate.BenchmarkRequest`) as JSON from standard input and prints the rates as the last line of
+standard output.
 
 What each figure covers:
 
@@ -162,7 +162,7 @@ def launch_s(stopwatch: Stopwatch) -> float:
             parameter.grad = None
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # what is tiny isn't split; a library that tries would wait for whoever has the other core
+    torch.set_num_threads(1)  # tiny operators aren't split; a library that tries would wait for the other core
     try:
         with _Counter() as counter:
             work()

@@ -1,8 +1,8 @@
 """The rates of a device: measured in a process of its own, or as data sheets let expect.
 
 `calibrate` runs `autotune.cost.benchmark` in a process of its own, so that the caller's never starts a thread pool or
-a CUDA context. What it gives holds for this device with these drivers, libraries and cores: the fingerprint changes
-with them, and what was kept for another is not used.
+a CUDA context. The rates hold for this device with these drivers, libraries and cores, by which
+`Hardware.fingerprint` tells devices apart.
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ def calibrate(hardware: Hardware, sizes: BenchmarkSizes | None = None) -> Rates:
     too_much = beyond_data_sheet(rates, hardware)
     if too_much is not None:
         raise InfrastructureError(
-            f"measuring {hardware.device} gave {too_much}: not kept, its work was not what was timed"
+            f"measuring {hardware.device} gave {too_much}: not stored, its work was not what was timed"
         )
     return rates.model_copy(update={"peak_flops": _peaks(hardware)})
 
 
 def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
-    """Return which rate no such GPU can have, beside its data sheet's peak; None: none, or no data sheet is known."""
+    """Return which rate no such GPU can have, and its data sheet's peak; None: none, or no data sheet is known."""
     from autotune.values.catalogue.gpus import gpu_of
 
     gpu = None if hardware.is_cpu else gpu_of(hardware.name)
@@ -188,5 +188,6 @@ def _frequency_hz(name: str) -> float:
     match = re.search(r"@\s*([\d.]+)\s*GHz", name)
     if match:
         return float(match[1]) * 1e9
-    told = psutil.cpu_freq()
-    return (told.max or told.current) * 1e6 if told and (told.max or told.current) else _UNKNOWN_FREQUENCY_HZ
+    frequency = psutil.cpu_freq()
+    mhz = (frequency.max or frequency.current) if frequency else 0.0
+    return mhz * 1e6 or _UNKNOWN_FREQUENCY_HZ

@@ -1,4 +1,4 @@
-"""Seconds that the devices of a training spend sending to each other, beyond what their computing hides.
+"""Seconds that the devices of a training wait for each other, beyond what their computing hides, and for the host.
 
 What is sent is a table by way of sharding, in bytes that pass through each device's link by the ring algorithms: an
 all-gather or a reduce-scatter of S bytes over n ranks (n-1)/n S, an all-reduce twice that (Patarasuk and Yuan,
@@ -6,7 +6,13 @@ all-gather or a reduce-scatter of S bytes over n ranks (n-1)/n S, an all-reduce 
 sends 2 Psi a step and ZeRO 3 sends 3 Psi, as in the paper (arXiv:1910.02054, section 7); ZeRO 1 and 2 could do with 2,
 but DeepSpeed all-reduces their gradients (`use_multi_rank_bucket_allreduce` in `zero/stage_1_and_2.py`), 3 Psi in all.
 Tensor parallelism takes two all-reduces a layer forward and two backward (arXiv:1909.08053, section 3); a pipeline
-idles for (p-1)/m of the work (arXiv:2104.04473, section 2.2). Pure arithmetic; a link is idle but for this.
+idles for (p-1)/m of the work (arXiv:2104.04473, section 2.2). Pure arithmetic; a link is taken to be idle otherwise.
+
+With offload a step also waits for the host, or NVMe, where optimizer states or weights lie. Each rank updates its
+share of the states with the host's processor and memory: 28 bytes a parameter go over the memory bus with a fused Adam
+(two states and the weights read and written, gradients read). What lies on NVMe is read and written once more.
+ZeRO-Offload (arXiv:2101.06840) and ZeRO-Infinity (arXiv:2104.07857); FSDP's offload is taken to do the same, with
+weights in fp32 that are sent up in each pass. That part of it is hidden behind computing is left out.
 """
 
 from __future__ import annotations
@@ -18,16 +24,24 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.layers import total_bytes
 from autotune.cost.network import Channel, Network
-from autotune.cost.profile import Profile
+from autotune.cost.profile import Profile, total_bytes
 from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
 from autotune.values.config import Parallelism, Sharding
+from autotune.values.estimate import Rates
 
 Vector = NDArray[np.float64]
 
-# DDP's messages hold 25 MiB unless it is told otherwise (`bucket_cap_mb`).
+# DDP's messages hold 25 MiB by default (`bucket_cap_mb`).
 _DDP_BUCKET = 25 * (1 << 20)
+
+# Bytes of a parameter that an Adam in fp32 moves, and of these those that NVMe holds: states and weights.
+_ADAM_BYTES, _STORED_BYTES = 28.0, 12.0
+
+# Of a node, bytes/s. Memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM reaches 79 %
+# (https://github.com/aigatech/vpbenchmarking). NVMe: what one PCIe 4.0 drive of a data centre writes, 4 GB/s, and reads
+# faster; most nodes have several.
+_HOST_MEMORY, _NVME = 160e9, 4e9
 
 # All-reduces of the hidden states in a layer's forward pass under tensor parallelism: after attention and perceptron.
 _REDUCTIONS = 2
@@ -41,7 +55,7 @@ class Exchange:
     """One kind of message of a way of sharding.
 
     Attributes:
-        when: In which pass of each micro-batch, in the backward pass of the last one, or beside the optimizer's step.
+        when: In which pass of each micro-batch, in the backward pass of the last one, or with the optimizer's step.
         part: What is sent.
         factor: How often its bytes pass through a device's link: 1 to gather or to scatter, 2 to reduce for all.
         hidden: Whether it goes on while the device computes.
@@ -160,3 +174,29 @@ def pipeline_seconds(
     hop = 2 * (profile.hidden_bytes * samples / channel.bandwidth + channel.latency_s)
     bubble: Vector = (stages - 1) * (passes.forward + passes.backward + hop) + accumulation * hop
     return bubble
+
+
+def host_seconds(
+    profile: Profile, parallelism: Parallelism, rates: Rates, devices_per_node: int
+) -> tuple[float, float]:
+    """Return the seconds of a step, and those that each micro-batch adds.
+
+    Args:
+        profile: Of one device's part of the model.
+        parallelism: How it is spread, with offload.
+        rates: Of the device.
+        devices_per_node: Devices that share a host.
+    """
+    ranks = parallelism.data_parallel
+    trained = sum(g.count * g.elements for g in profile.parameters if g.trained) / ranks
+    per_step = trained * _ADAM_BYTES * devices_per_node / _HOST_MEMORY
+    # Gradients go down and what was updated comes up again, as wide as they are computed with.
+    per_step += 2 * total_bytes(profile.parameters, trained=True) / ranks / rates.host_bandwidth
+    per_micro = 0.0
+    if parallelism.offload == "parameters":
+        per_micro = 2 * total_bytes(profile.parameters) / ranks / rates.host_bandwidth
+    if parallelism.offload_to == "nvme":
+        per_step += 2 * trained * _STORED_BYTES * devices_per_node / _NVME
+        if parallelism.offload == "parameters":
+            per_micro += 2 * total_bytes(profile.parameters) / ranks * devices_per_node / _NVME
+    return per_step, per_micro

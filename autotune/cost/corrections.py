@@ -1,14 +1,15 @@
 """What measurements say about the predictions: regressions of measured over predicted, per device and model type.
 
-Memory: how much more or less than counted each component really takes, and what is taken beside them all. Time: by
-which factors the roofline is off, for all configurations, for those that share a knob, and for near ones. Both start
-from a prior, so the first measurement moves everything alike and the later ones tell knobs apart.
+Memory: how much more or less than counted each component really takes, and what is taken in addition to all of them.
+Time: by which factors the roofline is off, for all configurations, for those that share a knob, and for similar ones.
+Both start from a prior, so the first measurement moves all predictions and later ones separate the effects of knobs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
@@ -17,14 +18,15 @@ from pydantic import Field
 
 from autotune.cost.gaussian_process import SIZE, Process
 from autotune.cost.memory import Components
-from autotune.cost.regression import Regression
 from autotune.value import Value
 from autotune.values.config import KNOBS, TrainConfig
+from autotune.values.estimate import Rates
+from autotune.values.hardware import Hardware
 
-# Unit of what is taken beside all components.
+# Unit of what is taken in addition to all components.
 _CONSTANT_BYTES = float(100 << 20)
 
-# Standard deviations of what is not known before anything was measured; the known errors are in docs/cost-model.md.
+# Means and standard deviations before anything was measured; the known errors are in docs/cost-model.md.
 _MEMORY_PRIORS = {
     "fixed": (1.0, 0.01),
     "activations": (1.0, 0.05),
@@ -34,7 +36,7 @@ _MEMORY_PRIORS = {
     "compiled": (0.0, 1.2),
 }
 _MEMORY_NOISE = 0.008
-# In units of _CONSTANT_BYTES: what a process takes beside its training differs by 0.3 MiB (benchmarks/tables).
+# In units of _CONSTANT_BYTES: what a process takes in addition to its training differs by 0.3 MiB (benchmarks/tables).
 _CONSTANT_NOISE = 0.0035
 # One compiled configuration says little of the next one: fusion and what is recomputed differ.
 _COMPILED_NOISE = 0.5
@@ -68,7 +70,7 @@ class Observation(Value):
 def memory_features(parts: Components, unused: float, *, compiled: bool = False) -> dict[str, float]:
     """Return the share that each component has of the predicted memory; `compiled`: activations count once more.
 
-    A compiler keeps and recomputes what it likes: so much of them may be missing, or come on top.
+    A compiler decides by itself what is saved and what is recomputed: so much of them may be missing, or come on top.
     """
     total = parts.allocated + unused
     return {
@@ -90,10 +92,70 @@ def time_features(config: TrainConfig) -> dict[str, float]:
     """Return what of a configuration may make the prediction of its time wrong."""
     features = {"all": 1.0, SIZE: math.log2(config.per_device_train_batch_size) / 4}
     for known, value in zip(_FEATURES.values(), _featured(config), strict=True):
-        feature = known.said(known.knob.feature, value)
+        feature = known.filled(known.knob.feature, value)
         if feature is not None:
             features[feature] = 1.0
     return features
+
+
+@dataclass
+class Regression:
+    """Bayesian linear regression over named features, each coefficient with a prior of its own (Bishop, PRML, 3.3).
+
+    A feature that was never observed keeps its prior.
+
+    Args:
+        priors: Mean and standard deviation of each feature's coefficient.
+        noise: Standard deviation of an observation.
+    """
+
+    priors: Mapping[str, tuple[float, float]]
+    noise: float
+    _rows: list[NDArray[np.float64]] = field(default_factory=list)
+    _values: list[float] = field(default_factory=list)
+    _mean: NDArray[np.float64] = field(init=False)
+    _covariance: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._solve()
+
+    def observe(self, features: Mapping[str, float], value: float, *, noise: float | None = None) -> None:
+        """Take in one observation; `noise` is its standard deviation where it isn't the usual one."""
+        weight = 1.0 if noise is None else self.noise / noise
+        self._rows.append(weight * self._row(features))
+        self._values.append(weight * value)
+        self._solve()
+
+    def predict(self, features: Mapping[str, float]) -> tuple[float, float]:
+        """Return the expected value and its standard deviation, noise included."""
+        mean, deviation = self.predict_many([features])
+        return float(mean[0]), float(deviation[0])
+
+    def predict_many(self, features: Sequence[Mapping[str, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return `predict` for each row of features."""
+        rows = np.stack([self._row(f) for f in features])
+        variance = np.einsum("ij,jk,ik->i", rows, self._covariance, rows) + self.noise**2
+        return rows @ self._mean, np.sqrt(variance)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def _row(self, features: Mapping[str, float]) -> NDArray[np.float64]:
+        unknown = features.keys() - self.priors.keys()
+        if unknown:
+            raise KeyError(f"no prior for {sorted(unknown)}")
+        return np.array([features.get(name, 0.0) for name in self.priors])
+
+    def _solve(self) -> None:
+        means, deviations = np.array(list(self.priors.values())).T
+        precision = np.diag(deviations**-2.0)
+        weighted = precision @ means
+        if self._rows:
+            rows, values = np.stack(self._rows), np.array(self._values)
+            precision = precision + rows.T @ rows / self.noise**2
+            weighted = weighted + rows.T @ values / self.noise**2
+        self._covariance = np.linalg.inv(precision)
+        self._mean = self._covariance @ weighted
 
 
 class Corrections:
@@ -101,8 +163,8 @@ class Corrections:
 
     Args:
         observations: What was measured so far.
-        framework_bytes: What is taken on the device beside all components, if nothing was measured, and how unsure that
-            is.
+        framework_bytes: What is taken on the device in addition to all components, before anything was measured:
+            mean and standard deviation.
         time_deviation: Standard deviation of the logarithm of the factor that the device's rates are off by.
     """
 
@@ -149,7 +211,7 @@ class Corrections:
     def memories(
         self, quantity: str, features: Sequence[Mapping[str, float]]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the same for many."""
+        """Return `memory` for many: factors and standard deviations."""
         if not features:
             return np.zeros(0), np.zeros(0)
         mean, deviation = self._memory[quantity].predict_many(features)
@@ -170,3 +232,14 @@ class Corrections:
 def _run_noise(memory_features: Mapping[str, float]) -> float:
     of_compiler = _COMPILED_NOISE * memory_features.get("compiled", 0.0)
     return math.hypot(_CONSTANT_NOISE * memory_features["constant"], of_compiler)
+
+
+def time_deviation(rates: Rates, hardware: Hardware) -> float:
+    """Return the standard deviation of the logarithm of the factor by which predicted seconds are off.
+
+    Rates that were measured on this device; those of a data sheet, whose attainable shares differ by model and shape;
+    those of a processor, of which only cores and vector extensions are known, and which others may be using.
+    """
+    if rates.source == "measured":
+        return 0.25
+    return 0.7 if hardware.is_cpu else 0.35

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.kinds import ACTIVATION, CONTRACTION, FRESH, GRADIENT, TEMPORARY, VIEW
-from autotune.cost.profile import Line, MemoryPoint, Work
-from autotune.cost.tape import Tape
+from autotune.cost.profile import CONTRACTION, VIEW, Line, MemoryPoint, Work
+from autotune.cost.tape import ACTIVATION, FRESH, GRADIENT, TEMPORARY, Tape
 
 # Micro-batches that peaks are looked for at: all small ones, then ever wider apart.
 _SAMPLES = np.unique(np.round(np.concatenate([np.arange(1, 65), np.geomspace(64, 65536, 100)])))
 
-# Shares of the gradients that stay: all, or what one of many devices keeps of them, where other moments are the peak.
+# Shares of the gradients that stay: all, or those of one of many devices, where other moments are the peak.
 _SHARES = (1.0, 0.5, 0.25, 0.0)
 
 
@@ -101,10 +100,10 @@ def peaks(step: Extended, *, accumulated: bool) -> tuple[MemoryPoint, ...]:
         step: The micro-step.
         accumulated: Whether gradients are there already; only fresh ones then come on top.
     """
-    kept = step.live[:, [ACTIVATION, TEMPORARY], :].sum(axis=1)
+    others = step.live[:, [ACTIVATION, TEMPORARY], :].sum(axis=1)
     gradients = step.live[:, FRESH if accumulated else GRADIENT, :]
     shares = _SHARES if not accumulated else (1.0,)
-    totals = [kept + share * gradients for share in shares]
+    totals = [others + share * gradients for share in shares]
     peaks_of_shares = [np.argmax(t[:, :1] + t[:, 1:] * _SAMPLES[None, :], axis=0) for t in totals]
     highest = np.unique(np.concatenate(peaks_of_shares))
     return tuple(

@@ -1,4 +1,4 @@
-"""What decides which operators a micro-step runs. Values only, without torch."""
+"""What decides which operators a micro-step runs, and which kernels a CUDA device has for them. Without torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from autotune.cost.generation import Generation, generation_of
 from autotune.value import Value
 from autotune.values.adapters import AnyAdapter
-from autotune.values.checkpointing import KINDS, Checkpointing
 from autotune.values.config import Precision, Quantization, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import Task
+from autotune.values.techniques import CHECKPOINTING, Checkpointing
+
+# CUDA devices by the attention kernels that torch has for them: compute capability 7.5 and before; 8.0; 8.6, 8.9 and
+# 12.0, whose blocks have less shared memory; 9.0 and 10.0.
+Generation = Literal["turing", "ampere", "small_ampere", "hopper"]
 
 Half = Literal["bfloat16", "float16"]
 Dtype = Literal["float32"] | Half
@@ -39,8 +42,8 @@ class Family(Value):
 
     @property
     def checkpointed_every(self) -> int:
-        """Every so manieth layer is checkpointed, 1 where none is."""
-        return 1 if self.checkpointing == "none" else KINDS[self.checkpointing].every
+        """N where every n-th layer is checkpointed; 1 where none is."""
+        return 1 if self.checkpointing == "none" else CHECKPOINTING[self.checkpointing].every
 
 
 class Shape(Value):
@@ -76,7 +79,7 @@ def _arithmetic(config: TrainConfig) -> tuple[Dtype, Half | None]:
     """Return the type of the weights that operators see, and that of autocast.
 
     FSDP2 gathers weights in the 16 bits of mixed precision and accelerate's autocast stays on; DeepSpeed trains a model
-    in 16 bits, without (accelerate 1.15, `Accelerator.__init__`: native_amp). Both keep fp32 shards beside.
+    in 16 bits, without (accelerate 1.15, `Accelerator.__init__`: native_amp). Both keep fp32 shards as well.
     """
     if config.precision is Precision.PURE_BF16:
         return "bfloat16", None
@@ -96,3 +99,22 @@ def shape_of(workload: Workload) -> Shape:
         target_length=workload.target_length,
         padded=lengths is not None and lengths.minimum < lengths.maximum,
     )
+
+
+def generation_of(capability: tuple[int, int] | None) -> Generation:
+    """Return the generation of a compute capability; where there is none, as of AMD's, that of 8.0."""
+    if capability is None:
+        return "ampere"
+    if capability < (8, 0):
+        return "turing"
+    if capability[0] in (9, 10):
+        return "hopper"
+    return "small_ampere" if capability in ((8, 6), (8, 9)) or capability[0] == 12 else "ampere"
+
+
+def workspace_bytes(generation: Generation) -> int:
+    """Return what cuBLAS takes of torch's allocator for a thread that uses it.
+
+    `parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB from Hopper on.
+    """
+    return 32 << 20 if generation == "hopper" else 8_519_680

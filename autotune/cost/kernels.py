@@ -1,7 +1,9 @@
 """Operators that a trace doesn't have: results of the right size that are all zero, and their work.
 
-Fused attention on the CPU keeps query, key, value, output and the log-sum-exp of each row (fp32), never the scores; on
-CUDA it is the business of `attention`.
+Fused attention on the CPU saves query, key, value, output and the log-sum-exp of each row (fp32), never the scores; on
+CUDA: `attention`. Also the memory that one operator takes of a CUDA device's allocator and gives back before it ends,
+which a trace, of results alone, doesn't show. Of the operators that transformers train with, those in `_RULES` take
+such scratch memory; found by running them one by one on torch's real allocator, and read in their sources.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from typing import Any
 
 import torch
 
-from autotune.cost.attention import flash
-from autotune.cost.kinds import CONTRACTION, NORMALISATION
+from autotune.cost.attention import by_position, flash, output_of
+from autotune.cost.profile import NORMALISATION
 from autotune.cost.tape import Recorder
+
+# Rows of gradients that are summed up at a time: `EmbeddingBackwardKernel.cu`.
+_ROWS_PER_PART = 10
 
 
 def fused_attention_on_cpu(
@@ -29,7 +34,7 @@ def fused_attention_on_cpu(
     """Return an output of the CPU's fused attention without computing it.
 
     Args:
-        recorder: Told of the work.
+        recorder: Writes down the work.
         query: (batch, heads, length, width).
         key: (batch, key heads, key length, width).
         value: As `key`.
@@ -44,10 +49,10 @@ def fused_attention_on_cpu(
 
 @contextlib.contextmanager
 def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
-    """Let models that were told to use `flash_attention_2` find it, installed or not.
+    """Let models that are set to use `flash_attention_2` find it, installed or not.
 
     Args:
-        recorder: Told of the work.
+        recorder: Writes down the work.
         dtype: What inputs in fp32 are cast to, as transformers does.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -70,27 +75,22 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
 class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: Any) -> Any:
-        batch, heads, length, _ = query.shape
-        # Kernels lay the output out as (batch, length, heads, width), so that merging the heads is a view.
-        output = query.new_zeros((batch, length, heads, value.shape[-1])).transpose(1, 2)
-        normaliser = query.new_empty((batch, heads, length), dtype=torch.float32)
+        output, ctx.flops = output_of(query, key, value, causal)
+        normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
-        ctx.mask = mask
-        ctx.recorder = recorder
-        ctx.flops = 4.0 * batch * heads * length * key.shape[2] * query.shape[-1] * (0.5 if causal else 1.0)
-        _note(recorder, "fused_attention", ctx.flops, query, key, value, output)
+        ctx.mask, ctx.recorder = mask, recorder
+        recorder.note_kernel("fused_attention", ctx.flops, query, key, value, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         query, key, value, output, _ = ctx.saved_tensors
-        of_query, of_key, of_value = (
-            t.new_empty((t.shape[0], t.shape[2], t.shape[1], t.shape[3])).transpose(1, 2) for t in (query, key, value)
-        )
+        of_query, of_key, of_value = (by_position(t) for t in (query, key, value))
         of_mask = None
         if ctx.mask is not None and ctx.mask.requires_grad:
             of_mask = torch.empty_like(ctx.mask)
-        _note(ctx.recorder, "fused_attention_backward", 2.5 * ctx.flops, query, key, value, output, gradient, of_query)
+        tensors = (query, key, value, output, gradient, of_query)
+        ctx.recorder.note_kernel("fused_attention_backward", 2.5 * ctx.flops, *tensors)
         return of_query, of_key, of_value, of_mask, None, None
 
 
@@ -99,20 +99,20 @@ class UpcastSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, recorder: Recorder, is_log: bool) -> torch.Tensor:
-        """Return an output in fp32; it is what is kept."""
+        """Return an output in fp32, which is saved."""
         output = torch.empty_like(tensor, dtype=torch.float32)
         ctx.save_for_backward(output)
         ctx.recorder, ctx.dtype, ctx.is_log = recorder, tensor.dtype, is_log
-        _note(recorder, "softmax", 0.0, tensor, output, kind=NORMALISATION)
+        recorder.note_kernel("softmax", 0.0, tensor, output, kind=NORMALISATION)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Return a gradient in 16 bits."""
         (output,) = ctx.saved_tensors
-        product = None if ctx.is_log else torch.empty_like(output)  # of gradient and output: `scratch`
+        product = None if ctx.is_log else torch.empty_like(output)  # of gradient and output: `_softmax_backward`
         result = torch.empty_like(output, dtype=ctx.dtype)
-        _note(ctx.recorder, "softmax_backward", 0.0, output, gradient, result, kind=NORMALISATION)
+        ctx.recorder.note_kernel("softmax_backward", 0.0, output, gradient, result, kind=NORMALISATION)
         del product
         return result, None, None
 
@@ -127,7 +127,7 @@ class GroupedMatmul(torch.autograd.Function):
         ctx.recorder = recorder
         ctx.flops = 2.0 * rows.shape[0] * matrices.shape[1] * matrices.shape[2]
         output = rows.new_empty((rows.shape[0], matrices.shape[2]))
-        _note(recorder, "grouped_mm", ctx.flops, rows, matrices, output)
+        recorder.note_kernel("grouped_mm", ctx.flops, rows, matrices, output)
         return output
 
     @staticmethod
@@ -137,15 +137,15 @@ class GroupedMatmul(torch.autograd.Function):
         of_rows = of_matrices = None
         if ctx.needs_input_grad[0]:
             of_rows = torch.empty_like(rows)
-            _note(ctx.recorder, "grouped_mm", ctx.flops, gradient, matrices, of_rows)
+            ctx.recorder.note_kernel("grouped_mm", ctx.flops, gradient, matrices, of_rows)
         if ctx.needs_input_grad[1]:
             of_matrices = torch.empty_like(matrices)
-            _note(ctx.recorder, "grouped_mm", ctx.flops, rows, gradient, of_matrices)
+            ctx.recorder.note_kernel("grouped_mm", ctx.flops, rows, gradient, of_matrices)
         return of_rows, of_matrices, None
 
 
 class CtcLoss(torch.autograd.Function):
-    """The CTC loss, which keeps an fp32 number for each frame and each label and blank between labels."""
+    """The CTC loss, which saves an fp32 number for each frame and each label and blank between labels."""
 
     @staticmethod
     def forward(ctx: Any, log_probabilities: torch.Tensor, labels: int, recorder: Recorder) -> torch.Tensor:
@@ -154,19 +154,52 @@ class CtcLoss(torch.autograd.Function):
         alpha = log_probabilities.new_empty((batch, frames, 2 * labels + 1))  # aten/src/ATen/native/LossCTC.cpp
         ctx.save_for_backward(log_probabilities, alpha)
         ctx.recorder = recorder
-        _note(recorder, "ctc_loss", 0.0, log_probabilities, alpha, kind=NORMALISATION)
+        recorder.note_kernel("ctc_loss", 0.0, log_probabilities, alpha, kind=NORMALISATION)
         return log_probabilities.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return the gradient of the log-probabilities; the way back needs as much again as was kept."""
+        """Return the gradient of the log-probabilities; the backward pass takes as much again as was saved."""
         log_probabilities, alpha = ctx.saved_tensors
         beta = torch.empty_like(alpha)
         result = torch.empty_like(log_probabilities)
-        _note(ctx.recorder, "ctc_loss_backward", 0.0, log_probabilities, alpha, beta, result, kind=NORMALISATION)
+        ctx.recorder.note_kernel("ctc_loss_backward", 0.0, log_probabilities, alpha, beta, result, kind=NORMALISATION)
         return result, None, None
 
 
-def _note(recorder: Recorder, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION) -> None:
-    moved = float(sum(t.numel() * t.element_size() for t in tensors))
-    recorder.note(name, kind, flops, moved, half=tensors[0].element_size() == 2)
+def scratch_bytes(name: str, args: Any, out: Any) -> int:
+    """Return the bytes that an operator takes in addition to its inputs and results."""
+    rule = _RULES.get(name)
+    return 0 if rule is None else rule(args, out)
+
+
+def _softmax_backward(args: Any, out: Any) -> int:
+    """`softmax_backward_cuda_out` in SoftMax.cu multiplies gradient and output first; the logarithm's doesn't."""
+    return int(args[0].nbytes)
+
+
+def _safe_softmax(args: Any, out: Any) -> int:
+    """`_safe_softmax` in SoftMax.cpp looks for rows without any key: a byte a score."""
+    return int(args[0].numel())
+
+
+def _embedding_backward(args: Any, out: Any) -> int:
+    """`embedding_backward_cuda_kernel`: partial sums in fp32, one for each token and each ten tokens of a batch.
+
+    Rows of tokens are sorted first, which takes three numbers each. Up to 3,072 tokens another kernel is taken, without
+    any of it, which is left out: what is traced is a batch of two.
+    """
+    gradient, indices, rows = args[0], args[1], int(args[2])
+    tokens, width = int(indices.numel()), int(gradient.shape[-1])
+    segments = min(tokens, rows)
+    parts = tokens // _ROWS_PER_PART + segments
+    sums = 4 * parts * (-(-width // 32) * 32)
+    sorting = int(indices.element_size()) * (3 * tokens + 2 * segments + parts)
+    return sums + sorting + (0 if gradient.is_contiguous() else int(gradient.nbytes))
+
+
+_RULES = {
+    "_softmax_backward_data": _softmax_backward,
+    "_safe_softmax": _safe_softmax,
+    "embedding_dense_backward": _embedding_backward,
+}

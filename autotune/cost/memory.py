@@ -1,26 +1,40 @@
 """Memory of a configuration, by component, from its family's profile. Pure arithmetic.
 
-A step has two kinds of moments that can be its peak: those of a micro-step, with weights and optimizer states beside
-what the tape says is alive, and the optimizer's own, with all gradients and its temporaries and no activation. With
-accumulation the gradients of the micro-step before are there throughout. What of all this one of several devices has is
-the business of `sharding`.
+A step has two kinds of moments that can be its peak: those of a micro-step, with weights, optimizer states and what the
+tape says is alive, and the optimizer's own, with all gradients and its temporaries and no activation. With accumulation
+the gradients of the micro-step before are there throughout. `sharding` knows what one of several devices has of all
+this. Outside of the allocator come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
+
+:class:`Footprints` remembers what doesn't depend on the micro-batch, or on what is learned, since a search asks again
+and again: what one of several devices holds, and what the allocator holds unused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from autotune.cost.generation import workspace_bytes
+from autotune.cost.family import Family, workspace_bytes
+from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import MemoryPoint, Profile
-from autotune.cost.sharding import ONE_DEVICE, Share, share_of
+from autotune.cost.reserve import Held, held_bytes
+from autotune.cost.sharding import ONE_DEVICE, Share, Spread, in_flight, share_of
+from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.hardware import Hardware
 
 # The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
 BLOCK_BYTES = 512
+
+
+_MIB = float(1 << 20)
+
+# The CUDA context and the kernels: 0.47 GiB when they are loaded as they are used, 0.92 GiB when all are (A100, torch
+# 2.1 with CUDA 12.1, https://github.com/stas00/ml-engineering). A training run loads nearly all; of published runs
+# nvidia-smi showed 0.2 to 1.9 GiB more beyond the reserved memory.
+_CUDA = (0.92 * 1024 * _MIB, 0.4 * 1024 * _MIB)
+
+# Of the process on a CPU: the Trainer, oneDNN's primitives and scratchpads. A Llama of one layer of width 64, whose
+# training takes 1 MiB, grew by 7 to 20 MiB.
+_CPU = (15 * _MIB, 10 * _MIB)
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Components:
 
 
 def components(
-    profile: Profile, optim: str, micro_batch: int, accumulation: int, share: Share | None = None
+    profile: Profile, optim: str, micro_batch: int, accumulation: float, share: Share | None = None
 ) -> Components:
     """Return the memory of one configuration of the family.
 
@@ -57,17 +71,8 @@ def components(
     """
     share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulation > 1)
     weights = share.weights + always_bytes(profile)
-    stepping = Components(
-        weights,
-        share.gradients,
-        share.states,
-        0.0,
-        share.stepping,
-        share.paged,
-        "optimizer step",
-        share.step_buffers,
-    )
-    found = [stepping]
+    optimizer_step = (0.0, share.stepping, share.paged, "optimizer step", share.step_buffers)
+    found = [Components(weights, share.gradients, share.states, *optimizer_step)]
     found += [_moment(p, weights, share, micro_batch, later=False) for p in profile.peaks_first]
     if accumulation > 1:
         found += [_moment(p, weights, share, micro_batch, later=True) for p in profile.peaks_later]
@@ -77,55 +82,19 @@ def components(
 def _moment(point: MemoryPoint, weights: float, share: Share, samples: int, *, later: bool) -> Components:
     gradients = point.gradients.at(samples)
     if later:
-        kept = share.accumulated + share.gradient_share * point.fresh_gradients.at(samples)
+        gradients_bytes = share.accumulated + share.gradient_share * point.fresh_gradients.at(samples)
     else:
-        kept = share.gradient_share * gradients
+        gradients_bytes = share.gradient_share * gradients
     return Components(
         weights,
-        kept,
+        gradients_bytes,
         share.states,
-        share.kept * point.activations.at(samples),
+        share.in_flight * point.activations.at(samples),
         point.temporaries.at(samples),
         share.paged,
         point.operator,
         share.backward_buffers if gradients > 0 else share.forward_buffers,
     )
-
-
-def allocated_peaks(
-    profile: Profile, optim: str, micro_batches: NDArray[np.float64], accumulated: bool, share: Share | None = None
-) -> NDArray[np.float64]:
-    """Return the allocated peak for each micro-batch: `components` for many at once."""
-    share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulated)
-    always = share.weights + always_bytes(profile) + share.states
-    peak = np.full(len(micro_batches), share.gradients + share.stepping + share.step_buffers, dtype=float)
-    peak = np.maximum(peak, _highest(profile.peaks_first, micro_batches, share, later=False))
-    if accumulated:
-        peak = np.maximum(peak, share.accumulated + _highest(profile.peaks_later, micro_batches, share, later=True))
-    total: NDArray[np.float64] = always + peak
-    return total
-
-
-def _highest(
-    points: Sequence[MemoryPoint], samples: NDArray[np.float64], share: Share, *, later: bool
-) -> NDArray[np.float64]:
-    gradients = [p.fresh_gradients if later else p.gradients for p in points]
-
-    def lines(part: Literal["constant", "per_sample"]) -> NDArray[np.float64]:
-        return np.array(
-            [
-                share.kept * getattr(p.activations, part)
-                + getattr(p.temporaries, part)
-                + share.gradient_share * getattr(g, part)
-                for p, g in zip(points, gradients, strict=True)
-            ]
-        )
-
-    constant, slope = lines("constant")[:, None], lines("per_sample")[:, None]
-    begun = np.array([[p.gradients.at(float(n)) > 0 for n in samples] for p in points])
-    buffers = np.where(begun, share.backward_buffers, share.forward_buffers)
-    highest: NDArray[np.float64] = (constant + slope * samples[None, :] + buffers).max(axis=0)
-    return highest
 
 
 def always_bytes(profile: Profile) -> float:
@@ -135,3 +104,59 @@ def always_bytes(profile: Profile) -> float:
     sizes = ((g.count, g.elements * g.element_bytes) for g in profile.parameters)
     workspaces = 2 * workspace_bytes(profile.family.generation)  # of the forward and of the backward thread
     return workspaces + float(sum(count * (-size % BLOCK_BYTES) for count, size in sizes))
+
+
+def framework_bytes(hardware: Hardware) -> tuple[float, float]:
+    """Return the bytes that are taken outside of the allocator, and their standard deviation."""
+    return _CPU if hardware.is_cpu else _CUDA
+
+
+def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
+    """Return what NCCL takes for the groups that a device is in: one for each direction a training is spread in."""
+    if hardware.is_cpu or parallelism.world_size == 1:
+        return 0.0
+    degrees = (parallelism.data_parallel, parallelism.tensor_parallel, parallelism.pipeline_parallel)
+    return NCCL_BYTES * sum(degree > 1 for degree in degrees)
+
+
+@dataclass(frozen=True)
+class Footprints:
+    """Memory of configurations.
+
+    Args:
+        shares: Of devices, as far as they were asked for.
+        held: What the allocator gives out and holds on one device, as far as it was asked for.
+    """
+
+    shares: dict[tuple[object, ...], Share] = field(default_factory=dict, repr=False)
+    held: dict[tuple[Family, str, int, bool], Held] = field(default_factory=dict, repr=False)
+
+    def share(self, config: TrainConfig, profile: Profile, accumulation: float) -> Share:
+        """Return what one device holds."""
+        spread, accumulated = Spread.of(config), accumulation > 1
+        key = (profile.family, config.optim, spread, accumulated)
+        if key not in self.shares:
+            self.shares[key] = share_of(profile, config.optim, spread, accumulated=accumulated)
+        return in_flight(self.shares[key], config.parallelism, int(accumulation))
+
+    def components(self, config: TrainConfig, profile: Profile, size: int, accumulation: float) -> Components:
+        """Return the memory by component for a micro-batch of `size`."""
+        share = self.share(config, profile, accumulation)
+        return components(profile, config.optim, size, accumulation, share)
+
+    def parts(self, config: TrainConfig, profile: Profile, accumulation: int) -> tuple[Components, float]:
+        """Return the memory by component, and what the allocator reserves beyond it."""
+        size = config.per_device_train_batch_size
+        parts = self.components(config, profile, size, accumulation)
+        if profile.family.device == "cpu":  # its allocator holds nothing
+            return parts, 0.0
+        key = (profile.family, config.optim, size, accumulation > 1)
+        if key not in self.held:
+            generation = profile.family.generation
+            found = held_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1, generation=generation)
+            # Buffers are no part of the excerpt: scales of quantized weights, above all.
+            self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
+        held = self.held[key]
+        if config.parallelism.is_single:
+            parts = replace(parts, temporaries=parts.temporaries + held.allocated - parts.allocated)
+        return parts, float(held.unused)

@@ -1,7 +1,8 @@
 """The cost model of one workload on one device or several: memory and time of configurations that haven't run.
 
 It holds a profile for each family, the device's rates and what measurements said of earlier predictions. Predicting
-many configurations costs microseconds each; nothing here imports torch. It may reject and rank, never crown.
+many configurations costs microseconds each; nothing here imports torch. It rejects and ranks configurations; the winner
+of a search is decided by measurements alone.
 """
 
 from __future__ import annotations
@@ -14,18 +15,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
+from autotune.cost.corrections import Corrections, Observation, memory_features, time_deviation, time_features
 from autotune.cost.family import Family, family_of
-from autotune.cost.footprint import Counted, Counts, Footprints
-from autotune.cost.framework import communicators_bytes, framework_bytes, time_deviation
-from autotune.cost.memory import Components
+from autotune.cost.memory import Components, Footprints, communicators_bytes, framework_bytes
 from autotune.cost.network import Network, network_of
-from autotune.cost.padding import padded_share
-from autotune.cost.predictions import Predictions, Z, is_compiled, is_rewritten, kind_of, notes_on
+from autotune.cost.predictions import Counted, Predictions, Z, is_compiled, is_rewritten, kind_of, notes_on
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
-from autotune.cost.step import StepCost
-from autotune.cost.time import dense_peak
+from autotune.cost.time import StepCost, dense_peak, padded_share
 from autotune.training.arguments import effective_tf32
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, Rates
@@ -47,8 +44,9 @@ class CostModel:
         profiles: By family.
         corrections: What earlier measurements said.
         network: Of a training on several devices; None: all are in this machine.
-        footprints: What configurations take, as counted.
-        counts: The same beside the time of a step, as far as it was asked for; anew where anything above is replaced.
+        footprints: Memory of configurations as counted.
+        counts: What was counted of a kind and its micro-batches, the time of a step included; empty in a copy in which
+            anything above is replaced.
     """
 
     workload: Workload
@@ -58,7 +56,7 @@ class CostModel:
     corrections: Corrections
     network: Network | None = None
     footprints: Footprints = field(default_factory=Footprints, repr=False)
-    counts: Counts = field(default_factory=Counts, init=False, repr=False)
+    counts: dict[tuple[object, ...], Counted] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -94,7 +92,7 @@ class CostModel:
                 features.update(zip(rows, counted.features, strict=True))
         known = sorted(features)
         needed, unsure = np.full(count, np.nan), np.full(count, np.nan)
-        # On the CPU the factor covers what the process takes beside its training.
+        # On the CPU the factor covers what the process takes in addition to its training.
         on_cpu = self.hardware.is_cpu
         quantity = "device" if on_cpu else "allocated"
         factors, deviations = self.corrections.memories(quantity, [features[i] for i in known])
@@ -114,21 +112,23 @@ class CostModel:
         return self.corrections.log_slowdown([time_features(c) for c in configs], time_features(reference))[1]
 
     def _counted(self, kind: TrainConfig, micro_batches: Sequence[int]) -> Counted:
-        sizes = np.array(micro_batches, dtype=float)
-        profile = self.profiles[family_of(kind, self.hardware)]
-        return self.counts.of(kind, sizes, lambda: self._count(kind, profile, sizes))
+        """Return what micro-batches of one kind take, uncorrected; counted now or before."""
+        key = (kind_of(kind), *micro_batches)
+        if key not in self.counts:
+            profile = self.profiles[family_of(kind, self.hardware)]
+            self.counts[key] = self._count(kind, profile, np.array(micro_batches, dtype=float))
+        return self.counts[key]
 
     def _count(self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64]) -> Counted:
-        """Return what micro-batches of one kind take, uncorrected."""
         parallelism = kind.parallelism
         together = sizes * parallelism.data_parallel
         accumulation = (self.workload.global_batch_size or together) / together
         padded = sizes * padded_share(self.workload.lengths, kind, sizes)
-        allocated = self.footprints.peaks(kind, profile, sizes, accumulation)
         parts = [
-            self.footprints.components(kind, profile, int(size), int(steps))
+            self.footprints.components(kind, profile, int(size), float(steps))
             for size, steps in zip(sizes, accumulation, strict=True)
         ]
+        allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
         return Counted(
             seconds=self._step_cost(kind, profile).seconds(padded, accumulation),
@@ -151,8 +151,8 @@ class CostModel:
 
     def network_for(self, config: TrainConfig) -> Network:
         """Return the devices that a configuration runs on."""
-        world, host = config.parallelism.world_size, self.rates.host_bandwidth
-        return self.network or network_of(self.hardware, world, host_bandwidth=host)
+        world = config.parallelism.world_size
+        return self.network or network_of(self.hardware, world, host_bandwidth=self.rates.host_bandwidth)
 
     def estimate(self, config: TrainConfig) -> CostEstimate | None:
         """Return what is predicted of one configuration, None if its family has no profile."""
@@ -246,7 +246,7 @@ class CostModel:
         if not found:
             return self
         learned = replace(self, corrections=self.corrections.with_observations(*found))
-        learned.counts.found.update(self.counts.found)  # which nothing that is observed changes
+        learned.counts.update(self.counts)  # which nothing that is observed changes
         return learned
 
     def observation(self, result: TrialResult) -> Observation | None:
@@ -279,7 +279,7 @@ class CostModel:
     def _shortage(self, result: TrialResult, profile: Profile) -> Observation | None:
         """Return what running out of memory says where less was expected: a bit more than the budget was needed.
 
-        Or as much as was seen, where the process had room to go on beyond the budget.
+        Where the process had room to go on beyond the budget, as much as was seen.
         """
         failure = result.outcome
         if not isinstance(failure, Failure) or failure.status is not TrialStatus.OUT_OF_MEMORY:
@@ -290,12 +290,11 @@ class CostModel:
         if float(self.predict([config]).needed_bytes[0]) > least or is_rewritten(config):
             return None
         parts, unused = self._parts(config, profile)
-        quantity = "device" if self.hardware.is_cpu else "allocated"
-        outside = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
-        seen_unused = unused if quantity == "device" else 0.0
+        on_cpu = self.hardware.is_cpu
+        quantity, outside = ("device", 0.0) if on_cpu else ("allocated", framework_bytes(self.hardware)[0])
         return Observation(
             key=self._key(config),
-            memory_features=memory_features(parts, seen_unused),
+            memory_features=memory_features(parts, unused if on_cpu else 0.0),
             memory={quantity: (least - outside) / parts.allocated},
             time_features={},
             log_time=None,

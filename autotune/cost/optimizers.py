@@ -1,8 +1,8 @@
-"""What an optimizer keeps between steps and takes during one, by the shapes of the weights that are trained.
+"""Memory that an optimizer holds between steps and takes during one, by the shapes of the weights that are trained.
 
 A table: a row an optimizer of transformers' `OptimizerNames`. States are counted from the libraries' own code (torch
 2.13, transformers 5.23, bitsandbytes 0.50); a test holds those that run on a CPU against a real step. An optimizer that
-isn't listed is taken as AdamW, which no listed one exceeds by much, and said so.
+isn't listed counts as AdamW, which no listed one exceeds by much.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Optimizer:
     """What an optimizer costs.
 
     Attributes:
-        states: Values kept for each element.
+        states: Values stored for each element of a weight.
         width: Bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 4 in fp32 whatever the weight.
         temporaries: What a step takes: nothing (fused kernels), copies of all weights at once (foreach on a GPU), or
             of a few of the largest weight (a loop over the weights).
         copies: Of all weights, where foreach kernels run.
-        loop_copies: Of a weight, where a loop runs over them, beside what the one before still holds.
+        loop_copies: Of a weight, where a loop runs over them, without those that the weight before still holds.
         paged: States live in memory that moves between host and device, beyond torch's allocator.
         passes: Bytes that a step moves on a GPU, over those of a fused kernel: each foreach operator goes over them.
         kernels: Operators a step runs for each weight where it loops over them.
@@ -91,7 +91,7 @@ def optimizer(name: str) -> Optimizer:
 
 
 def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
-    """Return the bytes that an optimizer keeps: those of torch's allocator, and those that are paged."""
+    """Return the bytes of an optimizer's states: those of torch's allocator, and those that are paged."""
     resident = paged = 0.0
     for group in groups:
         if not group.trained:
@@ -106,7 +106,7 @@ def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
 
 
 def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[float]]:
-    """Return the bytes of each tensor that is kept for one parameter: states, and the scales of those in 8 bits."""
+    """Return the bytes of each tensor that is stored for one parameter: states, and the scales of those in 8 bits."""
     row, elements = optimizer(name), group.elements
     if row.temporaries == "adafactor":
         if len(group.shape) < 2:
@@ -125,7 +125,7 @@ def is_paged(name: str, group: ParameterGroup) -> bool:
 
 
 def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool) -> int:
-    """Return the bytes that a step takes at its peak beside weights, gradients and states.
+    """Return the bytes that a step takes at its peak in addition to weights, gradients and states.
 
     On the CPU torch loops over the weights where it would run foreach kernels on a GPU.
     """
@@ -155,7 +155,7 @@ def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:
 
 
 def _loop_bytes(name: str, group: ParameterGroup) -> float:
-    """Return the bytes of a parameter's copies, beside the last one of that before, whose variable still holds it."""
+    """Return the bytes of a parameter's copies and of the last copy of the one before, which is still held."""
     copies, width = loop_copies(name, group)
     return (copies + (group.count > 1)) * width * group.elements
 

@@ -1,9 +1,18 @@
 """The closed form of a traced family: memory and work as lines in the micro-batch, at the model's full depth.
 
-Values only: a profile is traced in one process and used in another. See `extend` for how it comes about.
+Values only, without torch: a profile is made in one process (`profiler`) and used in another.
+
+Layers are found by the names of their parameters, for what is sharded, gathered and prefetched together: a layer
+is what a name's first number counts. FSDP2 through the Trainer makes a unit of each transformer layer, one of the input
+embeddings, and one of the last norm and the head (accelerate's `fsdp2_prepare_model`).
 """
 
 from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +21,11 @@ from pydantic import Field
 from autotune.cost.family import Family
 from autotune.value import Value
 from autotune.values.estimate import TracedBy
+
+# Kinds of operators, for the time they take; a transfer moves bytes between the device and the host.
+VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER = range(5)
+
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 class ParameterGroup(Value):
@@ -42,7 +56,7 @@ class Line(Value):
 
 
 class MemoryPoint(Value):
-    """What is alive at one moment of a micro-step beside weights and optimizer states, in bytes."""
+    """What is alive at one moment of a micro-step in addition to weights and optimizer states, in bytes."""
 
     operator: str
     activations: Line
@@ -54,7 +68,7 @@ class MemoryPoint(Value):
 class Work(Value):
     """Equal operators of a micro-step."""
 
-    kind: int = Field(description="CONTRACTION, NORMALISATION, ELEMENTWISE or TRANSFER, of `kinds`")
+    kind: int = Field(description="CONTRACTION, NORMALISATION, ELEMENTWISE or TRANSFER")
     half: bool = Field(description="computed in 16 bits")
     flops: Line
     moved_bytes: Line
@@ -100,7 +114,7 @@ class Profile(Value):
     excerpt: Excerpt
     needed_flops: Line = Field(description="of the model's contractions, recomputation left out")
     traced_by: TracedBy
-    layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: none is told apart")
+    layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: the model has none")
     outside: tuple[ParameterGroup, ...] = Field(default=(), description="in no layer: embeddings, last norm, head")
     layers: int = Field(default=1, description="how many there are")
     attention: tuple[str, ...] = Field(default=(), description="kernels that fused attention takes on a CUDA device")
@@ -125,3 +139,38 @@ class Profile(Value):
             "moved": np.array([(w.moved_bytes.constant, w.moved_bytes.per_sample) for w in self.work]),
             "count": np.array([w.count for w in self.work], dtype=float),
         }
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model.
+
+    Attributes:
+        largest: Parameters of the largest one.
+        outside: Parameters that are in none.
+        count: How many layers there are.
+    """
+
+    largest: tuple[ParameterGroup, ...]
+    outside: tuple[ParameterGroup, ...]
+    count: int
+
+
+def layers_of(names: Sequence[str], groups: Sequence[ParameterGroup]) -> Layers:
+    """Return the layers of a model's parameters, given in the same order as their names."""
+    by_layer: dict[str, list[ParameterGroup]] = {}
+    outside: list[ParameterGroup] = []
+    for name, group in zip(names, groups, strict=True):
+        match = _LAYER.match(name)
+        (by_layer.setdefault(match[1], []) if match else outside).append(group)
+    largest = max(by_layer.values(), key=total_bytes, default=[])
+    return Layers(_counted(largest), _counted(outside), len(by_layer))
+
+
+def total_bytes(groups: Sequence[ParameterGroup], *, trained: bool = False) -> float:
+    """Return the bytes of parameters, or of those that are trained."""
+    return sum(g.count * g.elements * g.element_bytes for g in groups if g.trained or not trained)
+
+
+def _counted(groups: Sequence[ParameterGroup]) -> tuple[ParameterGroup, ...]:
+    return tuple(group.model_copy(update={"count": count}) for group, count in Counter(groups).items())

@@ -23,7 +23,7 @@ from autotune.training.random_weights import quantized_layers, replace_layers
 from autotune.values.config import Precision
 from autotune.values.model import Task
 
-# Where tensors of a layer that are no parameters are kept, so that they count as weights.
+# Prefix of buffers for a layer's tensors that are no parameters, so that they count as weights.
 _STATE = "_packing_"
 
 
@@ -31,7 +31,7 @@ def pack(model: Any, family: Family, task: Task) -> None:
     """Replace the linear layers of a model on the meta device by traced ones of packed weights."""
     assert family.quantization is not None
     arguments = quantization_arguments(family.quantization, _precision(family), task)
-    # bitsandbytes keeps one table for its whole life, where it is first asked for: not on the meta device.
+    # bitsandbytes makes one table for its whole life, on the device where it is first used: not the meta device.
     functional.name2qmap.setdefault("dynamic", functional.create_dynamic_map())
     quantizer = replace_layers(model, arguments, "meta")
     for _, layer in quantized_layers(model):
@@ -99,7 +99,7 @@ class _Traced4bit(Linear4bit):  # type: ignore[misc]  # bitsandbytes is untyped
 
 
 class _Product4bit(torch.autograd.Function):
-    """`MatMul4Bit`: weights are unpacked for each product and dropped; nothing but what is packed is kept."""
+    """`MatMul4Bit`: weights are unpacked for each product and dropped; only packed weights are saved."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: Any, bias: torch.Tensor | None) -> torch.Tensor:
@@ -139,12 +139,12 @@ class _Traced8bit(Linear8bitLt):  # type: ignore[misc]  # bitsandbytes is untype
 
 
 class _Product8bit(torch.autograd.Function):
-    """What both have in common: the input is kept, and the backward pass unpacks the weights to its type."""
+    """The part common to both: the input is saved, and the backward pass unpacks the weights to its type."""
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        weight = _unpacked_8bit(ctx.layer, ctx.kept.dtype)
-        return torch.matmul(gradient.to(ctx.kept.dtype), weight), None, None
+        weight = _unpacked_8bit(ctx.layer, ctx.input.dtype)
+        return torch.matmul(gradient.to(ctx.input.dtype), weight), None, None
 
 
 class _Product8bitCpu(_Product8bit):
@@ -152,7 +152,7 @@ class _Product8bitCpu(_Product8bit):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.layer, ctx.kept = layer, x
+        ctx.layer, ctx.input = layer, x
         return nn.functional.linear(x, _unpacked_8bit(layer, x.dtype), bias)
 
 
@@ -161,7 +161,7 @@ class _Product8bitCuda(_Product8bit):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.layer, ctx.kept = layer, x
+        ctx.layer, ctx.input = layer, x
         packed = x.to(torch.float16).to(torch.int8)
         product = torch.matmul(packed, layer.weight.data.t()).to(torch.int32)
         del packed

@@ -1,24 +1,36 @@
-"""What torch's caching allocator holds during a training, by replaying it into its rules.
+"""What torch's caching allocator holds during a training, by a replay into its rules (`allocator`). Pure.
 
-What is replayed is the micro-step of the full-depth model, storage by storage (`deepened`), between the optimizer's
-steps: the blocks that stay unused, and those that are larger than what was asked for, depend on the order. Pure.
+What is replayed is the micro-step of the full-depth model, storage by storage, between the optimizer's steps: the
+blocks that stay unused, and those that are larger than what was asked for, depend on the order.
+
+The storages at full depth follow from those of the excerpt, whose model has few layers (`deepened`). The tape of a
+deeper model has the operators of one layer once more for each further layer, one stretch in the forward and one in the
+backward pass. A storage of the repeated layer is there once for each of them; those of layers before and after it, and
+of what surrounds the layers, once. The layer that comes first in the forward pass comes last in the backward pass.
+Whether a storage ends with its layer or with something that comes once, as the cast weights that autocast holds until
+the end of the forward pass, is decided by the corresponding storage of the layer before.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost.allocator import Block, CachingAllocator
-from autotune.cost.deepened import Rows, deepened
-from autotune.cost.generation import Generation, workspace_bytes
+from autotune.cost.family import Generation, workspace_bytes
 from autotune.cost.optimizers import Optimizer, is_paged, loop_copies, optimizer, state_sizes
-from autotune.cost.profile import Excerpt, ParameterGroup
+from autotune.cost.profile import Excerpt, ParameterGroup, Repeat
 
 # In the second step optimizer states are there; what a third brings is little.
 STEPS = 3
+
+Rows = NDArray[np.float64]
+
+_MADE, _FREED = 0, 1
 
 
 class Held(NamedTuple):
@@ -26,6 +38,11 @@ class Held(NamedTuple):
 
     allocated: int
     reserved: int
+
+    @property
+    def unused(self) -> int:
+        """Bytes that are reserved at the most beyond those that are allocated at the most."""
+        return self.reserved - self.allocated
 
 
 def held_bytes(
@@ -55,14 +72,6 @@ def held_bytes(
         if not keeps_gradients:
             run.free_gradients()
     return Held(run.allocator.peak_allocated, run.allocator.peak_reserved)
-
-
-def unused_bytes(
-    excerpt: Excerpt, optim: str, micro_batch: int, *, accumulated: bool, keeps_gradients: bool = False
-) -> int:
-    """Return the bytes that are reserved at the most beyond those that are allocated at the most."""
-    held = held_bytes(excerpt, optim, micro_batch, accumulated=accumulated, keeps_gradients=keeps_gradients)
-    return held.reserved - held.allocated
 
 
 class _Run:
@@ -101,7 +110,7 @@ class _Run:
         self._has_workspaces = True
 
     def optimizer_step(self) -> None:
-        """Make the states, once, and what a step takes beside them."""
+        """Make the states, once, and take what a step takes in addition."""
         is_first = not self._states
         for trained in self._groups:
             if is_first:
@@ -152,3 +161,92 @@ def _order(rows: Rows, workspaces: Sequence[int]) -> list[tuple[int, bool]]:
     # A storage may end before the operator after the one that made it, never before it is made.
     order = np.lexsort((which, makes, when))
     return [(int(which[i]), bool(makes[i])) for i in order]
+
+
+def deepened(excerpt: Excerpt) -> tuple[Rows, tuple[int, ...], list[ParameterGroup]]:
+    """Return the rows of an excerpt's storages at full depth, where workspaces are made, and the parameters."""
+    rows = np.array(excerpt.storages, dtype=float).reshape(-1, 5)
+    workspaces = np.array(excerpt.workspaces, dtype=float)
+    parameters = list(excerpt.parameters)
+    ahead = [0, 0]  # by which what comes later in the forward pass has moved: operators, parameters
+    end = float(excerpt.forward_end)
+    for repeat in excerpt.repeats:
+        moved = _moved(repeat, ahead)
+        rows, workspaces = _repeated(rows, moved, end), _outside(workspaces, moved, end)
+        first, length = moved.parameters
+        parameters[first + length : first + length] = parameters[first : first + length] * moved.times
+        end += moved.times * moved.forward[1]
+        ahead = [ahead[0] + moved.times * moved.forward[1], ahead[1] + moved.times * length]
+    return rows, tuple(int(w) for w in workspaces), parameters
+
+
+def _moved(repeat: Repeat, ahead: list[int]) -> Repeat:
+    """Return a stack's stretches where those of the stacks before it have been repeated.
+
+    A stack that comes later in the forward pass comes earlier in the backward pass.
+    """
+    operators, parameters = ahead
+    return repeat.model_copy(
+        update={
+            "forward": (repeat.forward[0] + operators, repeat.forward[1]),
+            "backward": (repeat.backward[0] + operators, repeat.backward[1]),
+            "parameters": (repeat.parameters[0] + parameters, repeat.parameters[1]),
+        }
+    )
+
+
+def _repeated(rows: Rows, repeat: Repeat, end: float) -> Rows:
+    """Return the rows with those of the repeated layer `times` more; `end` is that of the forward pass."""
+    (f0, lf), (b0, lb), n = repeat.forward, repeat.backward, repeat.times
+    made, freed = rows[:, _MADE], rows[:, _FREED]
+    in_forward, in_backward = (made >= f0) & (made < f0 + lf), (made >= b0) & (made < b0 + lb)
+    once = rows[~(in_forward | in_backward)].copy()
+    before = once[:, _MADE] < f0
+    once[:, _FREED] = np.where(
+        once[:, _FREED] < end,
+        np.where(before & (once[:, _FREED] < f0 + lf), once[:, _FREED], once[:, _FREED] + n * lf),
+        np.where(
+            once[:, _FREED] >= np.where(before, b0, b0 + lb), once[:, _FREED] + n * (lf + lb), once[:, _FREED] + n * lf
+        ),
+    )
+    once[:, _MADE] = _outside(once[:, _MADE], repeat, end)
+    found = [once]
+    ends = _outside(freed, repeat, end)
+    stays = _ends_with_layer(rows, lf)[in_forward]
+    for j in range(n + 1):
+        copy = rows[in_forward].copy()
+        by_layer = np.where(copy[:, _FREED] < end, copy[:, _FREED] + j * lf, copy[:, _FREED] + n * lf + (n - j) * lb)
+        copy[:, _MADE] += j * lf
+        copy[:, _FREED] = np.where(stays, by_layer, ends[in_forward])
+        found.append(copy)
+    stays = _ends_with_layer(rows, lb)[in_backward]
+    for k in range(n + 1):
+        copy = rows[in_backward].copy()
+        copy[:, _MADE] += n * lf + k * lb
+        copy[:, _FREED] = np.where(stays, copy[:, _FREED] + n * lf + k * lb, ends[in_backward])
+        found.append(copy)
+    repeated = np.concatenate(found)
+    repeated[:, _FREED] = np.maximum(repeated[:, _FREED], repeated[:, _MADE] + 1)
+    return repeated
+
+
+def _ends_with_layer(rows: Rows, length: int) -> NDArray[np.bool_]:
+    """Return of each storage whether its like, made `length` operators earlier, ends elsewhere, or isn't there."""
+    seen: Counter[float] = Counter()
+    keys = []
+    for position in rows[:, _MADE].tolist():  # an operator may make several
+        keys.append((position, seen[position]))
+        seen[position] += 1
+    ends = dict(zip(keys, rows[:, _FREED].tolist(), strict=True))
+    likes = [ends.get((position - length, which)) for position, which in keys]
+    pairs = zip(rows[:, _FREED].tolist(), likes, strict=True)
+    return np.array([like != end for end, like in pairs], dtype=bool)
+
+
+def _outside(positions: NDArray[np.float64], repeat: Repeat, end: float) -> NDArray[np.float64]:
+    """Return where operators outside of the repeated layer come to be."""
+    (f0, lf), (b0, lb), n = repeat.forward, repeat.backward, repeat.times
+    moved: NDArray[np.float64] = positions + np.where(
+        positions < f0 + lf, 0, np.where(positions < b0 + lb, n * lf, n * (lf + lb))
+    )
+    return moved

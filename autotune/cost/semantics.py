@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from autotune.cost.attention import Asked, attention
-from autotune.cost.generation import Generation
+from autotune.cost.family import Generation
 from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention_on_cpu
 from autotune.cost.tape import Recorder
 
@@ -59,7 +59,7 @@ class Semantics(TorchFunctionMode):
     Args:
         device: Whose way.
         autocast: Type of mixed precision's arithmetic, None for none.
-        recorder: Told of the kernels that only exist there.
+        recorder: Writes down the kernels that only exist there.
         padded: Whether batches hold padding.
         experts: Between how many experts tokens are routed.
         generation: Of a CUDA device.
@@ -87,7 +87,7 @@ class Semantics(TorchFunctionMode):
 
     @contextlib.contextmanager
     def casting(self) -> Iterator[None]:
-        """Cast inside as autocast does; weights that were cast are kept until the outermost end."""
+        """Cast inside as autocast does; weights that were cast are cached until the outermost end."""
         outermost = not self._casting
         self._casting = self._autocast is not None
         try:

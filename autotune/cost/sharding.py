@@ -1,8 +1,8 @@
 """What one of several devices holds of weights, gradients and optimizer states, and what it takes to put them together.
 
-Data-parallel ranks either keep everything (DDP) or deal parts out among them: the optimizer's states, the gradients and
+Data-parallel ranks either hold everything (DDP) or deal parts out among them: the optimizer's states, the gradients and
 the weights, which are the three stages of ZeRO (arXiv:1910.02054) and what FSDP does (arXiv:2304.11277). What is dealt
-out has to be put together again for a moment; how much at once depends on who does it. Tensor and pipeline parallelism
+out has to be put together again for a moment; how much at once depends on the library. Tensor and pipeline parallelism
 are in the profile already, whose model is one device's part. Bytes only; pure.
 
 Sources: torch 2.13 (`fsdp/_fully_shard`, `csrc/distributed/c10d/reducer.cpp`), accelerate 1.15 (`fsdp2_prepare_model`),
@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.cost.layers import total_bytes
 from autotune.cost.optimizers import state_bytes, temporary_bytes
-from autotune.cost.profile import ParameterGroup, Profile
+from autotune.cost.profile import ParameterGroup, Profile, total_bytes
 from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
 from autotune.values.config import Parallelism, Precision, Sharding, TrainConfig
 
@@ -48,7 +47,7 @@ WAYS: dict[Sharding, Way] = {
 _MOST_LIVE = 1_000_000_000
 # Of gradients there are two messages in stages 1 and 2, one that is filled while the other is sent (`overlap_comm`).
 _BUCKETS = {True: 1, False: 2}
-# Its NVMe swapper keeps so many buffers of so many fp32 elements in pinned memory (`offload_config.py`).
+# Its NVMe swapper has so many buffers of so many fp32 elements in pinned memory (`offload_config.py`).
 _SWAP_BUFFERS, _SWAP_ELEMENTS = 4, 100_000_000
 
 # A weight of fewer bytes an element is packed and stays as it is.
@@ -61,7 +60,7 @@ class Spread:
 
     Attributes:
         parallelism: Of the configuration.
-        mixed: Whether arithmetic is in 16 bits beside weights in fp32.
+        mixed: Whether arithmetic is in 16 bits and weights are kept in fp32.
         frozen_in_fp32: Whether, if so, frozen weights are kept in fp32 too.
         root_stays: Whether embeddings and head stay gathered through forward and backward pass, as by torch's first
             FSDP.
@@ -83,7 +82,7 @@ ONE_DEVICE = Spread(Parallelism(), mixed=False)
 
 @dataclass(frozen=True)
 class Share:
-    """What one device holds, in bytes, beside what the tape says is alive.
+    """What one device holds, in bytes, in addition to what the tape says is alive.
 
     Attributes:
         weights: All the time, buffers included.
@@ -96,7 +95,7 @@ class Share:
         forward_buffers: Gathered weights and messages while there are no gradients yet.
         backward_buffers: The same when there are.
         step_buffers: The same at the optimizer's step.
-        kept: Micro-batches whose activations are there at once.
+        in_flight: Micro-batches whose activations are there at once.
         host: Of the host's memory.
     """
 
@@ -110,7 +109,7 @@ class Share:
     forward_buffers: float = 0.0
     backward_buffers: float = 0.0
     step_buffers: float = 0.0
-    kept: float = 1.0
+    in_flight: float = 1.0
     host: float = 0.0
 
 
@@ -136,11 +135,11 @@ def in_flight(share: Share, parallelism: Parallelism, accumulation: int) -> Shar
 
     One forward, one backward: PipeDream-Flush in arXiv:2104.04473, section 2.2.
     """
-    return replace(share, kept=float(max(1, min(parallelism.pipeline_parallel, accumulation))))
+    return replace(share, in_flight=float(max(1, min(parallelism.pipeline_parallel, accumulation))))
 
 
 def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:
-    """Return the share of a device that keeps everything; DDP's buckets are a copy of all gradients."""
+    """Return the share of a device that holds everything; DDP's buckets are a copy of all gradients."""
     states, paged = state_bytes(optim, profile.parameters)
     buckets = float(profile.gradients_bytes) if copies else 0.0
     return Share(
@@ -159,7 +158,7 @@ def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:
 
 def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated: bool) -> Share:
     ranks = spread.parallelism.data_parallel
-    local = [_slice(_kept(group, spread), ranks) for group in profile.parameters]
+    local = [_slice(_as_stored(group, spread), ranks) for group in profile.parameters]
     states, paged = state_bytes(optim, local)
     gradients = total_bytes(local, trained=True)
     stepping = temporary_bytes(optim, local, on_cpu=profile.family.device == "cpu")
@@ -210,7 +209,7 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     parallelism, ranks = spread.parallelism, spread.parallelism.data_parallel
     trained = sum(g.count * g.elements for g in profile.parameters if g.trained)
     width = profile.gradients_bytes / trained if trained else 0.0
-    master = _master(profile, ranks)  # beside the weights that are trained with
+    master = _master(profile, ranks)  # in addition to the 16-bit weights
     states, paged = state_bytes(optim, [master])
     partition = 4.0 * master.elements
     stepping = temporary_bytes(optim, [master], on_cpu=profile.family.device == "cpu") + partition
@@ -251,14 +250,14 @@ def _offloaded(share: Share, parallelism: Parallelism, partition: float) -> Shar
 
 
 def stepped(profile: Profile, spread: Spread) -> tuple[ParameterGroup, ...]:
-    """Return the parameters that one device's optimizer updates, as wide as it keeps them."""
+    """Return the parameters that one device's optimizer updates, with the width that they have between steps."""
     way, ranks = WAYS[spread.parallelism.sharding], spread.parallelism.data_parallel
-    kept = tuple(_kept(group, spread) for group in profile.parameters)
+    wide = tuple(_as_stored(group, spread) for group in profile.parameters)
     if not way.states:
-        return kept
+        return wide
     if way.engine == "deepspeed":
         return (_master(profile, ranks),)
-    return tuple(_slice(group, ranks) for group in kept)
+    return tuple(_slice(group, ranks) for group in wide)
 
 
 def _master(profile: Profile, ranks: int) -> ParameterGroup:
@@ -267,8 +266,8 @@ def _master(profile: Profile, ranks: int) -> ParameterGroup:
     return ParameterGroup(shape=(math.ceil(trained / ranks),), element_bytes=4.0, trained=True, count=1)
 
 
-def _kept(group: ParameterGroup, spread: Spread) -> ParameterGroup:
-    """Return a parameter as wide as it is kept between steps."""
+def _as_stored(group: ParameterGroup, spread: Spread) -> ParameterGroup:
+    """Return a parameter with the width that it has between steps."""
     wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and group.element_bytes >= _PACKED_BELOW
     return group.model_copy(update={"element_bytes": 4.0}) if wide else group
 

@@ -3,9 +3,7 @@
 A :class:`Recorder` is a dispatch mode: every operator that torch runs inside it, on whatever device, is written down
 with its floating-point operations, the bytes it moves, and the storages it makes. On the meta device nothing is
 computed and nothing is allocated, yet sizes and lifetimes are the real ones. What comes out is a :class:`Tape` of
-numbers; it knows nothing of models.
-
-Memory that an operator takes and gives back is that of `scratch`, on a CUDA device.
+numbers, which has nothing of the model.
 """
 
 from __future__ import annotations
@@ -22,7 +20,11 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from autotune.cost.kinds import ACTIVATION, CONTRACTION, ELEMENTWISE, FRESH, GRADIENT, NORMALISATION, TEMPORARY, VIEW
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, NORMALISATION, VIEW
+
+# What a storage holds; those of weights are not on the tape. A fresh gradient is one that has just been computed: where
+# there was one before, it is added to that and ends.
+ACTIVATION, TEMPORARY, GRADIENT, FRESH = range(4)
 
 _NORMALISATIONS = ("softmax", "layer_norm", "batch_norm", "group_norm", "rms_norm", "nll_loss", "logsumexp")
 
@@ -40,7 +42,7 @@ class _Storage:
     nbytes: int
     made: int  # position of the operator that made it
     freed: int = -1  # position of the first operator after its end; -1: still there
-    accumulated: int = -1  # a gradient: position of the operator after which it was added or kept
+    accumulated: int = -1  # a gradient: position after which it is added to another or kept
     sum_of: _Storage | None = None  # the first summand, where autograd may have added in place
 
 
@@ -68,8 +70,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operators that run inside it.
 
     Args:
-        known: Their storages are not counted: weights, buffers and inputs.
-        scratch: Returns the bytes that an operator takes beside its results; None: none does.
+        known: Tensors whose storages are not counted: weights, buffers and inputs.
+        scratch: Returns the bytes that an operator takes and gives back, from its name, arguments and results; None:
+            none does.
     """
 
     def __init__(self, known: list[torch.Tensor], scratch: Callable[[str, Any, Any], int] | None = None) -> None:
@@ -111,7 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 kind = NORMALISATION if any(word in name for word in _NORMALISATIONS) else ELEMENTWISE
             inputs = _tensors(args) + _tensors(tuple(kwargs.values()))
-            moved = float(sum(_nbytes(t) for t in inputs) + sum(_nbytes(t) for t in outputs))
+            moved = float(sum(t.nbytes for t in inputs) + sum(t.nbytes for t in outputs))
             if kind == ELEMENTWISE:
                 flops = float(max((t.numel() for t in outputs), default=0))
         self.note(name, kind, flops, moved, half=any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs))
@@ -124,7 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
     def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool) -> None:
-        """Write down an operator that isn't run through torch, as a fused kernel that isn't installed."""
+        """Write down an operator that torch doesn't run here, such as a fused kernel that isn't installed."""
         self._names.append(name)
         self._kinds.append(kind)
         self._flops.append(flops)
@@ -132,12 +135,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._half.append(half)
         self._recomputed.append(self.recomputing)
 
+    def note_kernel(self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION) -> None:
+        """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
+        moved = float(sum(t.nbytes for t in tensors))
+        self.note(name, kind, flops, moved, half=tensors[0].element_size() == 2)
+
     def end_of_forward(self) -> None:
-        """Say that what comes now is the backward pass."""
+        """Mark the end of the forward pass: what comes now is the backward pass."""
         self._forward_end = len(self._names)
 
     def is_gradient(self, tensor: torch.Tensor) -> None:
-        """Say that `tensor` is the gradient of a parameter."""
+        """Mark `tensor` as the gradient of a parameter."""
         storage = self._by_id.get(_key(tensor))
         if storage is not None:
             storage.accumulated = len(self._names)
@@ -213,10 +221,6 @@ def _add_in_place(storage: _Storage) -> None:
 
 def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

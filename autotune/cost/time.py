@@ -1,22 +1,31 @@
-"""Seconds of an optimizer step, from a family's profile and a device's rates. Pure arithmetic on arrays.
+"""Seconds of an optimizer step: computing, the optimizer's part, and waiting for other devices or for the host.
 
-Each operator takes what its arithmetic or its bytes take, whichever is more, and never less than a launch. On the CPU
-these add up. A GPU computes while the host goes on to the next launch, so a micro-step takes the device's sum or the
-host's, whichever is more. The optimizer's step moves weights, gradients and states; what else a step needs is added.
+A roofline: each operator takes what its arithmetic or its bytes take, whichever is more, and never less than a launch.
+On the CPU these add up. A GPU computes while the host goes on to the next launch, so a micro-step takes the device's
+sum or the host's, whichever is more. The optimizer's step moves weights, gradients and states; what else a step needs
+is added. Of several devices, `communication` has what one waits for others or for the host; ranks of one CPU share its
+cores. Of data with padding, a micro-batch is as long as its longest sample is expected to be. Pure arithmetic on
+arrays, with an element for each micro-batch.
 
 Not covered: contention, caches, kernels that are far from the attainable rates. What is measured corrects it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.kinds import CONTRACTION, TRANSFER
+from autotune.cost.communication import Passes, exposed_seconds, host_seconds
+from autotune.cost.network import Network
 from autotune.cost.optimizers import optimizer, state_bytes
-from autotune.cost.profile import Profile
-from autotune.values.config import Precision
+from autotune.cost.profile import CONTRACTION, TRANSFER, Profile
+from autotune.cost.sharding import Spread, stepped
+from autotune.values.config import LengthProfile, Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Arithmetic, Rates
+
+Vector = NDArray[np.float64]
 
 # A compiled model runs chains of element-wise operators as one: of the bytes of all of them about this share is left.
 # Published: Llama-2-1B, micro-batch 4, 6,200 against 9,000 tokens/s (torchao's low-bit optimizers table).
@@ -26,16 +35,87 @@ COMPILED_SHARE = 0.4
 TRAINER_S = 1.5e-3
 
 
+@dataclass(frozen=True)
+class StepCost:
+    """What decides how long a step takes.
+
+    Attributes:
+        profile: Of one device's part of the model.
+        rates: Of the device, alone.
+        optim: The optimizer.
+        spread: How it is spread.
+        network: The devices.
+        tf32: Whether fp32 contractions use tensor cores.
+        compiled: Whether element-wise operators are fused.
+    """
+
+    profile: Profile
+    rates: Rates
+    optim: str
+    spread: Spread
+    network: Network
+    tf32: bool = False
+    compiled: bool = False
+
+    def seconds(self, samples: Vector, accumulation: Vector) -> Vector:
+        """Return the seconds of a step for each micro-batch with its accumulation."""
+        if self.parallelism.is_single:
+            return step_seconds(
+                self.profile, self.rates, self.optim, samples, accumulation, tf32=self.tf32, compiled=self.compiled
+            )
+        adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth
+        computing = accumulation * self._micro(samples) + (accumulation - 1) * adding
+        return computing + self._stepping() + self.waiting(samples, accumulation)
+
+    def waiting(self, samples: Vector, accumulation: Vector) -> Vector:
+        """Return the seconds of a step that the device waits for others or for the host."""
+        if self.parallelism.is_single:
+            return np.zeros_like(samples)
+        micro = self._micro(samples)
+        # The backward pass is twice the forward pass; what is recomputed is a forward pass more.
+        backward = 2 + (self.profile.family.checkpointing not in ("none", "offload"))
+        passes = Passes(micro / (1 + backward), micro * backward / (1 + backward))
+        waiting = exposed_seconds(self.profile, self.parallelism, self.network, passes, samples, accumulation)
+        if self.parallelism.offload == "none" or self.network.on_cpu:
+            return waiting
+        per_step, per_micro = host_seconds(self.profile, self.parallelism, self._rates, self.network.devices_per_node)
+        return waiting + per_step + accumulation * per_micro
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """The degrees."""
+        return self.spread.parallelism
+
+    @property
+    def _rates(self) -> Rates:
+        """The rates that one device has while all compute."""
+        share = self.parallelism.world_size if self.network.on_cpu else 1
+        if share == 1:
+            return self.rates
+        products = {arithmetic: flops / share for arithmetic, flops in self.rates.matmul_flops.items()}
+        return self.rates.model_copy(update={"matmul_flops": products, "bandwidth": self.rates.bandwidth / share})
+
+    def _micro(self, samples: Vector) -> Vector:
+        return micro_step_seconds(self.profile, self._rates, samples, tf32=self.tf32, compiled=self.compiled)
+
+    def _stepping(self) -> float:
+        """Return the seconds of the optimizer's step, of which a device does its part where states are dealt out."""
+        if self.parallelism.offload != "none" and not self.network.on_cpu:
+            return 0.0
+        part = self.profile.model_copy(update={"parameters": stepped(self.profile, self.spread)})
+        return optimizer_seconds(part, self._rates, self.optim)
+
+
 def step_seconds(
     profile: Profile,
     rates: Rates,
     optim: str,
-    micro_batches: NDArray[np.float64],
-    accumulation: NDArray[np.float64],
+    micro_batches: Vector,
+    accumulation: Vector,
     *,
     tf32: bool = False,
     compiled: bool = False,
-) -> NDArray[np.float64]:
+) -> Vector:
     """Return the seconds of a step for each micro-batch with its accumulation.
 
     Args:
@@ -52,9 +132,7 @@ def step_seconds(
     return accumulation * micro + (accumulation - 1) * adding + optimizer_seconds(profile, rates, optim)
 
 
-def micro_step_seconds(
-    profile: Profile, rates: Rates, micro_batches: NDArray[np.float64], *, tf32: bool, compiled: bool
-) -> NDArray[np.float64]:
+def micro_step_seconds(profile: Profile, rates: Rates, micro_batches: Vector, *, tf32: bool, compiled: bool) -> Vector:
     """Return the seconds of a forward and backward pass for each micro-batch."""
     work = profile.work_arrays()
     ones = np.stack([np.ones_like(micro_batches), micro_batches])
@@ -70,7 +148,7 @@ def micro_step_seconds(
     busy = np.maximum(computing, moving)
     count = work["count"]
     launches = float(count.sum()) * (COMPILED_SHARE if compiled else 1.0) * rates.launch_s
-    total: NDArray[np.float64] = count @ busy
+    total: Vector = count @ busy
     if profile.family.device == "cpu":
         return total + launches + TRAINER_S
     return np.maximum(total, launches) + TRAINER_S
@@ -104,3 +182,26 @@ def dense_peak(rates: Rates, precision: Precision, *, tf32: bool) -> float | Non
     """Return the data sheet's peak that the model FLOP utilisation of a precision is a share of, if it has one."""
     names: dict[Precision, Arithmetic] = {Precision.FP32: "tf32" if tf32 else "fp32", Precision.FP16: "fp16"}
     return rates.peak_flops.get(names.get(precision, "bf16"))
+
+
+def padded_share(lengths: LengthProfile | None, kind: TrainConfig, sizes: Vector) -> Vector:
+    """Return the expected longest sample of a micro-batch over the longest of all: the mean without padding.
+
+    Args:
+        lengths: Of the data; None where all samples have one length.
+        kind: How samples are put together; its micro-batch doesn't count.
+        sizes: Micro-batches.
+    """
+    if lengths is None:
+        return np.ones_like(sizes)
+    if kind.packing or kind.train_sampling_strategy == "group_by_length":
+        return np.full_like(sizes, lengths.mean / lengths.maximum)
+    return expected_longest(lengths, sizes) / lengths.maximum
+
+
+def expected_longest(lengths: LengthProfile, samples: Vector) -> Vector:
+    """Return about how long the longest of so many samples is: their n/(n+1) quantile, and the mean for one."""
+    known = [(0.0, lengths.minimum), (0.5, lengths.median), (0.95, lengths.p95), (1.0, lengths.maximum)]
+    quantiles, values = zip(*known, strict=True)
+    longest = np.maximum(np.interp(samples / (samples + 1), quantiles, values), lengths.mean)
+    return np.where(samples == 1, lengths.mean, longest)

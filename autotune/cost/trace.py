@@ -5,25 +5,20 @@ Building the model and the inputs is the foundations' business; recording is `ta
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from contextlib import nullcontext
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from autotune.cost.autocast import switched_off_by_libraries
+from autotune.cost.checkpointing import set_checkpointing
 from autotune.cost.family import Family, Shape
-from autotune.cost.kernels import flash_attention_2
-from autotune.cost.offload import offloaded
-from autotune.cost.reentrant import reentrant
-from autotune.cost.scratch import scratch_bytes
+from autotune.cost.kernels import flash_attention_2, scratch_bytes
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.training.facts import experts_of
 from autotune.training.inputs import audio_input, image_input, labels_of
-from autotune.values.checkpointing import KINDS
 from autotune.values.model import Task
 
 
@@ -51,14 +46,14 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
         experts=max(1, experts_of(model.config)),
         generation=family.generation,
     )
-    _set_checkpointing(model, family, semantics, recorder)
+    set_checkpointing(model, family, semantics, recorder)
     handles = [
         p.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
         for p in model.parameters()
         if p.requires_grad
     ]
     try:
-        with recorder, flash_attention_2(recorder, autocast or model.dtype), switched_off_by_libraries(semantics):
+        with recorder, flash_attention_2(recorder, autocast or model.dtype), library_autocast(family, semantics):
             with semantics:
                 loss = _loss(model, inputs, semantics, autocast is not None)
             recorder.end_of_forward()
@@ -83,31 +78,28 @@ def _loss(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mix
     return loss * 1.0
 
 
-def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorder: Recorder) -> None:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if family.checkpointing == "none":
-        if base.supports_gradient_checkpointing:
-            base._set_gradient_checkpointing(enable=False)
-        return
-    kind = KINDS[family.checkpointing]
+@contextlib.contextmanager
+def library_autocast(family: Family, semantics: Semantics) -> Iterator[None]:
+    """Let libraries ask for autocast and switch it off while the tracer casts by itself, for the meta device has none.
 
-    def contexts() -> tuple[Any, Any]:
-        return nullcontext(), semantics.again()
+    Code that switches it off for the device, as peft's LoRA on experts does, has `semantics` cast nothing. peft's
+    layers on packed weights ask whether CUDA's autocast is on; nothing on the meta device is cast by that.
+    """
+    original: Any = torch.autocast
 
-    run: Callable[..., Any] = functools.partial(
-        checkpoint, use_reentrant=False, preserve_rng_state=False, determinism_check="none", context_fn=contexts
-    )
-    if kind.reentrant:
-        run = reentrant(contexts)
-    # As `gradient_checkpointing_enable` of transformers does: the output of frozen embeddings (LoRA) becomes a leaf,
-    # which stays until the end and gets a gradient.
-    if base.main_input_name == "input_ids":
-        base.disable_input_require_grads()
-        base.enable_input_require_grads()
-    if kind.offload:
-        run = offloaded(run, recorder)
-    every = {"every_n_layers": kind.every} if kind.every > 1 else {}
-    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=run, **every)
+    def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        if device_type == "meta" and not kwargs.get("enabled", True):
+            return semantics.not_casting()
+        return original(device_type, *args, **kwargs)
+
+    before = torch.is_autocast_enabled("cuda")
+    is_asked = family.quantization is not None and family.device == "cuda" and family.autocast is not None
+    torch.set_autocast_enabled("cuda", before or is_asked)
+    try:
+        with mock.patch.object(torch, "autocast", autocast):
+            yield
+    finally:
+        torch.set_autocast_enabled("cuda", before)
 
 
 def make_inputs(

@@ -1,6 +1,6 @@
 """From the user's words to what is estimated: the device, the workload, the configurations, and what was assumed.
 
-What can be refused is refused here, before anything is traced. Called by `autotune.estimates.estimate`.
+What can be refused is refused here, before anything is traced.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from pydantic.config import JsonDict
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
-from autotune.planning import planner
 from autotune.planning import workload as workloads
-from autotune.planning.options import MACHINE, Bytes, Count, Name, SearchOptions, WorkloadOptions
-from autotune.planning.plan import Outline, SearchPlan
+from autotune.planning.options import MACHINE, Bytes, Count, Name, WorkloadOptions
+from autotune.planning.plan import SearchPlan
+from autotune.planning.planner import check_lengths
 from autotune.space.file import SpaceFile, load_space
 from autotune.space.knobs import knobs, refused, shown
 from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
-from autotune.training.inputs import fixed_frames
-from autotune.training.resolve import resolve
+from autotune.training.baseline import baseline_config
 from autotune.units import show_memory
 from autotune.value import Value
-from autotune.values.budget import Effort
+from autotune.values.budget import Budget, Effort
 from autotune.values.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, Allowance, TrainConfig, Workload
 from autotune.values.estimate import Rates
@@ -200,31 +199,11 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
     Raises:
         InputError: The model, its task or a length can't be used.
     """
-    spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
-    fixed = fixed_frames(spec.model_type, spec.config)
-    length = options.seq_len or fixed or workloads.DEFAULT_SEQUENCE_LENGTH[kind]
-    batch = options.global_batch or max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
-    asked = SearchOptions(
-        model=options.model,
-        task=options.task,
-        seq_len=length,
-        target_len=options.target_len,
-        global_batch=batch,
-        device="cpu",  # with its lengths given, a workload doesn't depend on the device
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-    )
-    workload = planner.outline(asked).workload
-    notes = []
-    if options.seq_len is None and workload.task.takes_text:
-        notes.append(f"sequence length {length} (--seq-len)")
-    if options.seq_len is None and workload.task.takes_audio:
-        notes.append(f"samples of {length} frames of sound" + ("" if fixed else " (--seq-len)"))
-    if options.target_len is None and workload.task.has_targets:
-        notes.append(f"target length {workload.target_length} (--target-len)")
-    if options.global_batch is None:
-        notes.append(f"global batch {batch} samples (--global-batch)")
-    return workload, tuple(notes)
+    notes: list[str] = []
+    workload = workloads.workload_of(options, workloads.model_of(options), kind, notes)
+    usual = max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
+    batch = workloads.global_batch_of(options, usual, notes)
+    return workload.model_copy(update={"global_batch_size": batch}), tuple(notes)
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
@@ -233,17 +212,20 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
     Raises:
         InputError: The model hasn't so many positions.
     """
-    outline = Outline(
-        options=SearchOptions(model=workload.model.reference, allow=allowance),
-        hardware=device.hardware,
+    check_lengths(workload, facts)
+    hardware = device.hardware
+    space = load_space(workloads.DEFAULT_SPACE[hardware.kind])
+    return SearchPlan(
         workload=workload,
+        facts=facts,
+        hardware=hardware,
         memory_bytes=device.memory_bytes,
-        budget=planner.budget_of(Effort.QUICK),
-        space=_told_apart(load_space(planner.DEFAULT_SPACE[device.hardware.kind]), device.hardware),
-        searched_arguments=None,
+        budget=Budget.of(Effort.QUICK),
+        allowance=allowance,
+        space=_told_apart(space, hardware),
+        baseline=baseline_config(None, workload.global_batch_size, facts, hardware, devices=hardware.count or 1),
         notes=(),
     )
-    return planner.complete(outline, facts, workload, ())
 
 
 def _told_apart(space: SpaceFile, hardware: Hardware) -> SpaceFile:

@@ -1,7 +1,7 @@
 """Carries out a check in a trial's process: a soak (evaluation and saving beside training), a routing or a loss run.
 
-Entered by the worker around the Trainer's training. A soak stays under the trial's memory budget throughout; what it
-writes lies in the trial's directory, which the runner clears of it.
+A soak stays under the trial's memory budget throughout; what it writes lies in the trial's directory, and the runner
+removes it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     """How a trial reads its samples."""
 
     longest: DataOf | None  # gives so many samples to evaluate on, the longest first; None: there are none
-    padding_share: Callable[[int], float | None]  # in so many steps; None: it can't be told
+    padding_share: Callable[[int], float | None]  # of so many steps; None: unknown
     not_saved: str | None = None  # why a soak saves no checkpoint
 
 

@@ -22,7 +22,7 @@ from transformers.utils import is_torch_tf32_available
 
 from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_limits
-from autotune.execution.gradients import split_told
+from autotune.execution.gradients import reported_split
 from autotune.execution.step_facts import examined
 from autotune.execution.user_data import first_batch, lengths_of, profile_of, record_lengths, view
 from autotune.execution.user_limits import Seen, overrides, split_of_trainer, width_of
@@ -46,8 +46,8 @@ _FEW = 2
 # Multiples up to which collators round the length of a batch.
 _ROUNDED_TO = 64
 
-# Knobs that one would expect to be tried; why the others stay as they are is told with what is refused.
-_TOLD = ("optim", "precision")
+# Knobs that one would expect to be tried: a note says why they stay as they are.
+_NOTED = ("optim", "precision")
 
 _ONE_DEVICE = "a training of your own is one process on one device; remove it"
 _REFUSED = {"deepspeed": _ONE_DEVICE, "fsdp": _ONE_DEVICE, "parallelism_config": _ONE_DEVICE}
@@ -101,11 +101,7 @@ def _shown(lengths: LengthProfile) -> str:
 
 def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
     """Run the code until it trains, and return what is found there; code that fails before is refused."""
-    overlay = Overlay(
-        arguments=lambda own: {**harness(own), **_NO_TF32, "output_dir": str(directory / "trainer")},
-        fit=lambda model: model,
-        made=lambda trainer: None,
-    )
+    overlay = Overlay(lambda own: {**harness(own), **_NO_TF32, "output_dir": str(directory / "trainer")})
     output = f"(its output: {directory / 'log.txt'})"
     try:
         with overlaid(overlay):
@@ -141,7 +137,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     split = split_of_trainer(  # before anything makes TrainingArguments, which resets the accelerator's state
         trainer, normalizes=normalizes, lengths=lengths, reorders=batches is None, batch_coupled=coupled
     )
-    facts, line = split_told(facts, split, None if normalizes else f"the loss is {_whose_loss(trainer, base)}")
+    facts, line = reported_split(facts, split, None if normalizes else f"the loss is {_whose_loss(trainer, base)}")
     found = OwnFound(
         spec=_spec(base, code),
         task=task,
@@ -172,7 +168,7 @@ def _tf32_is_on() -> bool:
 
 
 def _written(args: Any) -> dict[str, Any]:
-    """Return TrainingArguments as the code has them, what was laid over them left out; what is no JSON too."""
+    """Return TrainingArguments as the code has them, without the overlay and without what JSON can't hold."""
     written = {**args.to_dict(), **{k: getattr(v, "value", v) for k, v in theirs(args).items()}}
     return {name: value for name, value in written.items() if _is_json(value)}
 
@@ -210,7 +206,7 @@ def _check(trainer: Any, arguments: dict[str, Any]) -> None:
 
 
 def _batch(trainer: Any, batches: str | None, lengths: Any) -> tuple[Any, int, bool]:
-    """Return a batch of a few samples, the tokens of its rows (0: none), and whether these are its longest sample's."""
+    """Return a batch of a few samples, the length of its rows (0: none), and whether that is its longest sample's."""
     samples = trainer.train_dataset
     if batches is None:
         samples = view(samples, np.arange(min(_FEW, len(samples)), dtype=np.int64))
@@ -261,7 +257,7 @@ def _whose_loss(trainer: Any, base: Any) -> str:
 
 
 def _notes(trainer: Any, found: OwnFound, profile: LengthProfile | None, batches: str | None) -> tuple[str, ...]:
-    """Say what is tuned, and what of the code's own isn't run."""
+    """Return notes: what is tuned, and what the trials leave out."""
     spec = f"{type(trainer).__name__} with {found.spec.name}"
     lines = [
         f"your own training: {spec}; trials end with its training: nothing is pushed or reported to trackers, its "
@@ -273,5 +269,5 @@ def _notes(trainer: Any, found: OwnFound, profile: LengthProfile | None, batches
         lines.append(f"{batches}: trials read the samples in that order, the longest not first: peaks may come later")
     if found.not_predicted is not None:
         lines.append(f"no prediction: {found.not_predicted}")
-    lines += [f"{knob} stays as it is: {found.held[knob]}" for knob in _TOLD if knob in found.held]
+    lines += [f"{knob} stays as it is: {found.held[knob]}" for knob in _NOTED if knob in found.held]
     return tuple(lines)

@@ -26,10 +26,10 @@ from autotune.execution import model_effects
 from autotune.training.arguments import effective_tf32
 from autotune.training.batches import PackCollator
 from autotune.values.adapters import is_new_weight
-from autotune.values.checkpointing import KINDS, CheckpointingKind
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import CHECKPOINTING, CheckpointingKind
 
 _OUTPUT_DTYPE = {
     Precision.FP32: torch.float32,
@@ -98,7 +98,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hooks.enter_context(patch.object(functional, "scaled_dot_product_attention", watch))
 
     def _sdpa(self) -> str:
-        """Say which of torch's kernels ran, in words to add."""
+        """Return which of torch's attention kernels ran, to add to the implementation."""
         return f" ({', '.join(sorted(self._sdpa_backends))})" if self._sdpa_backends else ""
 
     def _counted(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +160,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             raise NoEffectError("checkpointing was asked for, but no layer of the model has it switched on")
         if self._config.torch_compile_backend is None and not calls:
             raise NoEffectError("checkpointing was asked for and switched on, but no layer was checkpointed")
-        _check_kind(KINDS[self._config.checkpointing], model)
+        _check_kind(CHECKPOINTING[self._config.checkpointing], model)
         return f"{calls} checkpointed calls in the first step" if calls else "switched on"
 
     def _cache(self, trainer: Any) -> str:
@@ -219,7 +219,7 @@ def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
 
 
 def _embedding_states(optimizer: Any, model: nn.Module) -> str:
-    """Say that states of embeddings are kept in 32 bits, as bitsandbytes advises and the Trainer has it."""
+    """Return a remark that states of embeddings are in 32 bits, as bitsandbytes advises and the Trainer has it."""
     tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and m.weight in optimizer.state]
     states = {optimizer.state[table]["state1"].dtype for table in tables}
     if states - {torch.float32}:

@@ -107,17 +107,15 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
     Otherwise they share their own caches in the user's temporary directory, from trial to trial and search to search.
     """
     cache = directory / f"compile-cache-{rank}"
-    kept = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
-    os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+    cold = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    before = {name: os.environ.pop(name) for name in cold if name in os.environ}
+    os.environ.update(cold)
     try:
         yield
     finally:
-        for name, value in kept.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
+        for name in cold:
+            os.environ.pop(name, None)
+        os.environ.update(before)
         shutil.rmtree(cache, ignore_errors=True)
 
 
@@ -167,8 +165,6 @@ def _forget_dead_builder(name: str) -> None:
     from torch.utils.cpp_extension import _get_build_directory
 
     lock = Path(_get_build_directory(name, verbose=False)) / "lock"
-    try:
+    with contextlib.suppress(FileNotFoundError):
         if time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
             lock.unlink()
-    except FileNotFoundError:
-        return

@@ -4,7 +4,7 @@ A loss that is a sum or a mean over the micro-batch may need another scale of ac
 compares the samples of a micro-batch with each other is another loss with each split. What code says of itself doesn't
 show that; two gradients from the same weights and the same samples do, all in one micro-batch and in several.
 
-Everything that is known to be random is switched off meanwhile, and batch norm keeps its running figures. Dropout
+Everything that is known to be random is switched off meanwhile, and batch norm keeps its running statistics. Dropout
 modules have a rate `p`; others keep theirs in an attribute or read it from the config at each call. Randomness of
 another kind, in a model's own code, is not found: so where the two gradients differ, the whole batch is run a second
 time with another seed, and what differs then differs for another reason.
@@ -38,7 +38,7 @@ ROUNDING, SHORT_ROUNDING = 5e-3, 0.05
 # half as many different samples with a micro-batch half as large: its gradient may be 1.4 times as long.
 OTHER_SAMPLES = 0.4
 
-# Multiples of what another seed changes that the split may change: a single pair tells chance but roughly.
+# Multiples of what another seed changes that the split may change: a single pair shows chance but roughly.
 _SPREADS = 3.0
 
 # Rates by name: dropout and its kin (attention_dropout, resid_pdrop, drop_path, layerdrop), a router's noise, and the
@@ -48,7 +48,7 @@ _NAMES = frozenset({"mask_time_prob", "mask_feature_prob"})
 
 
 class Gradient(NamedTuple):
-    """What an optimizer step gets."""
+    """The gradient of an optimizer step."""
 
     norm: float  # of the whole
     elements: torch.Tensor  # the first ones of each parameter, fp32, on the host
@@ -86,7 +86,7 @@ def compared(
     rounding: float,
     same_samples: bool = True,
 ) -> Split:
-    """Hold the gradient of a split step against the whole one's.
+    """Compare the gradient of a step in several micro-batches with that of the whole step.
 
     Args:
         whole: The gradient of the step.
@@ -125,7 +125,7 @@ def _distance_of_norms(one: Gradient, other: Gradient) -> float:
     return abs(one.norm - other.norm) / max(one.norm, other.norm)
 
 
-def split_told(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
+def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
     """Return the facts with what the measurement showed, and the note for the user.
 
     `whose` says whose loss it is, as 'the loss is ...', where that is a reason to doubt it.
@@ -141,13 +141,13 @@ def split_told(facts: ModelFacts, split: Split, whose: str | None) -> tuple[Mode
 
 
 def is_short(parameters: Iterable[torch.Tensor]) -> bool:
-    """Return whether any of the weights has less than 32 bits, or their products are TF32, of 10 bits as fp16's."""
+    """Return whether a weight has less than 32 bits, or products are TF32, whose mantissa has 10 bits as fp16's."""
     of_16_bits = any(p.is_floating_point() and p.element_size() < 4 for p in parameters)
     return of_16_bits or (torch.cuda.is_available() and torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def seeded(seed: int) -> None:
-    """Seed whatever draws."""
+    """Seed Python's, numpy's and torch's generators."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -193,7 +193,7 @@ def _is_rate(holder: Any, name: str, value: Any) -> bool:
 
 @contextmanager
 def still_batch_norm(model: nn.Module) -> Iterator[None]:
-    """Have batch norm go by its running figures while entered, whoever calls `train`."""
+    """Have batch norm use its running statistics while entered, whoever calls `train`."""
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     before = [layer.training for layer in layers]
     for layer in layers:

@@ -191,20 +191,19 @@ class CudaGuard(MemoryGuard):
     """
 
     def __init__(self, device: str, budget_bytes: int) -> None:
+        import torch
+
         super().__init__(budget_bytes)
-        self._device = device
+        self._device, self._cuda = device, torch.cuda
         self._used_before: int | None = None
 
     def __enter__(self) -> Self:
-        import torch
-
         self._used_before = cuda_used_bytes(self._device)
-        torch.cuda.set_device(self._device)
-        open_channels(torch.ones(1, device=self._device))  # creates the context, too
-        _load_kernels(self._device)
+        self._cuda.set_device(self._device)
+        _make_context(self._device)
         room = self._budget_bytes - (self._beside() or 0)
         self._cap(room - min(_HELD_BACK_BYTES, room // _HELD_BACK_SHARE))
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._cuda.reset_peak_memory_stats(self._device)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -212,11 +211,9 @@ class CudaGuard(MemoryGuard):
 
     def peak(self) -> Memory:
         """Return torch's peaks and the device's."""
-        import torch
-
-        reserved, beside = torch.cuda.max_memory_reserved(self._device), self._beside()
+        reserved, beside = self._cuda.max_memory_reserved(self._device), self._beside()
         now = Memory(
-            allocated_bytes=torch.cuda.max_memory_allocated(self._device),
+            allocated_bytes=self._cuda.max_memory_allocated(self._device),
             reserved_bytes=reserved,
             device_bytes=None if beside is None else reserved + beside,
         )
@@ -224,55 +221,44 @@ class CudaGuard(MemoryGuard):
 
     def in_use_bytes(self) -> int:
         """Return what counts against the budget now; cached memory is in use, too."""
-        import torch
-
-        return torch.cuda.memory_reserved(self._device) + (self._beside() or 0)
+        return self._cuda.memory_reserved(self._device) + (self._beside() or 0)
 
     def step_ended(self) -> None:
         """Set the cap by what lies beside the allocator by now; give back what the cache holds above it."""
-        import torch
-
         cap = self._cap(self._budget_bytes - (self._beside() or 0))
-        if torch.cuda.max_memory_reserved(self._device) > cap:  # for a moment, by what the step itself has loaded
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if self._cuda.max_memory_reserved(self._device) > cap:  # for a moment, by what the step itself has loaded
+            self._cuda.empty_cache()
+            self._cuda.reset_peak_memory_stats(self._device)
 
     def begin_anew(self, known: Memory) -> None:
         """Forget the peak but for `known`."""
-        import torch
-
         self._earlier = known
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._cuda.reset_peak_memory_stats(self._device)
 
     def retries(self) -> int:
         """Return how often so far the allocator had to give its cache back and ask again."""
-        import torch
-
-        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+        return int(self._cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     def _cap(self, cap_bytes: int) -> int:
-        import torch
-
         if cap_bytes <= 0:
             raise MemoryError(f"the CUDA context alone exceeds the budget of {show_memory(self._budget_bytes)}")
-        total = torch.cuda.get_device_properties(self._device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), self._device)
+        total = self._cuda.get_device_properties(self._device).total_memory
+        self._cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), self._device)
         return cap_bytes
 
     def _beside(self) -> int | None:
         """Return what this process takes of the device beside the allocator's reservation; None: unknown."""
-        import torch
-
         now = cuda_used_bytes(self._device)
         if now is None or self._used_before is None:
             return None
-        return max(0, now - self._used_before - torch.cuda.memory_reserved(self._device))
+        return max(0, now - self._used_before - self._cuda.memory_reserved(self._device))
 
 
-def _load_kernels(device: str) -> None:
-    """Have CUDA load what nearly every training needs, and leave nothing of it in the allocator."""
+def _make_context(device: str) -> None:
+    """Make context and channels, and load the kernels of nearly every training; leave nothing in the allocator."""
     import torch
 
+    open_channels(torch.ones(1, device=device))
     has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
     for dtype in (torch.float32, torch.float16, *((torch.bfloat16,) if has_bf16 else ())):
         x = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)

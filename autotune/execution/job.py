@@ -1,16 +1,17 @@
-"""One job of the launcher: its processes, a process a rank, from their fork until nothing of them is left.
+"""One job of the launcher: its processes, one for each rank, from their fork until nothing of them is left.
 
-Each leads a session of its own, dies with the launcher, and prints into a pipe of which the head and the tail are kept
-as its log, however much it prints. A job ends when all its processes have, when its time is up, or when one of several
-fails: the others, which would wait for it in a collective for ever, get a moment to write down what they saw, and are
-killed. After every end, whatever is left of the processes' groups and of the launcher's descendants is killed too. The
-launcher is their subreaper, so a grandchild can't escape by a session of its own.
+Each leads a session of its own, dies with the launcher, and prints into a pipe of which head and tail are kept as its
+log. A job ends when all its processes have, when its time is up, or when one of several fails: the others, which would
+wait for it in a collective for ever, get a moment to write down what they saw, and are killed. After every end,
+whatever is left of the processes' groups and of the launcher's descendants is killed too. The launcher is their
+subreaper, so a grandchild can't escape by a session of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import faulthandler
 import json
 import os
@@ -48,32 +49,28 @@ _STACK_S = 0.5  # to write down where a process stands, before it is killed at t
 
 
 class Host(NamedTuple):
-    """What a job's processes need to know of their launcher."""
+    """The launcher, as far as a job's processes need to know it."""
 
     pid: int
     private: tuple[int, ...]  # open files that they must not inherit
     program: Callable[[str, Path], None]  # runs an entry in a directory
 
 
+@dataclasses.dataclass(eq=False)
 class _Process:
     """One process of a job, seen from the launcher."""
 
-    def __init__(self, number: int, pid: int, output: int, log: BoundedLog) -> None:
-        self.number = number
-        self.pid = pid
-        self.output = output
-        self.log = log
-        self.wake: int | None = None
-        self.has_ended = False
-        self.failed_at: float | None = None  # when that was noticed; None: it hasn't, or was killed
+    number: int
+    pid: int
+    output: int
+    log: BoundedLog
+    wake: int | None = None
+    has_ended: bool = False
+    failed_at: float | None = None  # when that was noticed; None: it hasn't, or was killed
 
 
 def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
-    """Run one job to its end and return how it ended.
-
-    returncode (None: it can't be ended), timed_out, unkillable; of a job of several ranks also their returncodes, and
-    when each was noticed to have failed by itself.
-    """
+    """Run one job to its end and return how it ended, as fields of `outcome.Ending`."""
     directory, ranks = Path(job["directory"]), job.get("ranks")
     before = shared_files()
     sys.stdout.flush()
@@ -161,13 +158,12 @@ def _become_trial(job: dict[str, Any], directory: Path, seat: _Seat, host: Host)
 
 
 def _take_rank(number: int, ranks: int, listener: socket.socket) -> None:
-    """Make this process rank `number`; the first keeps the port, the others find it there."""
-    port = listener.getsockname()[1]
-    kept = listener.detach() if number == 0 else None
-    if kept is None:
-        listener.close()
-    else:
+    """Make this process rank `number`; the first keeps the listening socket, the others connect to it."""
+    port, kept = listener.getsockname()[1], None
+    if number == 0:
+        kept = listener.detach()
         os.set_inheritable(kept, True)  # for a fresh interpreter
+    listener.close()
     os.environ.update(rank_environment(number, ranks, port, kept))
 
 
@@ -180,10 +176,8 @@ def tell_where_it_stands() -> None:
 def _prefer_as_victim() -> None:
     """Leave no core file of gigabytes, and be the one that the host's out-of-memory killer chooses."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    try:
+    with contextlib.suppress(OSError):  # not every container has it
         Path("/proc/self/oom_score_adj").write_text("800")
-    except OSError:  # not every container has it
-        return
 
 
 def _wait(processes: Sequence[_Process], directory: Path, timeout_s: float, *, several: bool) -> bool:
@@ -220,7 +214,7 @@ def _note_ends(processes: Sequence[_Process], selector: selectors.BaseSelector) 
 
 
 def _note_failures(processes: Sequence[_Process], directory: Path) -> bool:
-    """Note which ranks have failed since it was last looked; return whether any has."""
+    """Note which ranks have failed since the last call; return whether any has."""
     now = time.monotonic()
     for process in processes:
         if process.failed_at is None and has_failed(directory / outcome_file(process.number), process.has_ended):

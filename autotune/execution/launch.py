@@ -104,7 +104,7 @@ def _preload(device: str) -> bool:
 
 
 def _try_import(module: str) -> None:
-    """Import what only some trials need; if it is missing or broken, that is the matter of those trials."""
+    """Import what only some trials need; if it is missing or broken, those trials report it."""
     try:
         importlib.import_module(module)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -55,9 +56,10 @@ class Launcher:
         write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / _named(MARK_FILE, place))
         self._log_path = run_directory / _named("launcher.log", place)
         self._replies, write_end = os.pipe()
+        bound = ("--cores", ",".join(map(str, place.cores))) if place.cores else ()
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                launch_command("--device", place.device, "--replies", str(write_end), *_bound(place)),
+                launch_command("--device", place.device, "--replies", str(write_end), *bound),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -70,12 +72,11 @@ class Launcher:
             )
         os.close(write_end)
         self._unread = b""
-        self._is_ready = False
-        self.forkable: bool | None = None  # None: it isn't known yet
+        self.forkable: bool | None = None  # None: it isn't ready yet
 
     def wait(self) -> None:
         """Wait until it takes jobs, if it doesn't yet; InfrastructureError says why it did not start."""
-        if self._is_ready:
+        if self.forkable is not None:
             return
         try:
             ready = self._read(LAUNCHER_START_S)
@@ -84,11 +85,11 @@ class Launcher:
         if ready is None:
             tail = read_tail(self._log_path, lines=1)
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
-        self._is_ready, self.forkable = True, bool(ready["forkable"])
+        self.forkable = bool(ready["forkable"])
 
     def has_died(self) -> bool:
         """Return whether the process took jobs and has ended."""
-        return self._is_ready and self._process.poll() is not None
+        return self.forkable is not None and self._process.poll() is not None
 
     def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         """Run a job; return how it ended, or None if the launcher died; TimeoutError means that it fell silent."""
@@ -128,11 +129,5 @@ class Launcher:
         end_marked(self._mark, limit_s=END_LIMIT_S)
         os.close(self._replies)
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # what was buffered has no reader any more
             self._process.stdin.close()
-        except OSError:  # what was buffered has no reader any more
-            return
-
-
-def _bound(place: Place) -> tuple[str, ...]:
-    return ("--cores", ",".join(map(str, place.cores))) if place.cores else ()

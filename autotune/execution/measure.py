@@ -28,7 +28,7 @@ from autotune.execution.noise import HostWatch, Watch
 from autotune.execution.shortage import ran_short
 from autotune.values.conditions import Conditions
 from autotune.values.statistics import half_width, rate_interval, relative_half_width
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
@@ -201,7 +201,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._stopwatch.enter(self._afterwards)
 
     def _is_warm(self, steps: int) -> bool:
-        """Return whether enough is discarded: steps are slow at first, and quick ones stay so for many."""
+        """Return whether enough is discarded: the first steps are slow, and of short steps many."""
         trained_s = time.perf_counter() - self._started_at - self.startup_s
         enough = trained_s >= self._limits.discarded_s or steps >= self._limits.discarded_steps + EXTRA_DISCARDED_STEPS
         return self._really_stepped and steps >= self._least_discarded and enough
@@ -269,7 +269,7 @@ def measurement_of(
     effects: dict[str, str],
     data_wait_share: float | None,
 ) -> Measurement:
-    """Return what a trial that has trained has measured.
+    """Return the measurement of a trial that has trained.
 
     Args:
         request: The trial.
@@ -277,10 +277,9 @@ def measurement_of(
         memory: Its peak.
         loss: The mean over all steps; None: unknown.
         effects: What was seen to be in effect, by knob.
-        data_wait_share: Share of a step's time spent waiting for data; None: unknown.
+        data_wait_share: Of a step's time, spent waiting for data; None: unknown.
     """
-    times = timer.step_times_s()
-    samples = request.workload.samples_per_step(request.config)
+    times, samples = timer.step_times_s(), request.workload.samples_per_step(request.config)
     rate = samples / statistics.fmean(times)
     tokens = request.workload.tokens_per_sample
     return Measurement(

@@ -1,9 +1,9 @@
 """Checks of what the model is made of: a part of `effects`.
 
 The adapter that was asked for is the one that is trained, on weights packed as was asked for; experts and fused kernels
-are the chosen ones; and the model is spread over devices as was asked for. Much of the last can fail without a word:
-ranks that train copies of their own, FSDP that becomes DDP, weights too small to be split. So it is looked at what
-wraps the model, and at the shards themselves. Each check returns what was seen, or raises NoEffectError.
+are the chosen ones; and the model is spread over devices as was asked for. Much of the last can fail silently: ranks
+that train copies of their own, FSDP that becomes DDP, weights too small to be split. So the model's wrapper and the
+shards themselves are looked at. Each check returns what was seen, or raises NoEffectError.
 """
 
 from __future__ import annotations

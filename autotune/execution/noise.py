@@ -1,7 +1,7 @@
-"""Reads off the machine what went on beside the measured steps: see `autotune.values.conditions`.
+"""Watches the machine while steps are measured: other load, stolen time, clock, temperature (`values.conditions`).
 
-A watch is begun with the first measured step, looks where the measurement looks whether it is done, and ends after
-the last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
+A watch begins with the first measured step, looks where the measurement checks whether it is done, and ends after the
+last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
 """
 
 from __future__ import annotations
@@ -12,24 +12,11 @@ import statistics
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 
 from autotune.values.conditions import Conditions, throttle_reasons
-
-
-class Watch(Protocol):
-    """Watches the machine from `begin` on."""
-
-    def begin(self) -> None:
-        """Start to watch."""
-
-    def look(self) -> None:
-        """Look once; not where a microsecond counts."""
-
-    def conditions(self) -> Conditions:
-        """Return what was seen since `begin`."""
 
 
 class Counters(NamedTuple):
@@ -44,7 +31,7 @@ class Counters(NamedTuple):
 
 
 def between(before: Counters, after: Counters) -> Conditions:
-    """Return what two readings say of the time between them."""
+    """Return the conditions of the time between two readings."""
     wall_s = after.wall_s - before.wall_s
     cores_s = wall_s * after.cores
     if wall_s <= 0:
@@ -145,7 +132,7 @@ class NvmlWatch:
         self._host.begin()
 
     def look(self) -> None:
-        """Ask for clock, temperature, reasons and utilization; what the driver doesn't tell is left out."""
+        """Ask for clock, temperature, reasons and utilization; what the driver doesn't know is left out."""
         nvml, handle = self._nvml, self._handle
         self._looks += 1
         with contextlib.suppress(nvml.NVMLError):
@@ -169,6 +156,10 @@ class NvmlWatch:
         with contextlib.suppress(self._nvml.NVMLError):
             found["max_clock_mhz"] = float(self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
         return self._host.conditions().model_copy(update=found)
+
+
+# Watches the machine from `begin` on, looks at it when told to, and returns the conditions that it has seen.
+Watch = HostWatch | NvmlWatch
 
 
 def watch(device: str, *, ranks: bool = False) -> Watch:

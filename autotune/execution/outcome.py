@@ -13,6 +13,7 @@ failure that was noticed first; of two noticed at the same moment, one that spea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -209,7 +210,7 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
 
 
 def _where_they_stood(directory: Path, outcomes: Sequence[Outcome]) -> str:
-    """Say at which call each rank without a measurement stood when the time was up, those at the same call together."""
+    """Return at which call each rank without a measurement stood at the time limit, those at the same call together."""
     standing: dict[str, list[int]] = {}
     for rank, outcome in enumerate(outcomes):
         if isinstance(outcome, Failure):
@@ -226,10 +227,8 @@ def _listed(ranks: Sequence[int]) -> str:
 
 def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
     """Return how many processes the host's out-of-memory killer has ended since boot."""
-    try:
+    with contextlib.suppress(OSError):
         for line in vmstat.read_text().splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
-    except OSError:
-        pass
     return 0

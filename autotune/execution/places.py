@@ -1,7 +1,7 @@
 """Places: parts of the machine that run a trial each at the same time, and share no device and no core.
 
-On CUDA a place is one device of those that are alike; on the CPU it is a set of cores, and what is tuned for is then a
-machine of so many cores. Trials on one CPU still share its memory bandwidth and caches, which no place can change.
+On CUDA a place is one of the devices of a kind; on the CPU it is a set of cores, and the answer is then for a machine
+of so many cores. Trials on one CPU still share its memory bandwidth and caches, which no place can change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Place(Value):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All devices: of each rank its own."""
+        """All devices, one for each rank."""
         return (self.device, *self.others)
 
     @property
@@ -44,7 +44,7 @@ class Place(Value):
         return f"cores {_ranges(self.cores)}" if self.cores else "+".join(self.devices)
 
     def environment(self) -> dict[str, str]:
-        """Return what the libraries of a bound trial have to know: as many threads as it has cores, or fewer."""
+        """Return the variables of a bound trial: as many threads as it has cores, or fewer if the user says so."""
         if not self.cores:
             return {}
         return {"OMP_NUM_THREADS": str(threads_of_rank(len(self.cores), 1))}
@@ -144,7 +144,7 @@ def _devices(hardware: Hardware, count: int, each: int) -> tuple[Place, ...]:
 
 
 def _neighbourhood(core: int) -> tuple[int, int, int]:
-    """Return where a logical core sits: processor, physical core, number."""
+    """Return processor, physical core and number of a logical core."""
     return _read(core, "physical_package_id"), _read(core, "core_id"), core
 
 

@@ -47,18 +47,15 @@ def become_subreaper() -> None:
 
 def kill_group(pid: int) -> None:
     """Kill every process of the group that `pid` leads or led."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def end_descendants(*pids: int, limit_s: float) -> tuple[dict[int, int], int]:
     """Kill and reap the children `pids`, their groups and every other descendant of this process.
 
-    Returns:
-        The wait statuses of those that could be ended (a driver may hold one in the kernel); and how many processes are
-        left after `limit_s`.
+    Return the wait statuses of those that could be ended (a driver may hold one in the kernel), and how many processes
+    are left after `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     statuses: dict[int, int] = {}
@@ -77,11 +74,9 @@ def end_descendants(*pids: int, limit_s: float) -> tuple[dict[int, int], int]:
 def _reap() -> dict[int, int]:
     """Reap all children that have ended; return their wait statuses."""
     statuses = {}
-    try:
+    with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             statuses[ended[0]] = ended[1]
-    except ChildProcessError:
-        pass
     return statuses
 
 
@@ -117,10 +112,8 @@ def end_marked(mark: str, *, limit_s: float) -> int:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def shared_files(directory: Path = SHARED_MEMORY) -> frozenset[str]:

@@ -1,16 +1,14 @@
 """The ranks of a trial, seen from inside: who this process is, how it meets the others, and how they decide together.
 
-A trial over several devices is a process a device, as torchrun makes them. The launcher has imported everything and
-forks them, which takes tens of milliseconds where torchrun's fresh interpreters take some ten seconds each; what the
-Trainer goes by is the same, the environment that torchrun gives its workers (`rank_environment`). Two things are done
-for the libraries that they would do by themselves under torchrun:
+A trial over several devices has one process for each device, as under torchrun. The launcher has imported everything
+and forks them, which takes tens of milliseconds where torchrun's fresh interpreters take some ten seconds each. The
+Trainer reads the same environment variables that torchrun sets (`rank_environment`). Two things are done here that the
+libraries do by themselves under torchrun:
 
 * The processes meet before the Trainer would have them meet, at a port that the launcher has held since before they
   were forked, so that nobody else can take it; torchrun's workers meet at their agent's. The limit of a collective is
   the trial's, since on the CPU `TrainingArguments.ddp_timeout` is not passed on.
-* A group that computes on CUDA can send what lies on the host as well, which decisions are made by.
-
-Called by the launcher (`rank_environment`) and by whoever runs inside a rank.
+* A group that computes on CUDA can send tensors of the host as well, which decisions need.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from typing import Any, NamedTuple
 _LISTENER, _THREADS = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS"
 ADDRESS = "127.0.0.1"
 
-# What other launchers leave in an environment, by which libraries take a process for one of theirs.
+# Variables of other launchers, by which libraries would take a trial for one of their processes.
 FOREIGN = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", _LISTENER,
 )  # fmt: skip
 
-# A collective ends later than the trial: that it takes for ever is for the trial's own limit to say.
+# The limit of a collective lies beyond the trial's, so that a hanging one is reported as a trial that timed out.
 _BEYOND_TIMEOUT_S = 120.0
 
 
@@ -40,23 +38,23 @@ class Rank(NamedTuple):
 
     number: int = 0
     of: int = 1
-    is_launched: bool = False  # as one of a group, be it of one
+    is_launched: bool = False  # as one of a group, which may have one member
 
     @property
     def is_first(self) -> bool:
-        """Whether it speaks for all."""
+        """Whether it decides for all."""
         return self.number == 0
 
 
 def rank_environment(number: int, of: int, port: int, listener: int | None = None) -> dict[str, str]:
-    """Return what torchrun sets for rank `number` of `of` on one machine, with the threads that are its share.
+    """Return the variables that torchrun sets for rank `number` of `of` on one machine, and the rank's threads.
 
     torchrun gives each rank one thread unless OMP_NUM_THREADS is set: the exported command sets it (see
     `threads_of_rank`).
 
     Args:
-        number: Of the rank.
-        of: Ranks, all of them on this machine.
+        number: The rank.
+        of: The number of ranks, all on this machine.
         port: Where they meet.
         listener: The open socket that listens there, for the first rank alone.
     """
@@ -139,7 +137,7 @@ def wait_for_all() -> None:
 
 
 def open_channels(tensor: Any) -> None:
-    """Have all ranks send each other `tensor`, by which the libraries make what they need for a device's messages."""
+    """Sum `tensor` over all ranks, for which the libraries open their channels to its device."""
     if own_rank().is_launched:
         from torch import distributed
 

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: who is there, who is like whom, and how many trials each can run at a time.
+"""The nodes of a Ray cluster: which there are, which are alike, and how many trials each can run at a time.
 
 Trials are compared with each other only on devices of one kind, so a search uses the nodes of one kind: the most
 frequent, or the one that was asked for. A note names the other nodes, and how to search for them. Nodes may come and
@@ -48,7 +48,7 @@ class Cluster:
         self._asked: dict[str, Any] = {}  # reports that are on their way
 
     def allotment(self, fleet: Fleet, device: str, planned: Hardware | None) -> Allotment:
-        """Return what each trial of a search has; from now on `nodes` are those that give the same.
+        """Return the hardware that each trial of a search has; from now on `nodes` returns those that offer it.
 
         Args:
             fleet: What was asked for.
@@ -118,7 +118,7 @@ class Cluster:
         return [n for n in self.ray.nodes() if n["Alive"]]
 
     def _look(self, alive: Sequence[dict[str, Any]], *, wait_s: float) -> None:
-        """Have the nodes that aren't known yet say what they are, and take in what has been said."""
+        """Ask the nodes that aren't known yet what they are, and note the answers that have come."""
         resource = "GPU" if self._kind == "cuda" else "CPU"
         for n in alive:
             if n["NodeID"] in self._known or n["NodeID"] in self._asked or not n["Resources"].get(resource):
@@ -135,14 +135,14 @@ class Cluster:
             if answer in ready:
                 del self._asked[id_]
                 if id_ in by_id:
-                    self._known[id_] = self._told(by_id[id_], answer)
+                    self._known[id_] = self._reported(by_id[id_], answer)
             elif wait_s:
                 self.ray.cancel(answer, force=True)
                 del self._asked[id_]
                 self._known[id_] = f"it did not answer within {wait_s:.0f} s"
 
-    def _told(self, found: dict[str, Any], answer: Any) -> Node | str:
-        """Return what a node is by its own words, or why it can't be used."""
+    def _reported(self, found: dict[str, Any], answer: Any) -> Node | str:
+        """Return the node that a report describes, or why it can't be used."""
         try:
             report = NodeReport.model_validate_json(self.ray.get(answer))
         except Exception as error:  # whatever keeps it from answering

@@ -97,7 +97,7 @@ def _check_address(address: str | None) -> None:
 
 
 def _authentication() -> dict[str, str]:
-    """Return what makes Ray show the token that there is, which 2.60 does for a cluster that it finds by itself."""
+    """Return the variable that has Ray use a token that exists; 2.60 does so only where it finds the cluster itself."""
     named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     return {"RAY_AUTH_MODE": "token"} if named or _TOKEN_FILE.expanduser().exists() else {}
 

@@ -1,8 +1,8 @@
 """What a node of a cluster does for a search: says what it is, runs a trial, cleans up after the search.
 
-Each function is called as a Ray task, in a worker process of the node, with text in and text out; nothing here knows
-Ray. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials
-of a slot run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
+Each function is called as a Ray task, in a worker process of the node, with text in and text out; nothing here imports
+Ray. The worker keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials of a slot
+run in a directory of that slot: the next worker that serves it ends what a worker that died there has left.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from autotune.values.hardware import Hardware, cuda_count, detect
 from autotune.values.trial import TrialRequest
 from autotune.version import __version__
 
-# What is kept of a trial's directory besides request and result, which the search writes itself.
-_KEPT = (".txt", ".json")
-_NOT_KEPT = ("request.json", "result.json")
+# What is brought back of a trial's directory, without what the search itself writes.
+_BROUGHT_BACK = (".txt", ".json")
+_NOT_BACK = ("request.json", "result.json")
 
 
 class NodeReport(Value):
@@ -54,7 +54,7 @@ class Job(Value):
 
 
 # Of this worker: what runs trials, by directory and device.
-_kept: dict[tuple[object, ...], tuple[Runner, contextlib.ExitStack]] = {}
+_runners: dict[tuple[object, ...], tuple[Runner, contextlib.ExitStack]] = {}
 
 
 def scratch(search: str) -> Path:
@@ -74,7 +74,7 @@ def run(text: str) -> tuple[str, dict[str, bytes]]:
     job = Job.model_validate_json(text)
     result = _runner(job).run(job.request)
     directory = trial_directory(job.directory, job.request.number)
-    left = [path for path in directory.glob("*") if path.suffix in _KEPT and path.name not in _NOT_KEPT]
+    left = [path for path in directory.glob("*") if path.suffix in _BROUGHT_BACK and path.name not in _NOT_BACK]
     files = {path.name: path.read_bytes() for path in left}
     shutil.rmtree(directory, ignore_errors=True)
     return result.model_dump_json(), files
@@ -99,19 +99,19 @@ def local_runner(job: Job) -> Runner:
 def _runner(job: Job) -> Runner:
     """Return this worker's runner for a job; one for another slot or device is ended first."""
     key = (job.directory, job.maker, job.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if key not in _kept:
+    if key not in _runners:
         _end_runners()
         job.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         runner, stack = pkgutil.resolve_name(job.maker)(job), contextlib.ExitStack()
         if isinstance(runner, contextlib.AbstractContextManager):
             stack.enter_context(runner)
-        _kept[key] = runner, stack
-    return _kept[key][0]
+        _runners[key] = runner, stack
+    return _runners[key][0]
 
 
 def _end_runners() -> None:
-    while _kept:
-        _kept.popitem()[1][1].close()
+    while _runners:
+        _runners.popitem()[1][1].close()
 
 
 atexit.register(_end_runners)

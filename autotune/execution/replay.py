@@ -1,8 +1,8 @@
 """Runs trials out of a recorded table, one after the other or many at once: a whole search in seconds, on any machine.
 
 Time doesn't pass: the recorded duration of a trial is added to a clock that the search reads. The limits of a request
-hold as they do in earnest: a recorded peak above its memory is out of memory, a recorded duration above its time limit
-is timed out. How long and how finely to measure is not replayed: a trial gives what was recorded, a final one too.
+hold as in a real trial: a recorded peak above its memory is out of memory, a recorded duration above its time limit is
+timed out. How long to measure has no effect: a final trial, too, gives what was recorded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ReplayRunner:
         return result
 
     def answer(self, request: TrialRequest) -> TrialResult:
-        """Return the same without that time passes."""
+        """Return the same, and let no time pass."""
         config = request.config
         recorded = self._trials.get(config)
         if recorded is None:

@@ -36,7 +36,7 @@ class Router:
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Note how far its logits spread over the tokens of the passes in here."""
+        """Note the standard deviation of its logits over the tokens of the passes in here."""
 
         def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
             inputs, weights = args[0].detach().float(), _weights(layer)

@@ -33,8 +33,8 @@ from autotune.execution.gradients import (
     gradient_of,
     is_short,
     randomness_off,
+    reported_split,
     seeded,
-    split_told,
     still_batch_norm,
 )
 from autotune.execution.user_steps import loss_and_samples, set_up
@@ -78,7 +78,7 @@ class Watched:
 
 def examined(request: ExamineRequest, file: Path) -> Description:
     """Return what a step of the function pickled in `file` shows; a wrong number of samples is an InputError."""
-    facts, notes = split_told(request.facts, _split(request, file), None)
+    facts, notes = reported_split(request.facts, _split(request, file), None)
     return Description(facts=facts, notes=notes)
 
 
@@ -175,7 +175,7 @@ def _watched() -> Iterator[Watched]:
 
 @contextmanager
 def _reading(found: Watched) -> Iterator[None]:
-    """Count the samples of batches, and their rows, as loaders hand them out; workers are told of some before."""
+    """Count the samples of batches, and their rows, as loaders hand them out; their workers draw some ahead."""
     kind = dataloader._BaseDataLoaderIter
     original, drawing = kind.__next__, kind._next_index
     ahead: WeakKeyDictionary[Any, deque[int]] = WeakKeyDictionary()

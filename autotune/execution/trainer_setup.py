@@ -22,14 +22,13 @@ from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trial import Trial, trained
 from autotune.execution.user_data import UserData, longest_of, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
-from autotune.training.adapters import prepare_model
+from autotune.training.adapters import fit_user_model, prepare_model
 from autotune.training.arguments import laid_over, plan
 from autotune.training.batches import padding_share
 from autotune.training.build import build_model
 from autotune.training.dataset import Repeated, training_data
 from autotune.training.parallel_arguments import building_device
 from autotune.training.random_weights import quick_weights
-from autotune.training.user_model import fitted
 from autotune.values.checks import LossTask
 from autotune.values.hardware import detect
 from autotune.values.trial import Outcome
@@ -141,9 +140,8 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         return outcome
 
     overlay = Overlay(
-        arguments=lambda own: {**harness(own), **wanted},
-        fit=lambda model: fitted(model, mapping, code),
-        made=lambda trainer: None,
+        lambda own: {**harness(own), **wanted},
+        lambda model: fit_user_model(model, mapping.model, mapping.adapter, code),
     )
     with overlaid(overlay):
         return reach(code, trial.data_directory, on_train)

@@ -14,7 +14,7 @@ from autotune.execution.guard import MemoryGuard
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, CudaClock, HostClock, StepTimer, measurement_of
 from autotune.execution.ranks import agree, own_rank
 from autotune.values.checks import LossTask, SoakTask
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.

@@ -17,7 +17,7 @@ from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import meet, own_rank
 from autotune.execution.shortage import first_line, is_out_of_memory, shortage
 from autotune.value import read_value, write_value
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Memory, Outcome, Phases, TrialRequest, TrialStatus
 
 

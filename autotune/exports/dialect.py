@@ -14,9 +14,9 @@ from autotune.errors import InputError
 from autotune.exports import launch_files
 from autotune.exports.winner import Draft, Winner
 from autotune.units import visible
-from autotune.values.checkpointing import KINDS
 from autotune.values.config import Precision
 from autotune.values.model import Task
+from autotune.values.techniques import CHECKPOINTING
 
 _LORA_KINDS = ("lora", "rslora", "dora")
 _WIDTH = 100  # of lines of YAML
@@ -77,7 +77,7 @@ def _settings(document: dict[str, Any]) -> str:
 def lost_spacing(winner: Winner) -> list[str]:
     """Return what is lost of checkpointing of every n-th layer."""
     kind = winner.config.checkpointing
-    is_spaced = kind != "none" and KINDS[kind].every > 1
+    is_spaced = kind != "none" and CHECKPOINTING[kind].every > 1
     return [f"checkpointing {kind}: every layer is checkpointed"] if is_spaced else []
 
 

@@ -1,6 +1,6 @@
 """LLaMA-Factory's YAML, with the names and defaults of `llamafactory.hparams` (0.9), which a test reads it with.
 
-Unless it is told, it differs from a plain Trainer: reentrant checkpointing, adapters of rank 8, samples cut at
+Its defaults differ from a plain Trainer: reentrant checkpointing, adapters of rank 8, samples cut at
 2,048 tokens.
 """
 
@@ -19,8 +19,8 @@ from autotune.exports.dialect import (
 )
 from autotune.exports.launch_files import needs_launcher
 from autotune.exports.winner import DEFAULTS, EVALUATING, Draft, Winner, lost_arguments
-from autotune.values.checkpointing import KINDS
 from autotune.values.config import Precision
+from autotune.values.techniques import CHECKPOINTING
 
 FILE = "llama_factory.yaml"
 
@@ -65,7 +65,7 @@ def llama_factory(winner: Winner) -> Draft:
 def _lost(winner: Winner) -> list[str]:
     config = winner.config
     lost = lost_spacing(winner)
-    if config.checkpointing != "none" and KINDS[config.checkpointing].offload:
+    if config.checkpointing != "none" and CHECKPOINTING[config.checkpointing].offload:
         lost.append(f"checkpointing {config.checkpointing}: layers' inputs stay on the device")
     if config.experts_implementation is not None:
         lost.append(f"experts_implementation {config.experts_implementation}: the library's default runs")

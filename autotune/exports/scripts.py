@@ -7,7 +7,7 @@ ids come from the middle half of a vocabulary, where no model has its special on
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from autotune.errors import InputError
 from autotune.exports import launch_files
@@ -37,8 +37,8 @@ _TEXT_VOCABULARY = Code("config.get_text_config().vocab_size")
 
 def python(winner: Winner) -> Draft:
     """Return a script with a plain Trainer."""
-    told, lost = _told(winner)
-    made = {**context(winner, TRAIN), "training_arguments": told, "lost": lost}
+    arguments, lost = _trainer_arguments(winner)
+    made = {**context(winner, TRAIN), "training_arguments": arguments, "lost": lost}
     return Draft({TRAIN: rendered("train.py.j2", made)}, launch(winner, TRAIN), tuple(lost))
 
 
@@ -50,23 +50,23 @@ def trl(winner: Winner) -> Draft:
     """
     if winner.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
-    told, lost = _told(winner)
+    arguments, lost = _trainer_arguments(winner)
     arguments = {
         **SFT_DEFAULTS,
         "max_length": winner.workload.sequence_length,
         "padding_free": winner.config.packing,
-        **told,
+        **arguments,
     }
     made = {**context(winner, TRL), "training_arguments": arguments, "weighs": False, "lost": lost}
     return Draft({TRL: rendered("train_trl.py.j2", made)}, launch(winner, TRL), tuple(lost))
 
 
-def _told(winner: Winner) -> tuple[dict[str, Any], list[str]]:
+def _trainer_arguments(winner: Winner) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments that a script's Trainer is given, and which of the user's own it isn't."""
     # The script trains for `--steps`.
     left_out = EVALUATING | {"num_train_epochs", "max_steps"}
-    told = {name: value for name, value in winner.arguments.items() if name not in left_out}
-    return told, lost_arguments(winner, {"seed", *told, *user_steps(winner)})
+    arguments = {name: value for name, value in winner.arguments.items() if name not in left_out}
+    return arguments, lost_arguments(winner, {"seed", *arguments, *user_steps(winner)})
 
 
 def user_steps(winner: Winner) -> dict[str, int]:
@@ -104,7 +104,8 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "measured": None if winner.measured is None else round(winner.measured, 3),
         "imports": _imports(winner),
         **_collator(winner),
-        **_samples(winner)._asdict(),
+        "masked_share": _MASKED_SHARE,
+        **_samples(winner),
     }
 
 
@@ -148,41 +149,8 @@ def _collator(winner: Winner) -> dict[str, str | Code]:
     return {"collator": "default_data_collator", "collate": Code("default_data_collator"), "about_collator": about}
 
 
-class Inputs(NamedTuple):
-    """The random inputs of a script."""
-
-    name: str
-    shape: tuple[int, ...]  # of one sample
-    distinct: int
-    floats: bool = False
-    vocabulary: Code | int = _TEXT_VOCABULARY  # a number, or an expression of the script's config
-    ends: bool = False  # with an end of text
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """Shape of all distinct samples together."""
-        return (self.distinct, *self.shape)
-
-
-class Labels(NamedTuple):
-    """The labels of a script's samples."""
-
-    kind: str  # inputs, masked, class or ids
-    length: int = 0
-    share: float = _MASKED_SHARE
-    vocabulary: Code | int = _TEXT_VOCABULARY
-
-
-class Samples(NamedTuple):
-    """Samples, and what to say of them."""
-
-    input: Inputs
-    labels: Labels
-    about_data: str
-
-
-def _samples(winner: Winner) -> Samples:
-    """Return what stands in for the user's samples."""
+def _samples(winner: Winner) -> dict[str, Any]:
+    """Return what templates need for the samples that stand in for the user's: input, labels and a remark."""
     workload, task = winner.workload, winner.workload.task
     if not task.takes_text:
         return _images_or_sound(winner)
@@ -197,8 +165,14 @@ def _samples(winner: Winner) -> Samples:
         )
         length = max(2, round(lengths.mean))
     kinds = {Task.CAUSAL_LM: "inputs", Task.MASKED_LM: "masked", Task.SEQUENCE_CLASSIFICATION: "class"}
-    labels = Labels(kinds.get(task, "ids"), _target_length(winner))
-    return Samples(Inputs("input_ids", (length,), _TEXTS, ends=True), labels, about)
+    labels = {"kind": kinds.get(task, "ids"), "length": _target_length(winner), "vocabulary": _TEXT_VOCABULARY}
+    return {"input": _input("input_ids", (length,), _TEXTS, ends=True), "labels": labels, "about_data": about}
+
+
+def _input(name: str, shape: tuple[int, ...], distinct: int, **more: Any) -> dict[str, Any]:
+    """Return an input: its name, the shape of all distinct samples together, and whether and how it is made of ids."""
+    usual = {"floats": False, "vocabulary": _TEXT_VOCABULARY, "ends": False}
+    return {"name": name, "distinct": distinct, "size": (distinct, *shape), **usual, **more}
 
 
 def _target_length(winner: Winner) -> int:
@@ -207,8 +181,8 @@ def _target_length(winner: Winner) -> int:
     return round(mean) if mean is not None else workload.target_length or workload.sequence_length
 
 
-def _images_or_sound(winner: Winner) -> Samples:
-    """Return images or recordings, whose size the library's config says."""
+def _images_or_sound(winner: Winner) -> dict[str, Any]:
+    """Return the same for images or recordings, whose size the library's config says."""
     from autotune.training.build import build_config
     from autotune.training.inputs import audio_input, image_input, labels_of
 
@@ -217,13 +191,17 @@ def _images_or_sound(winner: Winner) -> Samples:
     about = "Yours are made by the model's own processor, with `labels`."
     if task is Task.IMAGE_CLASSIFICATION:
         name, shape, clusters = image_input(config)
-        inputs = Inputs(name, shape, _DENSE, floats=clusters is None, vocabulary=clusters or 0)
-        return Samples(inputs, Labels("class"), about)
-    sound = audio_input(config, workload.sequence_length)
-    inputs = Inputs(sound.name, sound.shape, _DENSE, floats=True)
-    labels = {
-        Task.AUDIO_CLASSIFICATION: Labels("class"),
-        Task.SPEECH_SEQ2SEQ: Labels("ids", _target_length(winner)),
-        Task.SPEECH_CTC: Labels("ids", labels_of(workload.sequence_length), vocabulary=Code("config.vocab_size")),
+        inputs = _input(name, shape, _DENSE, floats=clusters is None, vocabulary=clusters or 0)
+        return {"input": inputs, "labels": {"kind": "class"}, "about_data": about}
+    ids = {"kind": "ids", "length": _target_length(winner), "vocabulary": _TEXT_VOCABULARY}
+    labels: dict[Task, dict[str, Any]] = {
+        Task.AUDIO_CLASSIFICATION: {"kind": "class"},
+        Task.SPEECH_SEQ2SEQ: ids,
+        Task.SPEECH_CTC: {
+            **ids,
+            "length": labels_of(workload.sequence_length),
+            "vocabulary": Code("config.vocab_size"),
+        },
     }
-    return Samples(inputs, labels[task], about)
+    inputs = _input(*audio_input(config, workload.sequence_length), _DENSE, floats=True)
+    return {"input": inputs, "labels": labels[task], "about_data": about}

@@ -50,8 +50,8 @@ def run(prepared_run: Run) -> None:
     """Run the script to its end."""
     from autotune.execution.user_overlay import Overlay, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
+    from autotune.training.adapters import fit_user_model
     from autotune.training.arguments import laid_over, plan
-    from autotune.training.user_model import fitted
     from autotune.values.hardware import detect
 
     code, result = prepared_run
@@ -62,6 +62,8 @@ def run(prepared_run: Run) -> None:
     def made(trainer: Any) -> None:
         trainer.add_callback(AutotuneCallback(result))
 
-    overlay = Overlay(lambda _: arguments, lambda model: fitted(model, mapping, code), made)
-    with overlaid(overlay):
+    def fitted(model: Any) -> Any:
+        return fit_user_model(model, mapping.model, mapping.adapter, code)
+
+    with overlaid(Overlay(lambda _: arguments, fitted, made)):
         run_script(code)

@@ -118,16 +118,12 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._read()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave out the time since the end of the step; logging has waited for the device anyway."""
-        self._pause()
+        """Leave out the time of logging, evaluating or saving, which have waited for the device anyway."""
+        if self._mark is not None:
+            self._read()
+            self._mark = self._clock.mark()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave out the evaluation."""
-        self._pause()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave out saving."""
-        self._pause()
+    on_evaluate = on_save = on_log
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave out the last step of an epoch, which may have fewer samples."""
@@ -140,12 +136,6 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         if state.is_world_process_zero:
             sys.stderr.write(visible(f"autotune: {self.report}") + "\n")
             self._write(Path(args.output_dir))
-
-    def _pause(self) -> None:
-        """Start the time of the next step now."""
-        if self._mark is not None:
-            self._read()
-            self._mark = self._clock.mark()
 
     def _read(self) -> None:
         """Add up the times between the pending marks."""

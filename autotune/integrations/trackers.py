@@ -46,19 +46,15 @@ class Tracker(Protocol):
 
     def open(self, search: Search, known_as: str) -> str:
         """Begin, or resume what the tracker knows as `known_as`; return how it knows the search."""
-        ...
 
     def trial(self, entry: Entry) -> None:
         """Write a trial."""
-        ...
 
     def answer(self, entry: Entry) -> None:
         """Write the answer; a resumed search may do so again."""
-        ...
 
     def close(self) -> None:
         """End."""
-        ...
 
 
 class TensorBoard:

@@ -10,9 +10,9 @@ import math
 from typing import NamedTuple
 
 from autotune.output.explanation_table import change_words, how_known, ratio_words, together_words
-from autotune.output.palette import COMPONENTS
 from autotune.output.run_report import RunReport
 from autotune.output.svg import (
+    COMPONENTS,
     Chart,
     Scale,
     line,
@@ -86,9 +86,9 @@ def waterfall(explanation: Explanation, width: float) -> Chart | None:
     tops = itertools.count(0.0, _ROW)
     parts = [_axis(low, high, x, bottom, left, right)]
     if base is not None:
-        parts.append(_end("baseline", base, x, next(tops), "square", width))
+        parts.append(_end("baseline", base, x, next(tops), width))
     parts += [_waterfall_row(step, x, next(tops), width) for step in steps]
-    parts.append(_end("best", winner, x, next(tops), "star", width))
+    parts.append(_end("winner", winner, x, next(tops), width))
     parts.append(text(width / 2, bottom + 34, "samples/s", anchor="middle", kind="muted"))
     label = f"What each of {len(explanation.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
     return Chart("".join(parts), width, bottom + 42, label)
@@ -105,11 +105,12 @@ def _axis(low: float, high: float, x: Scale, bottom: float, left: float, right: 
     return "".join(parts)
 
 
-def _end(kind: str, value: float, x: Scale, top: float, shape: str, width: float) -> str:
+def _end(words: str, value: float, x: Scale, top: float, width: float) -> str:
+    shape, kind = ("star", "best") if words == "winner" else ("square", "baseline")
     return (
-        text(2, top + 14, kind, kind="strong")
+        text(2, top + 14, words, kind="strong")
         + text(width - 2, top + 14, f"{show_rate(value)} samples/s", anchor="end", kind="strong")
-        + mark(shape, x(value), top + 28, kind, f"{kind}: {show_rate(value)} samples/s", 6.0)
+        + mark(shape, x(value), top + 28, kind, f"{words}: {show_rate(value)} samples/s", 6.0)
     )
 
 
@@ -155,7 +156,7 @@ def component_icon(name: str) -> str:
 
 
 def _part_class(name: str) -> str:
-    """Return the CSS class of a component's colour; see `palette`."""
+    """Return the CSS class of a component's colour; see `svg`."""
     first = name.partition(" ")[0]
     return f"part part-{first if first in COMPONENTS else 'beyond'}"
 

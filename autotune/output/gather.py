@@ -30,7 +30,7 @@ from autotune.values.trial import TrialResult
 from autotune.values.trial_row import TrialRow, rows_of
 from autotune.values.user_code import OwnCode
 from autotune.verification.attribution import explanation_of
-from autotune.verification.verdict import nothing_found
+from autotune.verification.remarks import nothing_found
 from autotune.version import __version__
 
 
@@ -136,7 +136,7 @@ def _breakdowns(
     model = model.observe(*(t for t in searched if t.request.task is None))
     wanted = {"baseline": result.baseline if result is not None else None}
     if result is not None and result.best.config != result.baseline.config:
-        wanted["best"] = result.best
+        wanted["winner"] = result.best
     found = []
     for name, contender in wanted.items():
         config = contender.config if contender is not None else plan.baseline

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from autotune.output import report_facts as facts
-from autotune.output.palette import variables
 from autotune.output.panels import Panel, panels
 from autotune.output.report_html import page_environment
 from autotune.output.run_report import RunReport
-from autotune.output.svg import tag
+from autotune.output.svg import tag, variables
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
 from autotune.space.knobs import with_changes

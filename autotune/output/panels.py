@@ -70,7 +70,7 @@ _AGREEMENT = (_marked("circle", "trial", "a trial"), _lined("agree", "predicted 
 _PROGRESS = (
     _lined("best-line", "best of the search so far"),
     _marked("circle", "trial", "a trial of the search"),
-    _marked("diamond", "best", "the best, measured again in the finals"),
+    _marked("diamond", "best", "the winner, measured again in the finals"),
     _marked("diamond", "baseline", "the baseline, measured again"),
     _marked("cross", "failed", "failed"),
 )
@@ -79,7 +79,7 @@ _PROGRESS = (
 def _pareto(report: RunReport) -> tuple[Key, ...]:
     keys = [
         _marked("square", "baseline", "baseline"),
-        _marked("star", "best", "best"),
+        _marked("star", "best", "winner"),
         _marked("circle", "front", "Pareto front: nothing is faster with as little memory"),
         _marked("circle", "trial", "other configurations"),
         _lined("budget", "memory budget"),

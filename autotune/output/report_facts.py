@@ -58,10 +58,10 @@ def state(report: RunReport) -> str:
 
 
 def sides_of(result: ResultData) -> dict[str, Contender]:
-    """Return what is compared, by name: baseline and best, or the one that is both."""
+    """Return what is compared, by name: baseline and winner, or the one that is both."""
     if result.best.config == result.baseline.config:
-        return {"baseline = best": result.best}
-    return {"baseline": result.baseline, "best": result.best}
+        return {"baseline = winner": result.best}
+    return {"baseline": result.baseline, "winner": result.best}
 
 
 def against(result: ResultData) -> list[Row]:
@@ -100,7 +100,7 @@ def _peak(measured: Measurement, budget_bytes: int) -> str | None:
 
 
 def knobs(result: ResultData) -> list[Row]:
-    """Return what the best changes: knob, baseline, best, what it changes of the training."""
+    """Return what the winner changes: knob, baseline, winner, what it changes of the training."""
     return [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in result.best.changes]
 
 
@@ -113,7 +113,7 @@ def explained(report: RunReport) -> str:
     """Return how the knobs' shares are to be read, and how to get the rest."""
     found, result = report.explanation, report.result
     if found is None:
-        return "The baseline itself is the best: there is no knob to explain." if result is not None else ""
+        return "The baseline itself is the winner: there is no knob to explain." if result is not None else ""
     words = (
         "Each factor is the winner's throughput over that of the winner with this knob put back to the baseline's "
         "value. Independent knobs multiply to the whole; where they don't, “together” is the rest"

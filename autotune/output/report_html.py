@@ -16,10 +16,9 @@ from markupsafe import Markup, escape
 from autotune.exports import launch_files
 from autotune.output import report_facts as facts
 from autotune.output.bars import component_icon, component_sizes
-from autotune.output.palette import variables
 from autotune.output.panels import panels
 from autotune.output.run_report import RunReport
-from autotune.output.svg import tag
+from autotune.output.svg import tag, variables
 from autotune.units import visible
 from autotune.values.trial import TrialStatus
 from autotune.values.trial_row import TrialRow

@@ -11,10 +11,9 @@ from importlib import resources
 
 from autotune.errors import MachineError
 from autotune.output import report_facts as facts
-from autotune.output.palette import resolved
 from autotune.output.panels import Key, Panel, panels
 from autotune.output.run_report import RunReport
-from autotune.output.svg import FONT, Chart, rectangle, tag, text, text_width
+from autotune.output.svg import FONT, Chart, rectangle, resolved, tag, text, text_width
 
 _COLUMN, _GAP, _EDGE = 620.0, 36.0, 24.0
 _HEADING = 20.0  # font size of the answer

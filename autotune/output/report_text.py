@@ -26,7 +26,7 @@ def markdown_report(report: RunReport) -> str:
     if result is not None:
         parts += ["## Baseline against winner", _table(("", *facts.sides_of(result)), facts.against(result))]
         if facts.knobs(result):
-            parts += ["## What changes", _table(("knob", "baseline", "best", "changes"), facts.knobs(result))]
+            parts += ["## What changes", _table(("knob", "baseline", "winner", "changes"), facts.knobs(result))]
         parts.append("## What each knob brought")
         if report.explanation is not None:
             parts.append(_table(("knob", "factor", "how it is known"), facts.contributions(report)))

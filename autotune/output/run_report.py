@@ -31,7 +31,7 @@ class RunReport(Problem):
     command: str | None = Field(description="what the search was started with; None: it wasn't recorded")
     result: ResultData | None = Field(description="None: no trial has completed")
     nothing: str | None = Field(default=None, description="why there is no result")
-    explanation: Explanation | None = Field(default=None, description="None: no result, or the baseline is the best")
+    explanation: Explanation | None = Field(default=None, description="None: no result, or the baseline is the winner")
     trials: tuple[TrialRow, ...]
     unfinished: int = Field(default=0, description="trials that were begun and have no readable result")
     breakdowns: tuple[Breakdown, ...] = ()

@@ -16,21 +16,18 @@ from autotune.output.svg import (
     Chart,
     Frame,
     Scale,
+    labelled,
     line,
     linear,
     logarithmic,
     mark,
     most_labels,
-    number,
     padded,
     path,
-    round_values,
     rows,
     stairs,
     text,
-    ticks,
     x_axis,
-    y_axis,
 )
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
@@ -101,8 +98,8 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
     y_low, y_high = padded([s.rate for s in found], 0.1)
     y = linear(y_low, y_high, frame.bottom - 14, frame.top)
     parts = [
-        x_axis(frame, [(v * unit, number(v)) for v in ticks(low / unit, high / unit, most_labels(frame))], x),
-        y_axis(frame, y_low, y_high, y),
+        x_axis(frame, labelled(low, high, most_labels(frame), unit), x),
+        rows(frame, labelled(y_low, y_high, 6), y),
         text(width / 2, height - 6, f"peak memory, {name}", anchor="middle", kind="muted"),
         text(4, 12, "samples/s", kind="muted"),
         _budget_line(frame, budget, x, width, far=far),
@@ -134,8 +131,8 @@ def best_over_time(report: RunReport, width: float) -> Chart | None:
     y_low, y_high = padded([t.samples_per_second or 0.0 for t in [*completed, *again]], 0.1)
     y = linear(y_low, y_high, frame.bottom - 14, frame.top)
     parts = [
-        x_axis(frame, [(v * unit, number(v)) for v in ticks(0.0, last / unit, most_labels(frame))], x),
-        y_axis(frame, y_low, y_high, y),
+        x_axis(frame, labelled(0.0, last, most_labels(frame), unit), x),
+        rows(frame, labelled(y_low, y_high, 6), y),
         text(width / 2, height - 6, f"{name} for which trials had run", anchor="middle", kind="muted"),
         text(4, 12, "samples/s", kind="muted"),
         path(stairs(_best_so_far(completed, x, y, frame.right)), "best-line"),
@@ -206,10 +203,10 @@ def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"
     frame = Frame(52.0, 24.0, width - 12.0, height - 46.0)
     scale = logarithmic if high / low > _WIDE else linear
     x, y = scale(low, high, frame.left, frame.right), scale(low, high, frame.bottom, frame.top)
-    wanted = round_values(low / unit, high / unit, most_labels(frame), logs=scale is logarithmic)
+    values = labelled(low, high, most_labels(frame), unit, logs=scale is logarithmic)
     parts = [
-        x_axis(frame, [(v * unit, number(v)) for v in wanted], x),
-        rows(frame, [(v * unit, number(v)) for v in wanted], y),
+        x_axis(frame, values, x),
+        rows(frame, values, y),
         line(x(low), y(low), x(high), y(high), "agree"),
         text(width / 2, height - 6, f"measured, {name}", anchor="middle", kind="muted"),
         text(4, 12, f"predicted, {name}", kind="muted"),
@@ -255,8 +252,8 @@ def _marked(report: RunReport, spot: Spot, x: float, y: float, on_front: bool) -
     kind = _kind(report, spot.config)
     if kind == "trial":
         return mark("circle", x, y, "front" if on_front else "trial", spot.tip, 4.0)
-    shape, size = ("star", 6.0) if kind == "best" else ("square", 5.0)
-    return mark(shape, x, y, kind, f"{kind}: {spot.tip}", size)
+    shape, size, words = ("star", 6.0, "winner") if kind == "best" else ("square", 5.0, "baseline")
+    return mark(shape, x, y, kind, f"{words}: {spot.tip}", size)
 
 
 def _trial_tip(trial: TrialRow) -> str:

@@ -34,7 +34,7 @@ def show_config(config: TrainConfig) -> str:
     if not config.parallelism.is_single:
         parts.insert(0, f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
     words = (
-        known.said(known.knob.word, value) for known, value in zip(KNOBS.values(), knob_values(config), strict=True)
+        known.filled(known.knob.word, value) for known, value in zip(KNOBS.values(), knob_values(config), strict=True)
     )
     for word in filter(None, words):
         if word.startswith(" "):
@@ -54,7 +54,7 @@ def result_table(
     same = result.best.config == result.baseline.config
     missing = result.baseline_cause or "not measured"
     rows: list[Sequence[str | Text]] = [] if same else [_row("baseline", result.baseline, missing=missing)]
-    best = _row("best = baseline" if same else "best", result.best)
+    best = _row("winner = baseline" if same else "winner", result.best)
     rows += [[Text(cell, "bold green") for cell in best], *(_row("runner-up", c) for c in result.runners_up)]
     figures = ("samples/s", "tokens/s", "peak memory")
     title = {"title": visible(_title(result)), "title_style": "bold"}
@@ -187,7 +187,7 @@ def show_interval(interval: Interval) -> str:
 
 
 def _proof_lines(result: ResultData) -> list[str]:
-    """Return what the best has passed."""
+    """Return what the winner has passed."""
     lines = [f"soaked: {result.soaked}"] if result.soaked is not None else []
     if result.skewed_routing is not None:
         lines.append(f"with uneven routing: {result.skewed_routing}")

@@ -5,28 +5,29 @@ Everything that can be refused is refused here, before the first trial.
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import InputError
-from autotune.planning import devices, user_loop, user_trainer
+from autotune.planning import devices
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import Outline, SearchPlan
-from autotune.planning.workload import objective_of, task_of, workload_of
-from autotune.space.file import load_space
-from autotune.training.baseline import UserArguments, baseline_config, read_arguments
-from autotune.training.resolve import resolve
+from autotune.planning.plan import SearchPlan
+from autotune.planning.user_loop import Knobs, UserLoop
+from autotune.planning.user_trainer import UserTrainer
+from autotune.planning.workload import Outline, Subject, objective_of
+from autotune.training.baseline import baseline_config, read_arguments
 from autotune.units import GIB, show_memory, show_time
 from autotune.values import hardware as machine
-from autotune.values.budget import Budget, Effort
+from autotune.values.budget import Budget
 from autotune.values.checks import planned_loss_steps
+from autotune.values.conditions import other_processes
 from autotune.values.config import Workload
 from autotune.values.hardware import Hardware
-from autotune.values.model import ModelFacts, Task
+from autotune.values.model import ModelFacts
 from autotune.values.placement import Allotment
-from autotune.values.user_code import OwnCode, OwnStep
 
-DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
-SPACE_OF_SEVERAL = "parallel"  # devices
 LOW_DISK_BYTES = 1 << 30
 
 # What a trial takes beside its own time limit at the very most: to be ended, and to give its memory back.
@@ -36,16 +37,40 @@ TRIAL_OVERHEAD_S = 60.0
 USUAL_START_S = 3.0
 
 
-def outline(
-    options: SearchOptions, allotment: Allotment | None = None, own: OwnStep | None = None, code: OwnCode | None = None
-) -> Outline:
+def subject_of(
+    options: SearchOptions,
+    *,
+    step: Callable[..., Any] | None = None,
+    knobs: Knobs | None = None,
+    trainer: Any = None,
+    make_trainer: Callable[[], Any] | None = None,
+    script: Sequence[str] | None = None,
+) -> Subject:
+    """Return what is tuned: the user's own loop, Trainer or script, if one was given, otherwise the model.
+
+    Raises:
+        InputError: Nothing or more than one was given, it can't be used, or an option doesn't go with it.
+    """
+    named = {"trainer": trainer, "make_trainer": make_trainer, "script": script, "step": step}
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are each a training of its own; give one of them")
+    if step is not None:
+        return UserLoop(options, step, knobs)
+    if given:
+        return UserTrainer.of(options, trainer=trainer, make_trainer=make_trainer, script=script)
+    if not options.model:
+        raise InputError("nothing to tune: give a model, or a trainer, make_trainer, script or step of your own")
+    return Subject(options)
+
+
+def outline(options: SearchOptions, allotment: Allotment | None = None, subject: Subject | None = None) -> Outline:
     """Return what can be settled without a child process.
 
     Args:
         options: What the user asked for.
         allotment: What each trial has to itself; by default all of the device that was asked for.
-        own: A loop of the user's own, whose model may not be named.
-        code: Around a Trainer of the user's own, of which nothing is known yet.
+        subject: What is tuned; by default the model that `options` name.
 
     Raises:
         InputError: Something in `options` can't be used.
@@ -58,40 +83,71 @@ def outline(
     if options.train_steps and options.global_batch == "any":
         raise InputError("--train-steps: with a free global batch steps differ in size; use --train-tokens")
     loss_steps_of(options)
+    subject = subject or Subject(options)
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
     hardware, spreading = devices.spread(options, allotment.hardware)
     allotment = allotment.model_copy(update={"hardware": hardware})
-    if own is not None and not options.model:
-        spec, task = user_loop.spec_of(own), Task.OWN
-    elif code is None:
-        spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
-        task = task_of(options, spec)
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None
     notes = [*_device_notes(options, hardware), *allotment.notes, *spreading]
-    if code is not None:
-        workload = user_trainer.provisional(code, options.seed)
-    else:
-        workload = workload_of(options, hardware, spec, task, arguments, notes)
     return Outline(
-        options=options,
+        subject=subject,
         hardware=hardware,
-        workload=workload.model_copy(update={"own_step": own}),
+        workload=subject.workload(hardware, arguments, notes),
         memory_bytes=_memory(options, allotment, notes),
-        budget=budget_of(options.effort, max_trials=options.max_trials, max_time_s=options.max_time_s),
-        space=user_loop.space_of(own, default_space(hardware))
-        if own is not None and own.knobs
-        else load_space(options.space or default_space(hardware)),
-        searched_arguments=arguments.searched if arguments else None,
+        budget=Budget.of(options.effort).limited(max_trials=options.max_trials, max_time_s=options.max_time_s),
+        space=subject.space(hardware),
+        arguments=arguments,
         notes=tuple(notes),
         is_shared=allotment.is_shared,
     )
 
 
-def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tuple[str, ...]) -> SearchPlan:
-    """Return the plan, now that the model's facts and the data's lengths (in `workload`) are known.
+def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -> SearchPlan:
+    """Return the plan, now that the model's facts and the data's lengths (in the outline's workload) are known.
 
     Raises:
         InputError: The workload doesn't fit the model.
+    """
+    subject, workload, hardware = outline.subject, outline.workload, outline.hardware
+    options = subject.options
+    check_lengths(workload, facts)
+    plan = SearchPlan(
+        workload=workload,
+        facts=facts,
+        hardware=hardware,
+        memory_bytes=outline.memory_bytes,
+        budget=outline.budget,
+        allowance=options.allow,
+        space=outline.space,
+        baseline=baseline_config(
+            outline.arguments, workload.global_batch_size, facts, hardware, devices=hardware.count or 1
+        ),
+        exhaustive=options.exhaustive,
+        repeats=options.repeat,
+        objective=objective_of(options, workload),
+        soak=not options.exhaustive,
+        skewed_routing=facts.experts > 0 and not options.exhaustive,
+        loss_steps=loss_steps_of(options),
+        loss_insisted=bool(options.check_loss),
+        record=options.record and not outline.is_shared,
+        report_to=options.report_to,
+        fleet=options.fleet,
+        is_shared=outline.is_shared,
+        options=options,
+        output=options.output,
+        notes=(*outline.notes, *notes),
+    )
+    plan = subject.planned(plan)
+    if plan.exhaustive:
+        plan = plan.model_copy(update={"budget": _budget_of_all(plan, options)})
+    return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
+
+
+def check_lengths(workload: Workload, facts: ModelFacts) -> None:
+    """Refuse samples that are longer than the model takes.
+
+    Raises:
+        InputError: They are.
     """
     for option, length, longest in (
         ("--seq-len", workload.sequence_length, facts.max_sequence_length),
@@ -99,65 +155,20 @@ def complete(outline: Outline, facts: ModelFacts, workload: Workload, notes: tup
     ):
         if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
-    given = UserArguments(outline.searched_arguments, {}) if outline.searched_arguments is not None else None
-    is_own = workload.own_step is not None  # it can be timed, and nothing else
-    is_recorded = not (outline.is_shared or is_own or workload.own_code is not None)  # code may change, and not say so
-    plan = SearchPlan(
-        workload=workload,
-        facts=facts,
-        hardware=outline.hardware,
-        memory_bytes=outline.memory_bytes,
-        budget=outline.budget,
-        allowance=outline.options.allow,
-        space=outline.space,
-        baseline=baseline_config(
-            given, workload.global_batch_size, facts, outline.hardware, devices=outline.hardware.count or 1
-        ),
-        exhaustive=outline.options.exhaustive,
-        repeats=outline.options.repeat,
-        objective=objective_of(outline.options, workload),
-        soak=not (outline.options.exhaustive or is_own),
-        skewed_routing=facts.experts > 0 and not (outline.options.exhaustive or is_own),
-        loss_steps=0 if is_own else loss_steps_of(outline.options),
-        loss_insisted=bool(outline.options.check_loss),
-        record=outline.options.record and is_recorded,
-        report_to=outline.options.report_to,
-        fleet=outline.options.fleet,
-        is_shared=outline.is_shared,
-        options=None if is_own else outline.options,
-        output=outline.options.output,
-        notes=(*outline.notes, *notes, *(user_loop.notes_of(outline.space) if is_own else ())),
-    )
-    plan = user_trainer.with_baseline(plan)
-    if plan.exhaustive:
-        plan = plan.model_copy(update={"budget": _budget_of_all(plan, outline.options)})
-    return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
-
-
-def default_space(hardware: Hardware) -> str:
-    """Return the built-in space that is searched unless another is named."""
-    return SPACE_OF_SEVERAL if (hardware.count or 1) > 1 else DEFAULT_SPACE[hardware.kind]
 
 
 def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
     """Return a line for each condition of the machine that a search should know: disk, other processes."""
-    import shutil
-
     lines = []
     free = shutil.disk_usage(run_directory).free
     if free < LOW_DISK_BYTES:
         lines.append(f"only {show_memory(free)} of disk are free where {run_directory} lies")
-    for other in machine.other_processes(hardware):
+    for other in other_processes(hardware):
         used = f", {show_memory(other.used_bytes)}" if other.used_bytes else ""
         lines.append(
             f"another process is busy on the device: {other.name} (pid {other.pid}{used}); timings will suffer"
         )
     return lines
-
-
-def budget_of(effort: Effort, *, max_trials: int | None = None, max_time_s: float | None = None) -> Budget:
-    """Return the limits that `effort` stands for, with those that are given instead."""
-    return Budget.of(effort).limited(max_trials=max_trials, max_time_s=max_time_s)
 
 
 def loss_steps_of(options: SearchOptions) -> int:
@@ -214,7 +225,7 @@ def _budget_of_all(plan: SearchPlan, options: SearchOptions) -> Budget:
 
 def _states_note(plan: SearchPlan) -> tuple[str, ...]:
     """Say what the baseline needs at the very least: weights and gradients, and AdamW's two states, fp32 each."""
-    if plan.workload.task is Task.OWN:
+    if not plan.facts.parameters:  # nothing is known of the model
         return (_extent(plan),)
     adamw = plan.baseline.optim in ("adamw_torch", "adamw_torch_fused")
     states = plan.facts.parameters * (16 if adamw else 8)

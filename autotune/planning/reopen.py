@@ -1,7 +1,7 @@
 """Other limits for a search that is gone on with: more time, more trials, another effort. Pure.
 
 The plan that comes of it takes the place of the old one in the run directory, so that who resumes the search again goes
-on within the same limits. Called by `autotune.api` and by the conductors.
+on within the same limits.
 """
 
 from __future__ import annotations

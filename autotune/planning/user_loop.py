@@ -15,10 +15,10 @@
 
     autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
 
-The function is pickled into the search's directory and called anew in each trial's process (see `execution.stepping`).
+The function is pickled into the search's directory and called anew in each trial's process (`execution.user_steps`).
 Before the first trial a step is run at two micro-batches: it has to consume the global batch, and whether its gradient
 depends on the split is measured (`execution.step_facts`).
-Nothing is predicted, as nothing is known of its model, unless the model is named too. Called by `autotune.api`.
+Nothing is predicted, as nothing is known of its model, unless the model is named too.
 """
 
 from __future__ import annotations
@@ -32,12 +32,23 @@ from typing import Any
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
+from autotune.planning.workload import (
+    Asker,
+    Outline,
+    Subject,
+    default_space,
+    keep_pickle,
+    model_of,
+    searched_workload,
+)
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.points import problem
 from autotune.space.space import MICRO_BATCH
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
-from autotune.value import sha256_of, write_bytes
-from autotune.values.config import TrainConfig
+from autotune.training.baseline import UserArguments
+from autotune.value import sha256_of
+from autotune.values.config import TrainConfig, Workload
+from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest
 from autotune.values.user_code import ACCUMULATION, STEP_FILE, Choices, OwnStep
@@ -69,61 +80,79 @@ _NOT_WITH_STEP: dict[str, str] = {
 }
 
 
-def asked_of(step: Callable[..., Any], knobs: Knobs | None, options: SearchOptions) -> OwnStep:
-    """Return what is known of a user's function before anything runs.
+class UserLoop(Subject):
+    """The user's own training loop: a function that sets it up for a configuration and returns its step.
 
     Args:
+        options: What else was asked for.
         step: Takes a configuration, and the micro-batches per step if it has an argument of that name; returns what
             runs one optimizer step.
         knobs: Fields of TrainConfig that it honours, alone or each with its choices.
-        options: What else was asked for.
 
     Raises:
-        InputError: One of them can't be used.
+        InputError: One of them can't be used, or the function can't be pickled.
     """
-    if not callable(step):
-        raise InputError(f"step: expected a function that takes a TrainConfig, not {type(step).__name__}")
-    if not knobs and options.space is None:
-        raise InputError(
-            "step: say what your function honours, such as knobs=['per_device_train_batch_size', 'precision'], or a "
-            "search space"
+
+    def __init__(self, options: SearchOptions, step: Callable[..., Any], knobs: Knobs | None) -> None:
+        super().__init__(options)
+        if not callable(step):
+            raise InputError(f"step: expected a function that takes a TrainConfig, not {type(step).__name__}")
+        if not knobs and options.space is None:
+            raise InputError(
+                "step: say what your function honours, such as knobs=['per_device_train_batch_size', 'precision'], or "
+                "a search space"
+            )
+        if knobs and options.space is not None:
+            raise InputError("knobs and space both say what is varied; drop one of the two")
+        name = getattr(step, "__qualname__", type(step).__name__)
+        _check_options(options)
+        own = OwnStep(
+            name=name,
+            takes_accumulation=_takes_accumulation(step, name),
+            knobs=_checked(knobs or {}),
+            directory=str(Path.cwd()),
+            search_path=tuple(str(Path(entry).absolute()) for entry in sys.path),
         )
-    if knobs and options.space is not None:
-        raise InputError("knobs and space both say what is varied; drop one of the two")
-    name = getattr(step, "__qualname__", type(step).__name__)
-    _check_options(options)
-    return OwnStep(
-        name=name,
-        takes_accumulation=_takes_accumulation(step, name),
-        knobs=_checked(knobs or {}),
-        directory=str(Path.cwd()),
-        search_path=tuple(str(Path(entry).absolute()) for entry in sys.path),
-    )
+        self._pickled = _pickled(step, name)
+        self.own = own.model_copy(update={"sha256": sha256_of(self._pickled)})
 
+    @property
+    def name(self) -> str:
+        """What its run directory is called by."""
+        return self.options.model or self.own.name
 
-def keep(step: Callable[..., Any], own: OwnStep, run_directory: Path) -> OwnStep:
-    """Pickle the user's function where the trials of a search find it; return what it is known by then.
+    def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
+        """Return what every trial trains: of the model, if it is named, otherwise of one that nothing is known of."""
+        name = self.own.name
+        unknown = ModelSpec(reference=name, name=name, source="own", model_type="your own loop", kind="own", config={})
+        model = model_of(self.options) if self.options.model else (unknown, Task.OWN)
+        workload = searched_workload(self.options, model, hardware, arguments, notes)
+        return workload.model_copy(update={"own_step": self.own})
 
-    Raises:
-        InputError: It can't be pickled.
-    """
-    import cloudpickle
+    def space(self, hardware: Hardware) -> SpaceFile:
+        """Return the space of the knobs that were named, if any were."""
+        return space_of(self.own, default_space(hardware)) if self.own.knobs else super().space(hardware)
 
-    try:
-        content = cloudpickle.dumps(step)
-    except Exception as error:  # whatever the objects that it refers to raise
-        raise InputError(
-            f"step: {own.name} can't be handed to another process: {_first_line(error)}; make what it needs inside it"
-        ) from error
-    folder = run_directory / "data"
-    folder.mkdir(exist_ok=True)
-    write_bytes(content, folder / STEP_FILE)
-    return own.model_copy(update={"sha256": sha256_of(content)})
+    def keep(self, run_directory: Path) -> None:
+        """Write the function where the trials of a search find it."""
+        keep_pickle(self._pickled, run_directory, STEP_FILE)
 
+    def described(self, outline: Outline, asker: Asker) -> Description:
+        """Return the facts about the model, or that it can do what was named where nothing is known of it."""
+        if self.options.model:
+            return super().described(outline, asker)
+        return Description(facts=facts_of(outline.space))
 
-def spec_of(own: OwnStep) -> ModelSpec:
-    """Return what stands for the model where none is named."""
-    return ModelSpec(reference=own.name, name=own.name, source="own", model_type="your own loop", kind="own", config={})
+    def planned(self, plan: SearchPlan) -> SearchPlan:
+        """Return the plan without checks: the loop can be timed, and nothing else."""
+        changes = {"soak": False, "skewed_routing": False, "loss_steps": 0, "record": False, "options": None}
+        notes = (*plan.notes, *_trusted(plan.space))
+        return plan.model_copy(update={**changes, "notes": notes})
+
+    def examined(self, plan: SearchPlan, asker: Asker) -> SearchPlan:
+        """Return the plan with what the baseline's step, and one with another split, have told."""
+        found = asker.examine(to_examine(plan))
+        return plan.model_copy(update={"facts": found.facts, "notes": (*plan.notes, *found.notes)})
 
 
 def space_of(own: OwnStep, usual: str) -> SpaceFile:
@@ -151,11 +180,11 @@ def space_of(own: OwnStep, usual: str) -> SpaceFile:
     return SpaceFile(name="knobs", description=f"what {own.name} honours", parameters=parameters)
 
 
-def described(space: SpaceFile) -> Description:
+def facts_of(space: SpaceFile) -> ModelFacts:
     """Return what a search goes by where nothing is known of the model: that it can do what was named."""
     named = set(space.parameters)
     has_layers = bool(named & {"adapter", "quantization"})
-    facts = ModelFacts(
+    return ModelFacts(
         task=Task.OWN,
         parameters=0,
         attn_implementations=_ATTENTION if "attn_implementation" in named else (),
@@ -164,7 +193,6 @@ def described(space: SpaceFile) -> Description:
         liger="use_liger_kernel" in named,
         linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))) if has_layers else (),
     )
-    return Description(facts=facts)
 
 
 def to_examine(plan: SearchPlan) -> ExamineRequest:
@@ -180,12 +208,7 @@ def to_examine(plan: SearchPlan) -> ExamineRequest:
     return ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
 
 
-def examined(plan: SearchPlan, found: Description) -> SearchPlan:
-    """Return the plan with what running those steps has told."""
-    return plan.model_copy(update={"facts": found.facts, "notes": (*plan.notes, *found.notes)})
-
-
-def notes_of(space: SpaceFile) -> tuple[str, ...]:
+def _trusted(space: SpaceFile) -> tuple[str, ...]:
     """Say what is taken on trust."""
     return (
         f"your own loop: {', '.join(space.parameters)} are varied, and that your function honours them is taken on "
@@ -255,5 +278,14 @@ def _parameter(name: str, choices: Choices | None, usual: Parameter | None) -> P
     return Parameter(choices=usual.choices, when=usual.when)
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+def _pickled(step: Callable[..., Any], name: str) -> bytes:
+    import cloudpickle
+
+    try:
+        content: bytes = cloudpickle.dumps(step)
+    except Exception as error:  # whatever the objects that it refers to raise
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        raise InputError(
+            f"step: {name} can't be handed to another process: {why}; make what it needs inside it"
+        ) from error
+    return content

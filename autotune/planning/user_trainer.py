@@ -1,30 +1,30 @@
-"""A search of the user's own training: from a Trainer, a function or a command line to what is planned.
+"""A search of the user's own Trainer, of a function that makes one, or of a script: from those to what is planned.
 
-The code is run once until it trains (`execution.own_facts`); its own arguments are the baseline, and what it decides
-stays as it is. Called by `autotune.api` and by `autotune.planning.planner`.
+The code is run once until it trains (`execution.user_facts`); its own arguments are the baseline, and what it decides
+stays as it is.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from autotune.errors import InputError
 from autotune.planning.options import SearchOptions
-from autotune.planning.workload import check_batch
+from autotune.planning.plan import SearchPlan
+from autotune.planning.workload import Outline, Subject, check_batch, keep_pickle
 from autotune.training.baseline import UserArguments, baseline_config
-from autotune.value import sha256_of, write_bytes
+from autotune.value import sha256_of
 from autotune.values.config import Precision, Workload
+from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
+from autotune.values.trial import Description
 from autotune.values.user_code import CODE_FILE, Held, OwnCode, OwnFound
-
-if TYPE_CHECKING:
-    from autotune.planning.plan import Outline, SearchPlan
-    from autotune.values.trial import Description
 
 # Options of a search that the user's code decides, or that don't go with it, and why.
 _THEIRS = "your code decides it"
@@ -41,44 +41,111 @@ _LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun",
 _HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # of python: none of them changes what a script computes
 
 
-class Own(NamedTuple):
-    """The user's code, before it was looked at."""
+class UserTrainer(Subject):
+    """The user's own Trainer, the function that makes it, or the script that does.
 
-    code: OwnCode
-    pickled: bytes | None
-
-
-def asked_of(
-    options: SearchOptions,
-    *,
-    trainer: Any = None,
-    make_trainer: Callable[[], Any] | None = None,
-    script: Sequence[str] | None = None,
-    step: Callable[..., Any] | None = None,
-) -> Own | None:
-    """Return the code that is to be tuned; None if none was given, or a step alone, which `own_loop` sees to.
-
-    Raises:
-        InputError: More than one was given, it can't be used, or something else in `options` can't go with it.
+    Args:
+        options: What the user asked for.
+        code: What is known of the code before it has run.
+        pickled: The function that makes the Trainer; None of a script.
     """
-    named = {"trainer": trainer, "make_trainer": make_trainer, "script": script, "step": step}
-    given = [name for name, value in named.items() if value is not None]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are each a training of its own; give one of them")
-    if not given or step is not None:
-        return None
-    _check_options(options, given[0])
-    if script is not None:
-        return Own(code_of(script), None)
-    from autotune.training import trainer_pickle
 
-    make = trainer_pickle.maker_of(trainer) if trainer is not None else make_trainer
-    if not callable(make):
-        raise InputError(f"make_trainer: expected a function that returns a Trainer, not {type(make).__name__}")
-    called = type(trainer).__name__ if trainer is not None else getattr(make, "__qualname__", type(make).__name__)
-    content = trainer_pickle.pickled(make, given[0])
-    shown, here = f"{given[0]} {called}", str(Path.cwd())
-    return Own(OwnCode(kind="pickle", shown=shown, directory=here, sha256=sha256_of(content)), content)
+    def __init__(self, options: SearchOptions, code: OwnCode, pickled: bytes | None = None) -> None:
+        super().__init__(options)
+        self.code = code
+        self._pickled = pickled
+
+    @classmethod
+    def of(
+        cls,
+        options: SearchOptions,
+        *,
+        trainer: Any = None,
+        make_trainer: Callable[[], Any] | None = None,
+        script: Sequence[str] | None = None,
+    ) -> UserTrainer:
+        """Return the one of the three that is given.
+
+        Raises:
+            InputError: It can't be used, or an option doesn't go with it.
+        """
+        given = "script" if script is not None else "trainer" if trainer is not None else "make_trainer"
+        for name, reason in DECIDED_BY_CODE.items():
+            if getattr(options, name) not in (None, "", False, 1, "local"):
+                raise InputError(f"{name}: goes with no {given}: {reason.format(given=given)}; leave it out")
+        if script is not None:
+            return cls(options, code_of(script))
+        from autotune.training import trainer_pickle
+
+        make = trainer_pickle.maker_of(trainer) if trainer is not None else make_trainer
+        if not callable(make):
+            raise InputError(f"make_trainer: expected a function that returns a Trainer, not {type(make).__name__}")
+        called = type(trainer).__name__ if trainer is not None else getattr(make, "__qualname__", type(make).__name__)
+        content = trainer_pickle.pickled(make, given)
+        shown, here = f"{given} {called}", str(Path.cwd())
+        return cls(options, OwnCode(kind="pickle", shown=shown, directory=here, sha256=sha256_of(content)), content)
+
+    @property
+    def name(self) -> str:
+        """What its run directory is called by."""
+        return self.code.name
+
+    def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
+        """Return what stands for the workload until the code has been looked at."""
+        shown = self.code.shown
+        spec = ModelSpec(reference=shown, name=shown, source="own", model_type="your own code", kind="own", config={})
+        seed = self.options.seed
+        return Workload(
+            model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, seed=seed, own_code=self.code
+        )
+
+    def keep(self, run_directory: Path) -> None:
+        """Write pickled code where the trials of a search find it."""
+        if self._pickled is not None:
+            keep_pickle(self._pickled, run_directory, CODE_FILE)
+
+    def settled(self, outline: Outline, description: Description) -> Outline:
+        """Return the outline with what was found in the code, whose own arguments are the baseline.
+
+        Raises:
+            InputError: Its arguments can't be those of a baseline.
+        """
+        found = description.own
+        assert found is not None
+        arguments = UserArguments(found.arguments, found.fixed)
+        batch = arguments.global_batch_size
+        check_batch(batch, "your TrainingArguments: the global batch")
+        try:
+            baseline_config(arguments, batch, description.facts, outline.hardware)
+        except InputError as error:
+            raise InputError(str(error).replace("--baseline", "your TrainingArguments")) from None
+        workload = outline.workload.model_copy(
+            update={
+                "model": found.spec,
+                "task": found.task,
+                "sequence_length": found.sequence_length,
+                "target_length": found.target_length,
+                "global_batch_size": batch,
+                "lengths": description.lengths,
+                "fixed_arguments": found.fixed,
+                "own_code": self.code.model_copy(update=_known(found)),
+            }
+        )
+        note = f"global batch {batch} samples, that of your own arguments, which are the baseline"
+        return dataclasses.replace(outline, workload=workload, arguments=arguments, notes=(*outline.notes, note))
+
+    def planned(self, plan: SearchPlan) -> SearchPlan:
+        """Return the plan with the knobs that the code decides held at what the baseline has.
+
+        Its trials are not recorded for later searches: the code may change, and not say so.
+        """
+        code, baseline = plan.workload.own_code, plan.baseline
+        assert code is not None
+        if code.weights == "bfloat16" and baseline.precision is Precision.FP32:
+            baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
+        held = {knob: Held(value=_plain(getattr(baseline, knob)), reason=h.reason) for knob, h in code.held.items()}
+        workload = plan.workload.model_copy(update={"own_code": code.model_copy(update={"held": held})})
+        return plan.model_copy(update={"baseline": baseline, "workload": workload, "record": False})
 
 
 def aside(trainer: Any) -> AbstractContextManager[None]:
@@ -88,12 +155,6 @@ def aside(trainer: Any) -> AbstractContextManager[None]:
     from autotune.training import trainer_pickle
 
     return trainer_pickle.aside(trainer)
-
-
-def _check_options(options: SearchOptions, given: str) -> None:
-    for name, reason in DECIDED_BY_CODE.items():
-        if getattr(options, name) not in (None, "", False, 1, "local"):
-            raise InputError(f"{name}: goes with no {given}: {reason.format(given=given)}; leave it out")
 
 
 def code_of(command: Sequence[str]) -> OwnCode:
@@ -138,72 +199,10 @@ def _check_python(word: str) -> None:
         raise InputError(f"{word}: another Python than autotune's ({sys.executable}); install autotune there")
 
 
-def keep(own: Own, run_directory: Path) -> None:
-    """Write pickled code where the trials of a search find it."""
-    if own.pickled is not None:
-        folder = run_directory / "data"
-        folder.mkdir(exist_ok=True)
-        write_bytes(own.pickled, folder / CODE_FILE)
-
-
-def provisional(code: OwnCode, seed: int) -> Workload:
-    """Return what stands for the workload until the code has been looked at."""
-    spec = ModelSpec(
-        reference=code.shown, name=code.shown, source="own", model_type="your own code", kind="own", config={}
-    )
-    return Workload(model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, seed=seed, own_code=code)
-
-
-def settled(outline: Outline, description: Description) -> tuple[Outline, Workload]:
-    """Return the outline and the workload, now that the code has been looked at.
-
-    Raises:
-        InputError: Its arguments can't be those of a baseline.
-    """
-    code, found = outline.workload.own_code, description.own
-    assert code is not None
-    assert found is not None
-    arguments = UserArguments(found.arguments, found.fixed)
-    batch = arguments.global_batch_size
-    check_batch(batch, "your TrainingArguments: the global batch")
-    try:
-        baseline_config(arguments, batch, description.facts, outline.hardware)
-    except InputError as error:
-        raise InputError(str(error).replace("--baseline", "your TrainingArguments")) from None
-    workload = outline.workload.model_copy(
-        update={
-            "model": found.spec,
-            "task": found.task,
-            "sequence_length": found.sequence_length,
-            "target_length": found.target_length,
-            "global_batch_size": batch,
-            "lengths": description.lengths,
-            "fixed_arguments": found.fixed,
-            "own_code": code.model_copy(update=_known(found)),
-        }
-    )
-    note = f"global batch {batch} samples, that of your own arguments, which are the baseline"
-    changes = {"searched_arguments": found.arguments, "notes": (*outline.notes, note), "workload": workload}
-    return outline.model_copy(update=changes), workload
-
-
 def _known(found: OwnFound) -> dict[str, Any]:
     same = ("arguments", "barred", "weights", "reorders", "pads", "normalizes", "not_predicted")
     held = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
     return {**{name: getattr(found, name) for name in same}, "held": held}
-
-
-def with_baseline(plan: SearchPlan) -> SearchPlan:
-    """Return the plan with the knobs that its code decides held at what the baseline has."""
-    code = plan.workload.own_code
-    if code is None:
-        return plan
-    baseline = plan.baseline
-    if code.weights == "bfloat16" and baseline.precision is Precision.FP32:
-        baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
-    held = {knob: Held(value=_plain(getattr(baseline, knob)), reason=h.reason) for knob, h in code.held.items()}
-    workload = plan.workload.model_copy(update={"own_code": code.model_copy(update={"held": held})})
-    return plan.model_copy(update={"baseline": baseline, "workload": workload})
 
 
 def _plain(value: Any) -> Any:

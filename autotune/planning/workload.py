@@ -1,94 +1,214 @@
-"""From the user's words to the workload and what is maximised; every default is said."""
+"""The workload, from the user's words, every default of which is said; and who knows how it is planned.
+
+A search tunes a model that the user names (`Subject`), the user's own Trainer or script (`user_trainer.UserTrainer`),
+or the user's own loop (`user_loop.UserLoop`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Protocol
 
 from autotune.errors import InputError
 from autotune.planning.devices import check_global_batch, default_global_batch
-from autotune.planning.options import SearchOptions
+from autotune.planning.options import SearchOptions, WorkloadOptions
+from autotune.planning.plan import SearchPlan
+from autotune.space.file import SpaceFile, load_space
 from autotune.training.baseline import UserArguments
 from autotune.training.build import check_task, default_task
 from autotune.training.inputs import fixed_frames, least_frames
+from autotune.training.resolve import resolve
+from autotune.value import write_bytes
+from autotune.values.budget import Budget
 from autotune.values.config import LARGEST_BATCH, LONGEST_SAMPLE, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
+from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 
+DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
+SPACE_OF_SEVERAL = "parallel"  # devices
 DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 128}
 TRANSCRIPT_LENGTH = 128  # tokens of the half minute that Whisper hears: some 75 spoken words
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 16}
 
 
-def task_of(options: SearchOptions, spec: ModelSpec) -> Task:
-    """Return the head that is trained.
+@dataclasses.dataclass(frozen=True)
+class Outline:
+    """What is settled before the model's classes, or the user's code, have been looked at."""
+
+    subject: Subject
+    hardware: Hardware
+    workload: Workload
+    memory_bytes: int
+    budget: Budget
+    space: SpaceFile
+    arguments: UserArguments | None  # the user's own, which are the baseline
+    notes: tuple[str, ...]
+    is_shared: bool = False
+
+
+class Asker(Protocol):
+    """What runs the processes that answer what has to be known before the first trial."""
+
+    def describe(self, request: DescribeRequest) -> Description:
+        """Return the facts about the model and the data."""
+        ...
+
+    def examine(self, request: ExamineRequest) -> Description:
+        """Return what running steps of the user's loop has told."""
+        ...
+
+
+class Subject:
+    """What is tuned: here a model that the user names, which autotune trains with the Trainer.
+
+    Its methods are the stations from the user's words to the plan, in their order.
+
+    Args:
+        options: What the user asked for.
+    """
+
+    def __init__(self, options: SearchOptions) -> None:
+        self.options = options
+
+    @property
+    def name(self) -> str:
+        """What its run directory is called by."""
+        return self.options.model
+
+    def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
+        """Return what every trial trains; defaults are said in `notes`.
+
+        Raises:
+            InputError: Something in the options can't be used.
+        """
+        return searched_workload(self.options, model_of(self.options), hardware, arguments, notes)
+
+    def space(self, hardware: Hardware) -> SpaceFile:
+        """Return what is varied.
+
+        Raises:
+            SearchSpaceError: It can't be read.
+        """
+        return load_space(self.options.space or default_space(hardware))
+
+    def keep(self, run_directory: Path) -> None:
+        """Write what trials need of it into the run directory."""
+
+    def described(self, outline: Outline, asker: Asker) -> Description:
+        """Return the facts about the model and the data."""
+        return asker.describe(DescribeRequest(workload=outline.workload))
+
+    def settled(self, outline: Outline, description: Description) -> Outline:
+        """Return the outline, now that the model or the code has been looked at.
+
+        Raises:
+            InputError: What was found can't be tuned.
+        """
+        workload = outline.workload.model_copy(update={"lengths": description.lengths})
+        return dataclasses.replace(outline, workload=workload)
+
+    def planned(self, plan: SearchPlan) -> SearchPlan:
+        """Return the plan without what doesn't go with this subject."""
+        return plan
+
+    def examined(self, plan: SearchPlan, asker: Asker) -> SearchPlan:
+        """Return the plan with what running a step has told, where one has to be run."""
+        return plan
+
+
+def keep_pickle(content: bytes, run_directory: Path, name: str) -> None:
+    """Write the user's pickled code where the trials of a search find it."""
+    folder = run_directory / "data"
+    folder.mkdir(exist_ok=True)
+    write_bytes(content, folder / name)
+
+
+def default_space(hardware: Hardware) -> str:
+    """Return the built-in space that is searched unless another is named."""
+    return SPACE_OF_SEVERAL if (hardware.count or 1) > 1 else DEFAULT_SPACE[hardware.kind]
+
+
+def model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
+    """Return the model and the head that is trained.
 
     Raises:
-        InputError: There is no such task, or the model has no head for it.
+        InputError: There is no such model or task, or the model has no head for it.
     """
+    spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     if options.task is None:
-        return default_task(spec)
+        return spec, default_task(spec)
     try:
         task = Task(options.task)
     except ValueError:
         raise InputError(f"--task {options.task}: expected one of {', '.join(Task.heads())}") from None
     check_task(spec, task)
-    return task
+    return spec, task
 
 
-def workload_of(
+def searched_workload(
     options: SearchOptions,
+    model: tuple[ModelSpec, Task],
     hardware: Hardware,
-    spec: ModelSpec,
-    task: Task,
     arguments: UserArguments | None,
     notes: list[str],
 ) -> Workload:
-    """Return what every trial trains; defaults are said in `notes`.
+    """Return what every trial of a search trains; defaults are said in `notes`.
 
     Raises:
         InputError: Something in `options` can't be used.
     """
-    for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
-        if asked is not None and asked > LONGEST_SAMPLE:
-            raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")
-    length = _length(options, hardware, spec, task, notes)
     if options.data and not Path(options.data).is_file():
         raise InputError(f"--data {options.data}: no such file")
     if options.text_field and not options.data:
         raise InputError("--text-field: needs --data FILE")
+    workload = workload_of(options, model, hardware.kind, notes)
+    changes = {
+        "global_batch_size": _searched_batch(options, hardware, arguments, notes),
+        "dataset": str(Path(options.data).resolve()) if options.data else None,
+        "text_field": options.text_field,
+        "seed": options.seed,
+        "fixed_arguments": arguments.fixed if arguments else {},
+    }
+    return workload.model_copy(update=changes)
+
+
+def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: str, notes: list[str]) -> Workload:
+    """Return what is trained on a kind of device ('cuda', 'cpu'), with a free global batch; defaults are said.
+
+    Raises:
+        InputError: A length can't be used.
+    """
+    spec, task = model
+    for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
+        if asked is not None and asked > LONGEST_SAMPLE:
+            raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")
+    length = _length(options, kind, spec, task, notes)
     if options.target_len and not task.has_targets:
         raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
-    return Workload(
-        model=spec,
-        task=task,
-        sequence_length=length,
-        target_length=(options.target_len or _usual_target(spec, task, length)) if task.has_targets else None,
-        global_batch_size=_global_batch(options, hardware, arguments, notes),
-        dataset=str(Path(options.data).resolve()) if options.data else None,
-        text_field=options.text_field,
-        seed=options.seed,
-        fixed_arguments=arguments.fixed if arguments else {},
-    )
+    target = (options.target_len or _usual_target(spec, task, length)) if task.has_targets else None
+    if task.has_targets and options.target_len is None:
+        notes.append(f"target length {target} (--target-len)")
+    return Workload(model=spec, task=task, sequence_length=length, target_length=target, global_batch_size=None)
 
 
-def _length(options: SearchOptions, hardware: Hardware, spec: ModelSpec, task: Task, notes: list[str]) -> int:
+def _length(options: WorkloadOptions, kind: str, spec: ModelSpec, task: Task, notes: list[str]) -> int:
     """Return the length of a sample, in tokens or frames of sound; images have none, and keep the default."""
-    length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[hardware.kind]
+    length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[kind]
     if task.takes_text and options.seq_len is None:
         notes.append(f"sequence length {length} (--seq-len)")
     if not task.takes_audio:
         return length
     fixed = fixed_frames(spec.model_type, spec.config)
-    if fixed is not None:
-        if options.seq_len not in (None, fixed):
-            raise InputError(f"--seq-len {length}: {spec.name} takes {fixed} frames of sound and no other length")
-        return fixed
-    if length < (least := least_frames(spec.model_type, spec.config)):
+    if fixed is not None and options.seq_len not in (None, fixed):
+        raise InputError(f"--seq-len {length}: {spec.name} takes {fixed} frames of sound and no other length")
+    if fixed is None and length < (least := least_frames(spec.model_type, spec.config)):
         raise InputError(f"--seq-len {length}: {spec.name} hides spans of {least} frames in training; use as many")
     if options.seq_len is None:
-        notes.append(f"samples of {length} frames of sound (--seq-len)")
-    return length
+        notes.append(f"samples of {fixed or length} frames of sound{'' if fixed else ' (--seq-len)'}")
+    return fixed or length
 
 
 def _usual_target(spec: ModelSpec, task: Task, length: int) -> int:
@@ -98,29 +218,43 @@ def _usual_target(spec: ModelSpec, task: Task, length: int) -> int:
     return min(TRANSCRIPT_LENGTH, int(spec.config.get("max_target_positions", TRANSCRIPT_LENGTH)))
 
 
-def _global_batch(
+def _searched_batch(
     options: SearchOptions, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
 ) -> int | None:
-    asked = options.global_batch
-    if asked == "any":
-        notes.append("the global batch is free: throughputs of different batches are compared, which learn differently")
-        return None
+    """Return the global batch of a search: as asked, that of the user's own arguments, or the usual one."""
     ranks = hardware.count or 1
-    if asked is not None:
-        check_batch(asked, "--global-batch")
-    if arguments is not None:
-        own = arguments.global_batch_size * ranks
+    if arguments is not None and options.global_batch != "any":
+        asked, own = options.global_batch, arguments.global_batch_size * ranks
         if asked is not None and asked != own:
+            check_batch(asked, "--global-batch")
             raise InputError(
                 f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
                 f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
             )
         check_batch(own, "--baseline: the global batch")
         return own
+    found = global_batch_of(
+        options, default_global_batch(DEFAULT_GLOBAL_BATCH[hardware.kind], ranks), notes, together=ranks > 1
+    )
+    if found is not None:
+        check_global_batch(found, ranks)
+    return found
+
+
+def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, together: bool = False) -> int | None:
+    """Return the global batch that was asked for, None where it is free; otherwise `usual`, which is said.
+
+    Raises:
+        InputError: It is larger than anybody's.
+    """
+    asked = options.global_batch
+    if asked == "any":
+        notes.append("the global batch is free: throughputs of different batches are compared, which learn differently")
+        return None
     if asked is None:
-        asked = default_global_batch(DEFAULT_GLOBAL_BATCH[hardware.kind], ranks)
-        notes.append(f"global batch {asked} samples{', all devices together' * (ranks > 1)} (--global-batch)")
-    check_global_batch(asked, ranks)
+        notes.append(f"global batch {usual} samples{', all devices together' * together} (--global-batch)")
+        return usual
+    check_batch(asked, "--global-batch")
     return asked
 
 

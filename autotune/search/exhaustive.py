@@ -17,10 +17,9 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, complaint
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import budget_of
 from autotune.space.file import SpaceFile
 from autotune.units import show_memory, show_time
-from autotune.values.budget import Effort
+from autotune.values.budget import Budget, Effort
 from autotune.values.config import TrainConfig, Workload
 from autotune.values.recorded_table import RecordedPoint, Table, TableHeader, TableTrial
 from autotune.values.trial import TrialResult
@@ -103,7 +102,7 @@ def plan_of(
         )
     plan = SearchPlan(
         **header.problem_fields(),
-        budget=budget_of(effort, max_trials=max_trials, max_time_s=max_time_s),
+        budget=Budget.of(effort).limited(max_trials=max_trials, max_time_s=max_time_s),
         space=_recorded_space(header),
         notes=(),
     )

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from autotune.errors import InputError, MachineError
 from autotune.execution.runner import LocalRunner, Runner
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import request_of
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.progress import standing_of_answer
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.model import CostModel
-from autotune.cost.predictions import Predictions
-from autotune.cost.regression import below, density
+from autotune.cost.predictions import Predictions, below, density
 from autotune.planning.plan import SearchPlan
 from autotune.space.history import History
 from autotune.space.space import SearchSpace

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import request_of
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.storage.recorded import RecordedSearch, RecordedTrial
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig

@@ -28,7 +28,7 @@ from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import Hardware, detect
 from autotune.values.placement import Allotment, Fleet
 from autotune.values.result import ResultData
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 
 
 class Backend(NamedTuple):

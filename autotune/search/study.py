@@ -6,8 +6,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import request_of
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.space.space import Point, SearchSpace
 from autotune.values.config import TrainConfig
 from autotune.values.trial import (

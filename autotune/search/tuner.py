@@ -20,9 +20,8 @@ from optuna.trial import Trial
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.pool import Pool
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.planning.reopen import is_over, outlived
-from autotune.planning.requests import request_of
 from autotune.search import exhaustive
 from autotune.search.progress import Pace, Teller
 from autotune.search.recall import Recall
@@ -36,6 +35,7 @@ from autotune.values.trial import Purpose, TrialRequest, TrialResult
 from autotune.verification import verdict
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
+from autotune.verification.remarks import nothing_found
 
 # While trials are running, this share of the conductor's time may go into writing the answer as it stands.
 WRITING_SHARE = 0.1
@@ -117,7 +117,7 @@ class Tuner:
             raise SearchInterrupted(self._write(), self._directory.path / ANSWER_FILE) from None
         result = self._write()
         if result is None:
-            raise verdict.nothing_found(self._plan, self._state.results, str(self._directory.path))
+            raise nothing_found(self._plan, self._state.results, str(self._directory.path))
         return result
 
     def _recover(self) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autotune.values.checkpointing import keeps_less
 from autotune.values.config import TrainConfig
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
+from autotune.values.techniques import keeps_less
 from autotune.values.trial import TrialResult, TrialStatus
 
 # Growing the micro-batch has to bring more than this, about the noise of a trial, to be carried on.

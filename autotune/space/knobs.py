@@ -24,8 +24,8 @@ from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
 from autotune.values.config import KNOBS, Allowance, TrainConfig, knob_values
 from autotune.values.knob import Difference
 from autotune.values.problem import Change, Problem
+from autotune.values.techniques import why_not
 from autotune.values.trial_row import TrialRow
-from autotune.values.unavailable import why_not
 
 # Knobs whose names are long for a table or a command line.
 SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.short is not None}
@@ -58,7 +58,7 @@ def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, A
     for (name, (knob, _)), before, after in values:
         if before != after:
             change = Difference(before, after, problem.facts, config.precision, rounds)
-            yield name, before, after, Allowance(knob.depth_of(change))
+            yield name, before, after, Allowance(knob.allowance_of(change))
 
 
 def _in_words(value: Any) -> str:

@@ -14,10 +14,9 @@ from pydantic import ValidationError
 
 from autotune.errors import complaint, suggestion
 from autotune.values.adapters import ADAPTERS, kinds_with
-from autotune.values.compilers import BACKENDS
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS
-from autotune.values.unavailable import why_not
+from autotune.values.techniques import BACKENDS, why_not
 
 Scalar = bool | int | float | str | None
 

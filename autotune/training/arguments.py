@@ -14,10 +14,10 @@ from pydantic import Field
 from autotune.training.adapters import adapter_arguments, quantization_arguments
 from autotune.training.parallel_arguments import model_arguments, parallel_arguments
 from autotune.value import Value
-from autotune.values import checkpointing
 from autotune.values.config import KNOBS, Precision, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import checkpointing_arguments
 
 
 class TrainingPlan(Value):
@@ -60,7 +60,7 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         "bf16": config.precision is Precision.BF16,
         "fp16": config.precision is Precision.FP16,
         "dataloader_persistent_workers": config.dataloader_num_workers > 0,
-        **checkpointing.arguments(config.checkpointing, transformers_version(hardware)),
+        **checkpointing_arguments(config.checkpointing, transformers_version(hardware)),
     }
     if OPTIMIZERS[config.optim].targets and "optim_target_modules" not in workload.fixed_arguments:
         arguments["optim_target_modules"] = "all-linear"

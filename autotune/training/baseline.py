@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.values.checkpointing import Checkpointing, kind_of
 from autotune.values.config import KNOBS, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
+from autotune.values.techniques import Checkpointing, checkpointing_of
 
 TRAINER_MICRO_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 
@@ -101,7 +101,7 @@ def _checkpointing(given: dict[str, Any]) -> Checkpointing:
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if given.get(name):
             try:
-                return kind_of(given.get(f"{name}_kwargs") or {})
+                return checkpointing_of(given.get(f"{name}_kwargs") or {})
             except (ValueError, AttributeError) as error:
                 raise InputError(f"--baseline: {name}_kwargs: {error}") from None
     return "none"

@@ -65,6 +65,7 @@ def training_data(
         InputError: The workload names a file of images or sound.
         RunDirectoryError: The prepared rows are missing.
     """
+    from torch.utils.data import Subset
     from transformers import default_data_collator
 
     if not workload.task.takes_text:
@@ -93,7 +94,7 @@ def training_data(
             per_step=workload.samples_per_step(config) // config.parallelism.data_parallel,
             seed=workload.seed,
         )
-        texts = Ordered(texts, order)
+        texts = Subset(texts, order.tolist())  # type: ignore[arg-type]  # torch wants a Dataset by inheritance
     pad = _ids(model_config, "pad_token_id", default=0)[0]
     return Repeated(texts, samples), PackCollator() if config.packing else PadCollator(pad)
 
@@ -112,20 +113,6 @@ class Repeated:
         if not 0 <= index < self.samples:
             raise IndexError(index)
         return self.source[index % len(self.source)]
-
-
-@dataclass(frozen=True)
-class Ordered:
-    """The samples in another order."""
-
-    source: Samples
-    order: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.source[int(self.order[index])]
 
 
 @dataclass(frozen=True)

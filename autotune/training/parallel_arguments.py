@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.values import checkpointing
 from autotune.values.config import Parallelism, Precision, TrainConfig
+from autotune.values.techniques import checkpointing_arguments
 
 # Elements that ZeRO reduces or gathers at a time. DeepSpeed's default is 500 million, in several buffers of 2 GB each
 # (fp32), whatever the model; a tenth is its default for what ZeRO-3 fetches ahead (`zero/config.py`:
@@ -103,7 +103,7 @@ def _fsdp(config: TrainConfig, *, is_cpu: bool, transformers: tuple[int, int]) -
     if config.checkpointing == "full":
         # If the layer checkpointed itself, its weights would be gathered once more in the backward pass.
         settings["activation_checkpointing"] = True
-        arguments |= checkpointing.arguments("none", transformers)
+        arguments |= checkpointing_arguments("none", transformers)
     return arguments
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
-from autotune.training.build import kind_of, library_config, own_code, shown, tasks_for
+from autotune.training.build import kind_of, library_config, remote_classes, shown, tasks_for
 from autotune.values.catalogue import catalogue, entries_by_name
 from autotune.values.model import ModelSpec, Task
 
@@ -56,43 +56,30 @@ def _directory(name: str) -> Path | None:
 
 def _hub_config_file(name: str, revision: str | None) -> Path:
     """Return the path of a hub model's config.json in the local cache, fetching it if the hub answers."""
-    from huggingface_hub import (
-        constants,
-        get_hf_file_metadata,
-        hf_hub_download,
-        hf_hub_url,
-        try_to_load_from_cache,
-    )
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    import huggingface_hub as hub
+    from huggingface_hub import constants, errors
 
     try:
-        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        cached = hub.try_to_load_from_cache(name, "config.json", revision=revision)
         if isinstance(cached, str):
             return Path(cached)
         if constants.HF_HUB_OFFLINE:
             raise _unknown(name, "not cached, and HF_HUB_OFFLINE is set")
         # The download would repeat its attempts for minutes if nobody answers.
-        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=_HUB_TIMEOUT_S)
-        return Path(hf_hub_download(name, "config.json", revision=revision))
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision), timeout=_HUB_TIMEOUT_S)
+        return Path(hub.hf_hub_download(name, "config.json", revision=revision))
     except UnknownModelError:
         raise
-    except HFValidationError:
+    except errors.HFValidationError:
         raise _unknown(name, "and no hub id") from None
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise InputError(f"{name}: access is gated on the hub; ask for it and run `hf auth login`") from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise InputError(f"{name}: the hub has no revision {revision!r} of it") from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise _unknown(name, "not cached, and the hub has no such model (or it is private)") from error
     except Exception as error:  # the network's errors are those of whatever client the hub library uses
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
             raise InputError(f"{name}: the hub's repository has no config.json") from error
         raise _unknown(name, f"not cached, and the hub does not answer ({one_line(error)})") from error
 
@@ -129,7 +116,7 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
         path=str(file.parent),
     )
     built = library_config(spec)
-    tasks = tasks_for(built.model_type, own_code(spec))
+    tasks = tasks_for(built.model_type, remote_classes(spec))
     if not tasks:
         raise InputError(
             f"{where}: model type {built.model_type!r} has no head that can be trained here "

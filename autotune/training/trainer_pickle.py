@@ -52,7 +52,7 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
         "callbacks": [c for c in trainer.callback_handler.callbacks if not _is_the_librarys(c)],
         "args_class": type(args),
         "args": {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
-        **{f"attribute {name}": value for name, value in _own_attributes(trainer).items()},
+        **{f"attribute {name}": value for name, value in _added_attributes(trainer).items()},
     }
     kind = _pickled_parts({"class": type(trainer)}, trainer)
     return Remake(kind, _pickled_parts(parts, trainer))
@@ -62,7 +62,7 @@ def _is_the_librarys(callback: Any) -> bool:
     return type(callback).__module__.startswith(("transformers.trainer_callback", "transformers.integrations"))
 
 
-def _own_attributes(trainer: Any) -> dict[str, Any]:
+def _added_attributes(trainer: Any) -> dict[str, Any]:
     """Return the attributes that a subclass, or its user, has added to the library's own."""
     from transformers import Trainer
 
@@ -71,42 +71,36 @@ def _own_attributes(trainer: Any) -> dict[str, Any]:
     return {n: value for n, value in vars(trainer).items() if n not in library or n in _SET_AFTERWARDS}
 
 
-class _Pickler:
-    """Pickles parts of a Trainer; where one refers to the Trainer, it will refer to the new one."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._known = {id(trainer): _TRAINER, id(trainer.accelerator): _ACCELERATOR}
-
-    def dumps(self, value: Any) -> bytes:
-        import cloudpickle
-
-        known = self._known
-
-        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-            def persistent_id(self, obj: Any) -> str | None:
-                return known.get(id(obj))
-
-        file = io.BytesIO()
-        Pickler(file).dump(value)
-        return file.getvalue()
-
-
 def _pickled_parts(parts: dict[str, Any], trainer: Any) -> bytes:
     """Return the parts pickled together, since they share objects.
 
     Raises:
         InputError: One of them can't be; the message names it.
     """
-    pickler = _Pickler(trainer)
     try:
-        return pickler.dumps(parts)
+        return _dumps(parts, trainer)
     except Exception as error:  # whatever the objects raise
         for name, part in parts.items():
             try:
-                pickler.dumps(part)
+                _dumps(part, trainer)
             except Exception as cause:
                 raise _unpicklable(f"the Trainer's {name}", cause) from cause
         raise _unpicklable("the Trainer", error) from error
+
+
+def _dumps(value: Any, trainer: Any) -> bytes:
+    """Return a pickled value; where it refers to the Trainer or its accelerator, it will refer to the new ones."""
+    import cloudpickle
+
+    known = {id(trainer): _TRAINER, id(trainer.accelerator): _ACCELERATOR}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+        def persistent_id(self, obj: Any) -> str | None:
+            return known.get(id(obj))
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def _unpicklable(what: str, error: Exception) -> InputError:

@@ -1,4 +1,4 @@
-"""What bounds a search and each of its trials, as values: the one dial for effort and what it stands for."""
+"""What a search may take: the one dial for effort, and the limits of the search and of each trial behind it."""
 
 from __future__ import annotations
 

@@ -1,15 +1,20 @@
 """What went on beside a measurement, and what of it is worth a warning: other processes, a slowed GPU, a slow clock.
 
-Values and pure functions; `autotune.execution.noise` reads them off the machine during the measured steps.
+`autotune.execution.noise` reads these values off the machine during the measured steps; who else computes there before
+a search begins is read here.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
+import psutil
 from pydantic import Field
 
 from autotune.value import Value
+from autotune.values.hardware import Hardware
+from autotune.values.nvml import index_of, nvml_handle
 
 # Shares of the measured time from which on a measurement is told to be disturbed: on idle machines the kernel and its
 # daemons stay below 1 %, and a disturbance of 5 % is larger than the intervals that a search aims at.
@@ -87,7 +92,7 @@ class Conditions(Value):
 
 
 def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
-    """Return the worst of what the ranks of one trial saw, each of its own device; None if none looked."""
+    """Return the worst of what the ranks of one trial saw, each on its own device; None if none looked."""
 
     def of(field: str, choose: Callable[[list[float]], float]) -> float | None:
         seen = [value for rank in ranks if (value := getattr(rank, field)) is not None]
@@ -116,3 +121,52 @@ def _reasons(throttled: dict[str, float]) -> str:
 
 def _heat(conditions: Conditions) -> str:
     return f", at {conditions.temperature_c:.0f} °C" if conditions.temperature_c is not None else ""
+
+
+class OtherProcess(Value):
+    """A process of somebody else on the device."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
+
+
+def other_processes(hardware: Hardware) -> list[OtherProcess]:
+    """Return who else computes on the device; on the CPU, processes that keep more than half a core busy."""
+    if hardware.is_cpu:
+        return _busy_processes()
+    import pynvml
+
+    try:
+        handle = nvml_handle(index_of(hardware.device))
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except (pynvml.NVMLError, IndexError):  # not every driver tells, in containers above all
+        return []
+    found = []
+    for process in running:
+        try:
+            name = psutil.Process(process.pid).name()
+        except psutil.Error:
+            name = "?"
+        found.append(OtherProcess(pid=process.pid, name=name, used_bytes=process.usedGpuMemory))
+    return found
+
+
+def _busy_processes(interval_s: float = 0.2) -> list[OtherProcess]:
+    processes = []
+    for process in psutil.process_iter():
+        try:
+            process.cpu_percent(None)
+            processes.append(process)
+        except psutil.Error:
+            continue
+    psutil.cpu_percent(interval_s)
+    busy = []
+    for process in processes:
+        try:
+            if process.pid != os.getpid() and process.cpu_percent(None) > 50:
+                used = process.memory_info().rss
+                busy.append(OtherProcess(pid=process.pid, name=process.name(), used_bytes=used))
+        except psutil.Error:
+            continue
+    return busy

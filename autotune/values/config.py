@@ -1,7 +1,6 @@
-"""The values a search is made of: configuration, workload, budget, allowance.
+"""The values a search is made of: configuration, workload, allowance.
 
 A :class:`TrainConfig` is one point of the search space, a :class:`Workload` what every point has to do.
-Nothing here acts when constructed, and derived values are properties.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 from autotune.value import Value
 from autotune.values import knob
 from autotune.values.adapters import AnyAdapter
-from autotune.values.checkpointing import Checkpointing
-from autotune.values.compilers import BackendName, Mode
 from autotune.values.knob import Knob, each, knobs_of, only
 from autotune.values.model import ModelSpec, Task
 from autotune.values.optimizers import OptimizerName
-from autotune.values.unavailable import why_not
+from autotune.values.techniques import BackendName, Checkpointing, Mode, why_not
 from autotune.values.user_code import OwnCode, OwnStep
 
 SYNTHETIC_SAMPLES = 512
@@ -50,14 +47,11 @@ class Allowance(StrEnum):
     @property
     def rank(self) -> int:
         """Position from the strictest (0) to the freest (3)."""
-        return _RANKS[self]
+        return list(Allowance).index(self)
 
     def admits(self, other: Allowance) -> bool:
         """Whether a change of class `other` is allowed."""
         return other.rank <= self.rank
-
-
-_RANKS = {allowance: rank for rank, allowance in enumerate(Allowance)}
 
 
 class Precision(StrEnum):
@@ -71,7 +65,6 @@ class Precision(StrEnum):
 
 # Kinds of base weights that bitsandbytes packs; "double" packs their scales too.
 Quantization = Literal["int8", "nf4", "nf4-double", "fp4", "fp4-double"]
-
 
 Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zero_3"]
 

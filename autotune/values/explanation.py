@@ -1,4 +1,4 @@
-"""What each of a winner's knobs brought. Values only: `attribution` reads them from trials."""
+"""What each of a winner's knobs brought; `verification.attribution` computes it from trials."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The machine: what it is, how much memory it has, what is installed. NVML and psutil only, no torch.
 
-`detect` reads; nothing here changes the machine. Called by the tuner, the doctor and the trial's memory guard.
+`detect` reads; nothing here changes the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from autotune.errors import InputError, MachineError
 from autotune.value import Value
-from autotune.values.nvml import capability_of, memory_of, nvml_handle, told_of, visible_indices
+from autotune.values.nvml import capability_of, index_of, memory_of, nvml_handle, told_of, visible_indices
 from autotune.values.optimizers import PACKAGES as OPTIMIZER_PACKAGES
 
 # Share of the free memory that the default budget leaves alone: other processes breathe, and the allocator of a
@@ -108,14 +108,6 @@ class Hardware(Value):
         return self.is_cpu or (self.capability is not None and self.capability >= (8, 0))
 
 
-class OtherProcess(Value):
-    """Somebody else on the device."""
-
-    pid: int
-    name: str
-    used_bytes: int | None
-
-
 def detect(device: str = "auto") -> Hardware:
     """Return the device that `device` names: 'auto', 'cpu', 'cuda' or 'cuda:N'.
 
@@ -159,14 +151,10 @@ def like_devices(device: str) -> tuple[str, ...]:
         handle = nvml_handle(index)
         return pynvml.nvmlDeviceGetName(handle), memory_of(handle).total
 
-    own = _index(device)
+    own = index_of(device)
     with told_of(device):
         others = [index for index in range(cuda_count()) if index != own and looks(index) == looks(own)]
     return tuple(f"cuda:{index}" for index in (own, *others))
-
-
-def _index(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
 
 
 def used_bytes(hardware: Hardware) -> int:
@@ -189,48 +177,7 @@ def cuda_used_bytes(device: str) -> int | None:
         MachineError: The driver doesn't tell.
     """
     with told_of(device):
-        return memory_of(nvml_handle(_index(device))).used
-
-
-def other_processes(hardware: Hardware) -> list[OtherProcess]:
-    """Return who else computes on the device; on the CPU, processes that keep more than half a core busy."""
-    if hardware.is_cpu:
-        return _busy_processes()
-    import pynvml
-
-    try:
-        handle = nvml_handle(_index(hardware.device))
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except (pynvml.NVMLError, IndexError):  # not every driver tells, in containers above all
-        return []
-    found = []
-    for process in running:
-        try:
-            name = psutil.Process(process.pid).name()
-        except psutil.Error:
-            name = "?"
-        found.append(OtherProcess(pid=process.pid, name=name, used_bytes=process.usedGpuMemory))
-    return found
-
-
-def _busy_processes(interval_s: float = 0.2) -> list[OtherProcess]:
-    processes = []
-    for process in psutil.process_iter():
-        try:
-            process.cpu_percent(None)
-            processes.append(process)
-        except psutil.Error:
-            continue
-    psutil.cpu_percent(interval_s)
-    busy = []
-    for process in processes:
-        try:
-            if process.pid != os.getpid() and process.cpu_percent(None) > 50:
-                used = process.memory_info().rss
-                busy.append(OtherProcess(pid=process.pid, name=process.name(), used_bytes=used))
-        except psutil.Error:
-            continue
-    return busy
+        return memory_of(nvml_handle(index_of(device))).used
 
 
 def default_budget_bytes(hardware: Hardware) -> int:

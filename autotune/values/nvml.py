@@ -2,7 +2,7 @@
 
 CUDA_VISIBLE_DEVICES is read as CUDA reads it: indices or UUIDs, which may be shortened as long as they fit one device,
 MIG instances among them; what stands behind an entry that fits none is not seen. A GPU in MIG mode that is named by its
-index is its first instance. Called by `hardware`, which makes values and errors of it.
+index is its first instance.
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ def _instances(handle: object) -> Iterator[object]:
         for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with contextlib.suppress(pynvml.NVMLError):
                 yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+
+
+def index_of(device: str) -> int:
+    """Return the number of a torch device: 2 of 'cuda:2', 0 of 'cuda'."""
+    return int(device.partition(":")[2] or 0)
 
 
 def nvml_handle(index: int) -> object:

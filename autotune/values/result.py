@@ -12,8 +12,7 @@ from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
 from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
-from autotune.values.objective import Objective
-from autotune.values.problem import Change, Problem
+from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval, Measurement
 from autotune.values.trial_row import TrialRow
@@ -37,15 +36,15 @@ class Contender(Value):
 
 
 class Speedup(Value):
-    """Throughput of the best over that of the reference, both measured again in turn."""
+    """Throughput of the winner over that of the reference, both measured again in turn."""
 
     ratio: float
     interval: Interval
-    reference: str = Field(description="what the best is compared with")
+    reference: str = Field(description="what the winner is compared with")
 
 
 class Arguments(Value):
-    """The exact arguments that the best configuration was measured with."""
+    """The exact arguments that the winner was measured with."""
 
     training_arguments: dict[str, Any]
     model: dict[str, Any]
@@ -57,7 +56,7 @@ Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unc
 
 
 class Compilation(Value):
-    """What the best configuration's compiler costs and when it is won back."""
+    """What the winner's compiler costs and when it is won back."""
 
     cold_start_s: float = Field(description="of the first step over the others, with nothing compiled before")
     break_even_steps: int | None = Field(description="optimizer steps until the baseline is overtaken; None: never")
@@ -84,11 +83,11 @@ class ResultData(Value):
     best: Contender
     arguments: Arguments
     objective: Objective = Objective()
-    compilation: Compilation | None = Field(default=None, description="None: the best isn't compiled, or not confirmed")
-    soaked: Soaked | None = Field(default=None, description="what the best was seen to have memory for beside training")
-    skewed_routing: SkewedRouting | None = Field(default=None, description="of a best that has experts")
-    loss_check: LossVerdict | None = Field(default=None, description="the best's losses against the baseline's")
-    proof_notes: tuple[str, ...] = Field(default=(), description="who failed a check, what of the best was not checked")
+    compilation: Compilation | None = Field(default=None, description="None: the winner isn't compiled or confirmed")
+    soaked: Soaked | None = Field(default=None, description="what the winner has memory for beside training")
+    skewed_routing: SkewedRouting | None = Field(default=None, description="of a winner that has experts")
+    loss_check: LossVerdict | None = Field(default=None, description="the winner's losses against the baseline's")
+    proof_notes: tuple[str, ...] = Field(default=(), description="who failed a check, what was not checked")
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
     kept_because: str | None = Field(
         default=None, description="measurements for which an unconfirmed leader isn't best"
@@ -96,7 +95,7 @@ class ResultData(Value):
     best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialRow, ...]
-    outshone: str | None = Field(default=None, description="why a trial that was faster isn't the best; None: none was")
+    outshone: str | None = Field(default=None, description="why a faster trial isn't the winner; None: none was")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
     disturbances: tuple[str, ...] = Field(default=(), description="what went on beside the trials, a line each")
     search_time_s: float

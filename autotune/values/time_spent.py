@@ -1,13 +1,14 @@
-"""Where the wall time of a search went: into measuring, and into all that measuring takes.
+"""Where the wall time of a search went: into measuring, and into all that measuring takes; and a stopwatch with laps.
 
-Pure. A search that was stopped and gone on with counts the trials of both parts, and of what lay between the trials
-that of the last part alone.
+A search that was stopped and gone on with counts the trials of both parts, and of what lay between the trials that of
+the last part alone.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import Field
 
@@ -102,3 +103,29 @@ def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Map
         at_once_s=max(0.0, sum(r.duration_s for r in results) - busy_s),
         overhead_per_trial_s=statistics.median(later) if later else None,
     )
+
+
+class Stopwatch:
+    """Runs from its making on, with exactly one named lap at every moment, so that they sum up to the whole.
+
+    Args:
+        lap: Name of the first lap.
+        clock: Seconds from some moment on.
+    """
+
+    def __init__(self, lap: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lap = lap
+        self._since = self.started_at = clock()
+        self._laps: dict[str, float] = {}
+
+    def enter(self, lap: str) -> None:
+        """End the present lap and begin `lap`, or go on with it if there was one of that name."""
+        now = self._clock()
+        self._laps[self._lap] = self._laps.get(self._lap, 0.0) + now - self._since
+        self._lap, self._since = lap, now
+
+    def laps(self) -> dict[str, float]:
+        """Return the seconds of each lap so far, the present one included."""
+        self.enter(self._lap)
+        return dict(self._laps)

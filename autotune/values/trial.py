@@ -245,6 +245,11 @@ class TrialResult(Value):
         return self.outcome if isinstance(self.outcome, Measurement) else None
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it speaks against its configuration; one that was cut short by a time limit tells nothing."""
+        return self.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT)
+
+    @property
     def overhead_s(self) -> float | None:
         """What the trial took beside its steps and checks: process, model, data, Trainer, end; None if unknown."""
         phases = self.outcome.phases

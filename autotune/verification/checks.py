@@ -11,8 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import SEARCH_ACCUMULATION
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
 from autotune.space.history import History
 from autotune.space.knobs import changes
 from autotune.units import show_time
@@ -30,7 +29,7 @@ from autotune.values.checks import (
     SoakTask,
 )
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Purpose, TrialResult, TrialStatus
 from autotune.verification.loss_check import compare
 from autotune.verification.state import SearchState
 
@@ -59,6 +58,7 @@ class Proof:
     """
 
     def __init__(self, state: SearchState) -> None:
+        self._state = state
         self._plan = state.plan
         self._history = state.history
         self._results = state.results
@@ -70,7 +70,7 @@ class Proof:
         soak = self._next_soak(winner)
         if soak is not None:
             return Check(winner, Purpose.SOAK, soak, self._soak_s(winner))
-        if self._plan.skewed_routing and not self._routing_runs(winner):
+        if self._plan.skewed_routing and not self._state.trials(winner, Purpose.ROUTING):
             return Check(winner, Purpose.ROUTING, RoutingTask(), self._routing_s(winner))
         if self._not_compared(winner) is not None:
             return None
@@ -83,28 +83,28 @@ class Proof:
         """Return why `config` has failed a check, None if it hasn't."""
         if all(r.request.task is None for r in self._results):
             return None
-        soaks = self._soaks(config)
-        if soaks and self._has_failed(soaks[-1]) and self._next_soak(config) is None:
+        soaks = self._state.trials(config, Purpose.SOAK)
+        if soaks and soaks[-1].has_failed and self._next_soak(config) is None:
             return _told(soaks[-1])
-        uneven = self._routing_runs(config)
+        uneven = self._state.trials(config, Purpose.ROUTING)
         if uneven and uneven[-1].status is TrialStatus.OUT_OF_MEMORY:
             return _told(uneven[-1])
         verdict = self.verdict(config)
         if verdict is not None:
             return None if verdict.passed else verdict.statement
         own = self._loss_run(config, self._loss_task())
-        if own is not None and config != self.reference() and self._has_failed(own):
+        if own is not None and config != self.reference() and own.has_failed:
             return _told(own)
         return None
 
     def soaked(self, config: TrainConfig) -> Soaked | None:
         """Return what the soak of `config` found to fit; None without one."""
-        return next((r.measurement.soaked for r in self._soaks(config) if r.measurement), None)
+        return next((r.measurement.soaked for r in self._state.trials(config, Purpose.SOAK) if r.measurement), None)
 
     def skewed_routing(self, config: TrainConfig) -> SkewedRouting | None:
         """Return what `config` did with uneven routing; None if that wasn't measured."""
-        even = self._measured(config)
-        for measured in (r.measurement for r in self._routing_runs(config)):
+        even = self._state.measured(config)
+        for measured in (r.measurement for r in self._state.trials(config, Purpose.ROUTING)):
             if measured is not None and measured.routed is not None and even is not None:
                 return SkewedRouting(
                     routed=measured.routed,
@@ -139,9 +139,11 @@ class Proof:
         """Say what of the promise was not checked, and why."""
         lines = []
         if self._plan.soak and self.soaked(winner) is None:
-            lines.append(f"not soaked: {self._why_not(self._soaks(winner))}")
+            lines.append(f"not soaked: {self._why_not(self._state.trials(winner, Purpose.SOAK))}")
         if self._plan.skewed_routing and self.skewed_routing(winner) is None:
-            lines.append(f"measured with even routing only: {self._why_not(self._routing_runs(winner))}")
+            lines.append(
+                f"measured with even routing only: {self._why_not(self._state.trials(winner, Purpose.ROUTING))}"
+            )
         own, soaked = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), self.soaked(winner)
         if soaked is not None and soaked.eval_batch_size is not None and own not in (None, soaked.eval_batch_size):
             lines.append(f"evaluating with your batch of {own} does not fit; {soaked.eval_batch_size} does")
@@ -165,12 +167,6 @@ class Proof:
         soak_s += self._routing_s(best.request.config) if self._plan.skewed_routing else 0.0
         return soak_s + (0.0 if self._too_costly() else self._losses_s())
 
-    def _soaks(self, config: TrainConfig) -> list[TrialResult]:
-        return [r for r in self._results if r.request.purpose is Purpose.SOAK and r.request.config == config]
-
-    def _routing_runs(self, config: TrainConfig) -> list[TrialResult]:
-        return [r for r in self._results if r.request.purpose is Purpose.ROUTING and r.request.config == config]
-
     def _next_soak(self, config: TrainConfig) -> SoakTask | None:
         """Return the task of the next soak: all sizes; after a failure none above the micro-batch, then one sample.
 
@@ -178,10 +174,10 @@ class Proof:
         """
         if not self._plan.soak:
             return None
-        sizes, soaks = self._eval_sizes(config), self._soaks(config)
+        sizes, soaks = self._eval_sizes(config), self._state.trials(config, Purpose.SOAK)
         least = tuple(size for size in sizes if size <= config.per_device_train_batch_size)
         ladders = list(dict.fromkeys((sizes, least, sizes[-1:])))
-        if len(soaks) < len(ladders) and all(map(self._has_failed, soaks)):
+        if len(soaks) < len(ladders) and all(r.has_failed for r in soaks):
             return SoakTask(eval_batch_sizes=ladders[len(soaks)])
         return None
 
@@ -240,10 +236,6 @@ class Proof:
         failed = next((r for r in reversed(trials) if r.measurement is None), None)
         return _told(failed) if failed is not None else "the search ended before, by its time or by hand"
 
-    def _has_failed(self, result: TrialResult) -> bool:
-        """Whether a trial speaks against its configuration; one that was cut short by the time limit tells nothing."""
-        return result.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT)
-
     def _losses_s(self) -> float:
         """Return the seconds of all runs of one comparison, by what the search measured."""
         reference, best = self.reference(), self._history.best()
@@ -252,7 +244,7 @@ class Proof:
         return sum(self._loss_run_s(config) for config, _ in self._loss_runs(best.request.config))
 
     def _loss_run_s(self, config: TrainConfig) -> float:
-        measured = self._measured(config)
+        measured = self._state.measured(config)
         if measured is None:
             return 0.0
         # Afterwards, dropout is looked at in eight draws without gradients, a third of a step each.
@@ -260,7 +252,7 @@ class Proof:
         return measured.startup_s + measured.first_step_s + steps * statistics.fmean(measured.step_times_s) + 2.0
 
     def _soak_s(self, config: TrainConfig) -> float:
-        measured = self._measured(config)
+        measured = self._state.measured(config)
         if measured is None:
             return 0.0
         full = self._plan.workload.accumulation_steps(config)
@@ -273,10 +265,6 @@ class Proof:
         """Return the seconds of a routing run: those of the search's trial."""
         known = self._history.known(config)
         return known.duration_s if known is not None else 0.0
-
-    def _measured(self, config: TrainConfig) -> Measurement | None:
-        known = self._history.known(config)
-        return known.measurement if known is not None else None
 
 
 def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.statistics import next_run_interval, ratio_of_means, trial_spread
-from autotune.values.trial import Interval, Measurement, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
 from autotune.verification.checks import Proof
 from autotune.verification.state import SearchState
 
@@ -62,11 +62,11 @@ class Finals:
 
     def _has_fallen(self, config: TrainConfig) -> bool:
         """Whether `config` was slower in all its rounds than a finalist has to be, by what the search saw of it."""
-        known, times = self.history.known(config), self._step_times(config)
-        if known is None or known.measurement is None or len(times) < self.plan.budget.final_rounds:
+        seen, times = self.state.measured(config), self._step_times(config)
+        if seen is None or len(times) < self.plan.budget.final_rounds:
             return False
         rate = self.plan.workload.samples_per_step(config) / statistics.fmean(t for steps in times for t in steps)
-        return rate < FINALIST_SHARE * known.measurement.samples_per_second
+        return rate < FINALIST_SHARE * seen.samples_per_second
 
     def schedule(self) -> Iterator[TrainConfig]:
         """Yield what is still to be measured, in turn, round by round; one contender alone needs no round."""
@@ -130,17 +130,24 @@ class Finals:
 
     def has_failed(self, config: TrainConfig) -> bool:
         """Whether `config` has failed a final trial or a check; a trial cut short by the time limit tells nothing."""
-        if any(r.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) for r in self._all_finals(config)):
+        if any(r.has_failed for r in self.state.trials(config, Purpose.FINAL)):
             return True
         return self.ran_short(config) or self.proof.refusal(config) is not None
 
     def ran_short(self, config: TrainConfig) -> bool:
         """Whether the allocator ran short in a final trial of `config`; the baseline is what the user came with."""
-        finals = [r.measurement for r in self._all_finals(config) if r.measurement is not None]
-        return config != self.plan.baseline and any(measured.ran_short for measured in finals)
+        finals = (r.measurement for r in self.state.trials(config, Purpose.FINAL))
+        return config != self.plan.baseline and any(m is not None and m.ran_short for m in finals)
 
-    def _all_finals(self, config: TrainConfig) -> list[TrialResult]:
-        return [r for r in self.state.results if r.request.purpose is Purpose.FINAL and r.request.config == config]
+    def runs_short(self, config: TrainConfig) -> bool:
+        """Whether the allocator ran short in the search's trial, and no final trial has shown that it need not."""
+        seen = self.state.measured(config)
+        return seen is not None and seen.ran_short and not self.is_measured(config)
+
+    def tried(self, config: TrainConfig) -> list[TrialResult]:
+        """Return the trial of the search and the final trials of `config`, completed or not."""
+        known = self.history.known(config)
+        return ([known] if known is not None else []) + self.trials(config)
 
     def _measured_again(self) -> list[TrainConfig]:
         """Return the configurations that have had a closer look; of many trials they are few."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from autotune.planning.plan import SearchPlan
 from autotune.space.history import History
 from autotune.values.config import TrainConfig
-from autotune.values.trial import TrialResult
+from autotune.values.trial import Measurement, Purpose, TrialResult
 
 
 class SearchState:
@@ -32,6 +32,15 @@ class SearchState:
         self.refused: dict[TrainConfig, str] = {} if refused is None else refused
         for result in results:
             self.take_in(result)
+
+    def trials(self, config: TrainConfig, purpose: Purpose) -> list[TrialResult]:
+        """Return the trials of a configuration for a purpose."""
+        return [r for r in self.results if r.request.purpose is purpose and r.request.config == config]
+
+    def measured(self, config: TrainConfig) -> Measurement | None:
+        """Return what the search itself measured of a configuration."""
+        known = self.history.known(config)
+        return known.measurement if known is not None else None
 
     def take_in(self, result: TrialResult, *, counts: bool = True) -> None:
         """Add a trial that has ended; `counts`: what it tried need not be tried again."""

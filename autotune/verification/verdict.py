@@ -6,26 +6,21 @@ wins, which is the one that changes less of the user's training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, shown_changes
 from autotune.training.arguments import plan as training_plan
-from autotune.units import show_memory, show_rate
+from autotune.units import show_rate
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.objective import break_even_steps, cold_start_s
+from autotune.values.problem import break_even_steps, cold_start_s
 from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, Verdict
 from autotune.values.time_spent import spent_on
-from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Measurement, Purpose, TrialStatus
 from autotune.values.trial_row import TrialRow, rows_of
-from autotune.verification.checks import largest_default
-from autotune.verification.disturbance import disturbance_notes
-from autotune.verification.faster_trial import outshone
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
+from autotune.verification.remarks import disturbance_notes, faster_trial, plain_notes, proof_notes
 from autotune.version import __version__
 
 RUNNERS_UP = 4
@@ -62,7 +57,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         soaked=soaked,
         skewed_routing=proof.skewed_routing(best),
         loss_check=proof.verdict(best),
-        proof_notes=_proof_notes(finals, best),
+        proof_notes=proof_notes(finals, best),
         objective=plan.objective,
         compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
@@ -73,9 +68,9 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
             *(_row(row, finals) for row in rows_of(results)),
             *(_refusal(c, reason) for c, reason in refused.items()),
         ),
-        notes=plan.notes + _notes(finals.state),
+        notes=plan.notes + plain_notes(finals.state),
         disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
-        outshone=outshone(finals, best),
+        outshone=faster_trial(finals, best),
         search_time_s=search_time_s,
         spent=spent_on(results, search_time_s, starting or {}),
     )
@@ -99,7 +94,7 @@ def verdict_of(finals: Finals) -> Decision:
     fallback = plan.baseline if plan.baseline in ranking else ranking[0]  # where everything failed a closer look
     leader = next((c for c in ranking if c in contenders), fallback)
     if plan.baseline not in contenders:
-        roomy = (c for c in ranking if c in contenders and not _runs_short(finals, c))
+        roomy = (c for c in ranking if c in contenders and not finals.runs_short(c))
         best = _simplest_of_the_fastest(finals, measured) if measured else next(roomy, leader)
         return Decision(best, "baseline did not complete")
     if plan.baseline not in measured or len(measured) < 2:
@@ -119,32 +114,23 @@ def verdict_of(finals: Finals) -> Decision:
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
     """Return which measurements put `config`, which wasn't compared in turn, below the baseline; None if none do."""
     plan = finals.plan
-    if _runs_short(finals, config):
+    if finals.runs_short(config):
         number = _measurements(finals, config)[0][0]
         return f"the allocator ran short in trial {number}, which was not measured again"
-    theirs = max(_measurements(finals, plan.baseline), key=lambda m: plan.objective.rate(m[1]))
-    ours = min(_measurements(finals, config), key=lambda m: plan.objective.rate(m[1]))
-    if plan.objective.rate(ours[1]) >= plan.objective.rate(theirs[1]):
+    rate = plan.objective.rate
+    their_trial, theirs = max(_measurements(finals, plan.baseline), key=lambda m: rate(m[1]))
+    our_trial, ours = min(_measurements(finals, config), key=lambda m: rate(m[1]))
+    if rate(ours) >= rate(theirs):
         return None
-    what = shown_changes(changes(config, plan))
     return (
-        f"the baseline gave {show_rate(theirs[1].samples_per_second)} samples/s in trial {theirs[0]}, {what} "
-        f"{show_rate(ours[1].samples_per_second)} in trial {ours[0]}"
+        f"the baseline gave {show_rate(theirs.samples_per_second)} samples/s in trial {their_trial}, "
+        f"{shown_changes(changes(config, plan))} {show_rate(ours.samples_per_second)} in trial {our_trial}"
     )
-
-
-def _runs_short(finals: Finals, config: TrainConfig) -> bool:
-    """Whether the allocator ran short in the trial of the search, and no final trial has shown that it need not."""
-    known = finals.history.known(config)
-    ran_short = known is not None and known.measurement is not None and known.measurement.ran_short
-    return ran_short and not finals.is_measured(config)
 
 
 def _measurements(finals: Finals, config: TrainConfig) -> list[tuple[int, Measurement]]:
     """Return what the trial of the search and those of the finals measured of `config`, with the trials' numbers."""
-    known = finals.history.known(config)
-    tried = ([known] if known else []) + finals.trials(config)
-    return [(r.request.number, r.measurement) for r in tried if r.measurement is not None]
+    return [(r.request.number, r.measurement) for r in finals.tried(config) if r.measurement is not None]
 
 
 def _compilation(finals: Finals, best: TrainConfig, baseline: TrainConfig) -> Compilation | None:
@@ -184,32 +170,26 @@ def _contenders(finals: Finals) -> list[Contender]:
     """Return the configurations that completed and did not fail when measured again, the fastest first."""
     configs = [r.request.config for r in finals.history.ranking()]
     standing = [_contender(finals, c) for c in configs if not finals.has_failed(c)]
-    return sorted(
-        standing, key=lambda c: finals.plan.objective.rate(c.measurement) if c.measurement else 0.0, reverse=True
-    )
+    rate = finals.plan.objective.rate
+    return sorted(standing, key=lambda c: rate(c.measurement) if c.measurement else 0.0, reverse=True)
 
 
 def _baseline_cause(finals: Finals) -> str | None:
     """Return why the baseline can't be compared with, None if it can or hasn't run."""
-    plan = finals.plan
-    known = finals.history.known(plan.baseline)
-    tried = ([known] if known else []) + finals.trials(plan.baseline)
-    failures = [r.outcome for r in tried if r.outcome.kind == "failure"]
-    if plan.baseline in finals.contenders():
+    baseline = finals.plan.baseline
+    if baseline in finals.contenders():
         return None
-    return f"{failures[0].status}: {failures[0].cause}" if failures else finals.proof.refusal(plan.baseline)
+    failures = [r.outcome for r in finals.tried(baseline) if r.outcome.kind == "failure"]
+    return f"{failures[0].status}: {failures[0].cause}" if failures else finals.proof.refusal(baseline)
 
 
 def _contender(finals: Finals, config: TrainConfig) -> Contender:
-    plan = finals.plan
-    known = finals.history.known(config)
     again = finals.merged(config)
-    trials = [known.request.number] if known else []
     return Contender(
         config=config,
-        changes=changes(config, plan),
-        measurement=again or (known.measurement if known else None),
-        trials=tuple(trials + [r.request.number for r in finals.trials(config)]),
+        changes=changes(config, finals.plan),
+        measurement=again or finals.state.measured(config),
+        trials=tuple(r.request.number for r in finals.tried(config)),
         confirmed=again is not None,
     )
 
@@ -235,55 +215,3 @@ def _row(row: TrialRow, finals: Finals) -> TrialRow:
 
 def _refusal(config: TrainConfig, reason: str) -> TrialRow:
     return TrialRow(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
-
-
-def _notes(state: SearchState) -> tuple[str, ...]:
-    plan, history, results = state.plan, state.history, state.results
-    notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
-    baseline = history.known(plan.baseline)
-    if baseline is not None and baseline.status is TrialStatus.OUT_OF_MEMORY:
-        reference = largest_default(plan, history)
-        if reference is not None:
-            notes += (
-                "the baseline ran out of memory; the largest default that fits has a micro-batch of "
-                f"{reference.request.config.per_device_train_batch_size} (trial {reference.request.number})",
-            )
-    return notes
-
-
-def _proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
-    """Say who was refused when checked, and what of the best was not checked."""
-    plan = finals.plan
-    refused = []
-    for config, reason in finals.proof.refusals().items():
-        what = shown_changes(changes(config, plan))
-        refused.append(f"refused as the winner: {what}: {reason}")
-    measured = finals.merged(best)
-    if (measured is not None and measured.ran_short) or _runs_short(finals, best):
-        refused.append("the allocator ran short while the best was measured: it is too near the memory budget")
-    return (*refused, *finals.proof.gaps(best))
-
-
-def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
-    """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
-    failures = [(r, r.outcome) for r in results if r.outcome.kind == "failure"]
-    others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
-    if others and len(others) == len(failures):
-        result, failure = others[0]
-        log = PurePath(run_directory, "trials", f"{result.request.number:04d}", "log.txt")
-        too_slow = all(f.status is TrialStatus.TIMED_OUT for _, f in others)
-        return InfrastructureError(
-            f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
-            f"(its log: {log}){f'; {plan.budget.against_timeouts}' if too_slow else ''}"
-        )
-    # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
-    closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
-    what = shown_changes(changes(closest.request.config, plan))
-    seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""
-    remedies = ["a larger --memory", "a shorter --seq-len"]
-    if plan.allowance is not Allowance.METHOD:
-        remedies.insert(0, "--allow method (LoRA, pure bf16)")
-    return NothingFitsError(
-        f"nothing fits {show_memory(plan.memory_bytes)}: the closest, {what}, still ran out{seen}; "
-        f"what could make it fit: {', '.join(remedies)}"
-    )

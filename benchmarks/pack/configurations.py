@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from autotune.values.checkpointing import KINDS
+from autotune.values import techniques
 from pack.check import Kind
 from pack.models import GLOBAL_BATCH
 from pack.part import CUDA, Need
@@ -60,7 +60,8 @@ ATTENTION = (
     Configuration("flex_attention", {"attn_implementation": "flex_attention"}),
 )
 CHECKPOINTING = tuple(
-    Configuration(kind, {"checkpointing": kind}, seen={"checkpointing": "^[1-9][0-9]* checkpointed"}) for kind in KINDS
+    Configuration(kind, {"checkpointing": kind}, seen={"checkpointing": "^[1-9][0-9]* checkpointed"})
+    for kind in techniques.CHECKPOINTING
 )
 _SEEN_COMPILED = {"torch_compile_backend": "^inductor: [1-9]"}
 _TUNED: dict[str, Any] = {**_COMPILED, "torch_compile_mode": "max-autotune"}

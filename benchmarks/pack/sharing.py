@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 
 from autotune.units import GIB, show_memory
-from autotune.values.hardware import Hardware, default_budget_bytes, detect, other_processes
+from autotune.values.conditions import other_processes
+from autotune.values.hardware import Hardware, default_budget_bytes, detect
 from autotune.values.trial import TrialStatus
 from pack.check import Check
 from pack.models import workload

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from autotune.cost.reentrant import reentrant
+from autotune.cost.checkpointing import reentrant
 from published.attention import EAGER_OF_2022, REPEATED_FLASH
 from published.kernels import FastCrossEntropy, FastNorm, FastRope, FusedLora, linear_cross_entropy
 from published.quantized import LoraPacked, PackedLinear, Quantization, quantize

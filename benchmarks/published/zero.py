@@ -17,10 +17,9 @@ from dataclasses import replace
 import numpy as np
 
 from autotune.cost.attainable import table_rates
-from autotune.cost.layers import total_bytes
 from autotune.cost.network import Channel, network_of
-from autotune.cost.profile import Profile
-from autotune.cost.step import StepCost
+from autotune.cost.profile import Profile, total_bytes
+from autotune.cost.time import StepCost
 from autotune.values.catalogue.gpus import Gpu, gpu_named, hypothetical
 from autotune.values.estimate import Rates
 from published.rows import NotPredicted, Row

@@ -9,8 +9,7 @@ import optuna
 from optuna.samplers import BaseSampler
 
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import request_of
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.study import StudyTrials
 from autotune.space.space import Point, SearchSpace
 from autotune.units import show_memory

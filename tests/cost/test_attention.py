@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from autotune.cost.attention import Asked, attention, chosen
-from autotune.cost.generation import generation_of
-from autotune.cost.kinds import ACTIVATION, CONTRACTION
-from autotune.cost.tape import Recorder, Tape
+from autotune.cost.family import generation_of
+from autotune.cost.profile import CONTRACTION
+from autotune.cost.tape import ACTIVATION, Recorder, Tape
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 512, 64
 ELEMENTS = BATCH * HEADS * LENGTH * WIDTH

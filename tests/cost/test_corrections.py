@@ -1,26 +1,28 @@
 """What was measured corrects what is predicted: for all, for those that share a knob, and for the next search."""
 
-import logging
-import math
-import os
+from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 from factories import make_config, make_gpu, make_hardware
+from profiles import make_rates
 
-from autotune.cost.corrections import Corrections, Observation, memory_features, time_features
+from autotune.cost.corrections import (
+    Corrections,
+    Observation,
+    Regression,
+    memory_features,
+    time_deviation,
+    time_features,
+)
 from autotune.cost.memory import Components
-from autotune.storage.home import _MOST_OBSERVATIONS, add_observations, read_observations
 from autotune.units import GIB
 from autotune.values.adapters import LoraAdapter
 
 MIB = 1 << 20
 FRAMEWORK = (500.0 * MIB, 200.0 * MIB)
-
-
-@pytest.fixture(autouse=True)
-def own_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def parts(activations: float = 4.0, *, fixed: float = 6.0, temporaries: float = 0.5) -> Components:
@@ -189,56 +191,73 @@ def test_one_by_one_is_all_at_once():
     assert seconds(grown) == pytest.approx(seconds(corrections(*seen)))
 
 
-# Kept for the next search
+PRIORS = {"a": (1.0, 0.5), "b": (2.0, 0.1)}
 
 
-def test_what_is_kept_is_found_again():
-    add_observations(make_hardware(), "llama", [observation(key="a"), observation(key="b")])
-    assert read_observations(make_hardware(), "llama") == (observation(key="a"), observation(key="b"))
+def test_without_data_the_prior_is_kept():
+    mean, deviation = Regression(PRIORS, noise=0.3).predict({"a": 1.0, "b": 2.0})
+    assert mean == pytest.approx(5.0)
+    assert deviation == pytest.approx((0.5**2 + 0.2**2 + 0.3**2) ** 0.5)
 
 
-@pytest.mark.parametrize(("hardware", "model_type"), [(make_gpu(), "llama"), (make_hardware(), "bert")])
-def test_another_device_or_type_of_model_does_not_see_it(hardware, model_type):
-    add_observations(make_hardware(), "llama", [observation()])
-    assert read_observations(hardware, model_type) == ()
+def test_many_observations_reach_the_truth():
+    regression = Regression(PRIORS, noise=0.1)
+    random = np.random.default_rng(0)
+    for a, b in random.uniform(0, 1, (200, 2)):
+        regression.observe({"a": a, "b": b}, -3.0 * a + 2.5 * b + random.normal(0, 0.1))
+    mean, deviation = regression.predict({"a": 1.0})
+    assert mean == pytest.approx(-3.0, abs=0.1)
+    assert deviation < 0.12
 
 
-def test_a_configuration_that_was_measured_again_is_kept_once_and_the_latest():
-    add_observations(make_hardware(), "llama", [observation(ratio=1.0), observation(key="b")])
-    add_observations(make_hardware(), "llama", [observation(ratio=2.0)])
-    found = {o.key: o.memory["device"] for o in read_observations(make_hardware(), "llama")}
-    assert found == {"a": 2.0, "b": 1.0}
+def test_one_exact_observation_is_believed_over_a_vague_prior():
+    regression = Regression({"a": (0.0, 10.0)}, noise=0.01)
+    regression.observe({"a": 2.0}, 6.0)
+    assert regression.predict({"a": 1.0})[0] == pytest.approx(3.0, rel=1e-4)
 
 
-def test_only_the_latest_are_kept():
-    add_observations(make_hardware(), "llama", [observation(key=str(i)) for i in range(_MOST_OBSERVATIONS + 10)])
-    found = read_observations(make_hardware(), "llama")
-    assert len(found) == _MOST_OBSERVATIONS
-    assert found[-1].key == str(_MOST_OBSERVATIONS + 9)
+def test_what_was_never_observed_keeps_its_prior():
+    regression = Regression(PRIORS, noise=0.1)
+    before = regression.predict({"b": 1.0})
+    regression.observe({"a": 1.0}, 9.0)
+    assert regression.predict({"b": 1.0}) == pytest.approx(before)
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}'])
-def test_a_broken_file_is_ignored_with_a_warning(own_home, caplog, content):
-    add_observations(make_hardware(), "llama", [observation()])
-    (path,) = own_home.glob("corrections/*/llama.json")
-    path.write_text(content)
-    with caplog.at_level(logging.WARNING):
-        assert read_observations(make_hardware(), "llama") == ()
-    assert str(path) in caplog.text
-    assert "ignored" in caplog.text
+def test_the_surer_coefficient_moves_less():
+    regression = Regression(PRIORS, noise=0.01)
+    regression.observe({"a": 1.0, "b": 1.0}, 4.0)
+    assert abs(regression.predict({"a": 1.0})[0] - 1.0) > 10 * abs(regression.predict({"b": 1.0})[0] - 2.0)
 
 
-def test_a_broken_file_is_replaced(own_home):
-    add_observations(make_hardware(), "llama", [observation()])
-    (path,) = own_home.glob("corrections/*/llama.json")
-    path.write_text("{")
-    add_observations(make_hardware(), "llama", [observation(key="new")])
-    assert [o.key for o in read_observations(make_hardware(), "llama")] == ["new"]
+def test_an_observation_never_makes_a_prediction_less_sure():
+    regression = Regression(PRIORS, noise=0.1)
+    deviations = []
+    for _ in range(5):
+        deviations.append(regression.predict({"a": 1.0, "b": 0.5})[1])
+        regression.observe({"a": 1.0}, 1.0)
+    assert deviations == sorted(deviations, reverse=True)
 
 
-def test_a_home_that_can_not_be_written_is_done_without(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", os.fspath(tmp_path / "file"))
-    with caplog.at_level(logging.WARNING):
-        add_observations(make_hardware(), "llama", [observation()])
-    assert "not kept" in caplog.text
+def test_many_rows_are_predicted_like_one():
+    regression = Regression(PRIORS, noise=0.1)
+    regression.observe({"a": 1.0}, 2.0)
+    rows = [{"a": 1.0}, {}, {"b": 3.0, "a": -1.0}]
+    means, deviations = regression.predict_many(rows)
+    assert list(zip(means.tolist(), deviations.tolist(), strict=True)) == [
+        pytest.approx(regression.predict(row)) for row in rows
+    ]
+
+
+def test_an_unknown_feature_is_refused():
+    regression = Regression(PRIORS, noise=0.1)
+    with pytest.raises(KeyError, match="'c'"):
+        regression.predict({"c": 1.0})
+    with pytest.raises(KeyError, match="'c'"):
+        regression.observe({"a": 1.0, "c": 1.0}, 0.0)
+    assert len(regression) == 0
+
+
+def test_measured_rates_are_the_surest_and_a_processors_table_the_least_sure():
+    measured, table = make_rates(), make_rates(source="table")
+    assert time_deviation(measured, make_gpu()) < time_deviation(table, make_gpu())
+    assert time_deviation(table, make_gpu()) < time_deviation(table, make_hardware())

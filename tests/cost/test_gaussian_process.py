@@ -33,7 +33,7 @@ def test_before_anything_is_seen_the_mean_is_nought_and_the_deviation_that_of_th
     known = process()
     row = {"all": 1.0, "optim=sgd": 1.0, "samples": 0.5}
     assert mean(known, row) == 0.0
-    assert deviation(known, row) == pytest.approx(math.sqrt(0.35**2 + 0.15**2 + 0.125**2 + known.misfit**2))
+    assert deviation(known, row) == pytest.approx(math.sqrt(0.35**2 + 0.15**2 + 0.125**2 + known.residual**2))
 
 
 def test_what_was_seen_moves_near_ones_more_than_far_ones():
@@ -61,12 +61,12 @@ def test_noise_is_learned_from_neighbours_that_disagree():
     assert quiet.noise < 0.05 < 0.1 < loud.noise
 
 
-def test_few_observations_leave_open_how_large_misfits_and_noise_are():
+def test_few_observations_leave_open_how_large_residuals_and_noise_are():
     """Four that agree don't say that the fifth will: it may lie outside of what the likeliest sizes alone expect."""
     few = process([(features(s), 0.0) for s in (1, 2, 4, 8)])
     many = process([(features(s), 0.0) for s in (1, 2, 4, 8)] * 8)
     assert few.noise > 1.5 * many.noise
-    assert few.misfit > many.misfit
+    assert few.residual > many.residual
     assert deviation(few, features(16, optim="sgd")) > deviation(many, features(16, optim="sgd"))
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
-from autotune.cost.kinds import TRANSFER
 from autotune.cost.memory import components
+from autotune.cost.profile import TRANSFER
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
 from autotune.values.adapters import LoraAdapter

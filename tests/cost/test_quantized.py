@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.cost.autocast import seen_autocast
 from autotune.cost.family import Family, Shape
-from autotune.cost.kinds import CONTRACTION, ELEMENTWISE
 from autotune.cost.memory import components
-from autotune.cost.profile import Profile
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, Profile
 from autotune.cost.profiler import profile
+from autotune.cost.semantics import Semantics
+from autotune.cost.tape import Recorder
+from autotune.cost.trace import library_autocast
 from autotune.training.adapters import quantization_arguments
 from autotune.training.build import build_model
 from autotune.training.random_weights import quantized_layers
@@ -127,11 +128,12 @@ def test_adapters_on_packed_weights_are_traced_under_autocast(kind, device, prof
 
 def test_autocast_is_seen_while_tracing_and_not_after():
     family = Family(device="cuda", dtype="float32", autocast="bfloat16", adapter=LORA, quantization="nf4")
-    with seen_autocast(family):
+    semantics = Semantics("cuda", Recorder([]), autocast=torch.bfloat16)
+    with library_autocast(family, semantics):
         assert torch.is_autocast_enabled("cuda")
         assert (torch.ones(2, 2, device="meta") @ torch.ones(2, 2, device="meta")).dtype is torch.float32
     assert not torch.is_autocast_enabled("cuda")
-    with seen_autocast(family.model_copy(update={"device": "cpu"})):
+    with library_autocast(family.model_copy(update={"device": "cpu"}), semantics):
         assert not torch.is_autocast_enabled("cuda")
 
 

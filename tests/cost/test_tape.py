@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.cost.kinds import ACTIVATION, CONTRACTION, ELEMENTWISE, FRESH, GRADIENT, NORMALISATION, TEMPORARY, VIEW
-from autotune.cost.tape import Recorder, Tape
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, NORMALISATION, VIEW
+from autotune.cost.tape import ACTIVATION, FRESH, GRADIENT, TEMPORARY, Recorder, Tape
 
 BYTES = 400  # of a vector of 100
 

@@ -9,7 +9,7 @@ import torch
 from factories import make_config, make_facts, make_problem
 from torch import nn
 
-from autotune.execution.gradients import Gradient, Split, compared, gradient_of, is_short, split_told
+from autotune.execution.gradients import Gradient, Split, compared, gradient_of, is_short, reported_split
 from autotune.space.knobs import allowance_of
 from autotune.values.config import Allowance
 
@@ -42,11 +42,11 @@ def test_gradients_count_parameters_without_one_as_zero():
 
 
 def test_another_split_needs_the_permission_for_another_method_where_it_changes_the_gradient():
-    facts, lines = split_told(make_facts(), Split(changes="the gradient of a step changes"), None)
+    facts, lines = reported_split(make_facts(), Split(changes="the gradient of a step changes"), None)
     assert lines == ("the gradient of a step changes: another micro-batch is another training, tried with --allow "
                      "method alone",)  # fmt: skip
     assert allowance_of(make_config(16), make_problem(facts=facts)) is Allowance.METHOD
-    facts, lines = split_told(make_facts(), Split(unknown="no rows"), "the loss is T.compute_loss's")
+    facts, lines = reported_split(make_facts(), Split(unknown="no rows"), "the loss is T.compute_loss's")
     assert allowance_of(make_config(16), make_problem(facts=facts)) is Allowance.NUMERICS
     assert "could not be measured: no rows" in lines[0]
-    assert split_told(make_facts(), Split(), None) == (make_facts(), ())
+    assert reported_split(make_facts(), Split(), None) == (make_facts(), ())

@@ -15,7 +15,7 @@ from factories import make_request
 
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, HostClock, StepTimer, measurement_of
 from autotune.values.conditions import Conditions
-from autotune.values.stopwatch import Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Memory
 
 DATA_S, MICRO_S, OPTIMIZER_S = 0.5, 2.0, 1.0

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.integrations.dashboard import Following, ShownStudy, is_loopback
 from autotune.units import GIB
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Prediction, Purpose
 
 

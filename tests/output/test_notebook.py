@@ -55,7 +55,7 @@ class Fragment(html.parser.HTMLParser):
 def test_it_shows_the_answer_the_sides_and_what_changes(result):
     shown = Fragment(result._repr_html_())
     assert answer(report_of(result)) in shown.text
-    for words in ("baseline", "best", "throughput, samples/s", "peak memory", "precision", "bf16", "micro-batch"):
+    for words in ("baseline", "winner", "throughput, samples/s", "peak memory", "precision", "bf16", "micro-batch"):
         assert words in shown.text
     assert shown.tags.count("table") == 2
     assert shown.tags[0] == "div"
@@ -105,7 +105,7 @@ def test_texts_are_escaped(result):
 def test_a_search_that_found_nothing_better(tmp_path):
     _, result = make_search(tmp_path / "run", nothing_helps)
     shown = Fragment(html_of(result))
-    assert "baseline = best" in shown.text
+    assert "baseline = winner" in shown.text
     assert "No clear winner" in shown.text
     assert "knob" not in shown.text
     assert result.best.config != BEST

@@ -109,7 +109,7 @@ def test_a_baseline_that_won_says_there_is_nothing_to_explain(tmp_path):
     text = html_report(report)
     assert "No clear winner" in text
     assert "there is no knob to explain" in text
-    assert '<th scope="col">baseline = best</th></tr>' in text
+    assert '<th scope="col">baseline = winner</th></tr>' in text
     Page(text)
 
 

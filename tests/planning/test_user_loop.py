@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -9,10 +10,10 @@ from factories import VERSIONS, make_gpu, make_hardware, make_plan, make_request
 
 import autotune
 from autotune.errors import InputError
-from autotune.planning import user_loop
 from autotune.planning.options import SearchOptions
-from autotune.planning.planner import complete, default_space, outline
-from autotune.planning.requests import request_of
+from autotune.planning.plan import request_of
+from autotune.planning.planner import complete, outline
+from autotune.planning.user_loop import UserLoop, space_of
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.model import Task
@@ -27,7 +28,7 @@ def make_step(config, accumulation_steps):
 
 
 def asked(step=make_step, knobs=KNOBS, **options):
-    return user_loop.asked_of(step, knobs, SearchOptions(model="", device="cpu", **options))
+    return UserLoop(SearchOptions(model="", device="cpu", **options), step, knobs).own
 
 
 def test_the_accumulation_goes_to_who_takes_it():
@@ -85,43 +86,41 @@ def test_knobs_and_a_space_are_one_too_many():
 
 
 def test_a_knob_has_the_choices_of_the_devices_space_in_its_order():
-    space = user_loop.space_of(asked(knobs=["optim", "precision"]), "cpu")
+    space = space_of(asked(knobs=["optim", "precision"]), "cpu")
     assert list(space.parameters) == ["precision", "optim"]
     assert space.parameters["precision"].choices == ("bf16", "fp32", "pure_bf16")
 
 
 def test_a_knob_has_its_own_choices_where_they_are_named():
-    space = user_loop.space_of(asked(knobs={"precision": ["fp32", "bf16", "fp32"], "optim": None}), "cpu")
+    space = space_of(asked(knobs={"precision": ["fp32", "bf16", "fp32"], "optim": None}), "cpu")
     assert space.parameters["precision"].choices == ("fp32", "bf16")
     assert "adafactor" in space.parameters["optim"].choices
 
 
 def test_what_was_named_is_tried_whatever_the_effort():
-    space = user_loop.space_of(asked(knobs=["torch_compile_backend"]), "cpu")
+    space = space_of(asked(knobs=["torch_compile_backend"]), "cpu")
     assert space.parameters["torch_compile_backend"].from_effort is autotune.Effort.QUICK
 
 
 def test_an_adapter_comes_with_its_fields():
-    space = user_loop.space_of(asked(knobs=["adapter"]), "cpu")
+    space = space_of(asked(knobs=["adapter"]), "cpu")
     assert list(space.parameters) == ["adapter", "adapter.rank", "adapter.target_modules"]
 
 
 def test_a_knob_without_usual_values_or_without_what_it_belongs_to_is_refused():
     with pytest.raises(InputError, match="quantization has no usual values; name them"):
-        user_loop.space_of(asked(knobs=["quantization"]), "cpu")
+        space_of(asked(knobs=["quantization"]), "cpu")
     with pytest.raises(InputError, match="exists only beside dataloader_num_workers"):
-        user_loop.space_of(asked(knobs=["dataloader_prefetch_factor"]), "default")
+        space_of(asked(knobs=["dataloader_prefetch_factor"]), "default")
 
 
 def plan_of(hardware, knobs, **options):
     """The plan of a search for a function without a named model."""
     given = SearchOptions(model="", device="cpu", **options)
-    own = user_loop.asked_of(make_step, knobs, given)
-    found = outline(given, own=own)
-    space = user_loop.space_of(own, default_space(hardware))
-    found = found.model_copy(update={"hardware": hardware, "space": space})
-    description = user_loop.described(space)
-    return complete(found, description.facts, found.workload, description.notes)
+    subject = UserLoop(given, make_step, knobs)
+    found = outline(given, subject=subject)
+    found = dataclasses.replace(found, hardware=hardware, space=subject.space(hardware))
+    return complete(found, subject.described(found, None).facts)
 
 
 def test_every_knob_that_was_named_is_varied_and_no_other():
@@ -133,7 +132,7 @@ def test_every_knob_that_was_named_is_varied_and_no_other():
     plan = plan_of(gpu, everything, allow=Allowance.METHOD, global_batch=16)
     space = plan.search_space()
     assert [d.name for d in space.dimensions if not d.name.startswith("adapter.")] == [
-        name for name in user_loop.space_of(asked(knobs=everything), "default").parameters if "adapter." not in name
+        name for name in space_of(asked(knobs=everything), "default").parameters if "adapter." not in name
     ]
     open_choices = {d.name: d.choices for d in space.dimensions}
     for name in everything:
@@ -169,7 +168,7 @@ def test_what_cant_be_pickled_is_named(tmp_path):
     lock = threading.Lock()
     step = lambda config: lock.acquire  # noqa: E731
     with pytest.raises(InputError, match="can't be handed to another process: TypeError: cannot pickle"):
-        user_loop.keep(step, asked(step), tmp_path)
+        autotune.find(step=step, knobs=KNOBS, device="cpu", run_dir=tmp_path)
     assert not (tmp_path / "data" / STEP_FILE).exists()
 
 

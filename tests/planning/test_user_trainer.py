@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from own_trainings import write
 from autotune.errors import InputError
 from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
-from autotune.planning.planner import complete, outline
-from autotune.planning.user_trainer import asked_of, code_of, settled
+from autotune.planning.planner import complete, outline, subject_of
+from autotune.planning.user_trainer import UserTrainer, code_of
 from autotune.values.config import LengthProfile
 from autotune.values.model import Task
 from autotune.values.trial import Description
@@ -68,7 +69,7 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
 
 def test_two_trainings_at_once_are_refused():
     with pytest.raises(InputError, match="make_trainer and script are each a training of its own"):
-        asked_of(SearchOptions(model=""), make_trainer=lambda: None, script=["python", "train.py"])
+        subject_of(SearchOptions(model=""), make_trainer=lambda: None, script=["python", "train.py"])
 
 
 @pytest.mark.parametrize(
@@ -79,18 +80,18 @@ def test_two_trainings_at_once_are_refused():
 def test_options_that_the_code_decides_are_refused(options):
     (name,) = options
     with pytest.raises(InputError, match=f"{name}: goes with no script: "):
-        asked_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
+        subject_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
 
 
 @pytest.mark.parametrize("options", [{"devices": 2}, {"workers": 2}, {"engine": "ray"}], ids=str)
 def test_several_devices_are_refused(options):
     with pytest.raises(InputError, match="a script is tuned on one device of this machine"):
-        asked_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
+        subject_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
 
 
 def test_a_model_beside_the_code_is_refused():
     with pytest.raises(InputError, match="model: goes with no script"):
-        asked_of(SearchOptions(model="gpt2"), script=["python", "train.py"])
+        subject_of(SearchOptions(model="gpt2"), script=["python", "train.py"])
 
 
 def found(**fields):
@@ -111,12 +112,11 @@ def found(**fields):
 
 def plan(**fields):
     options = SearchOptions(model="", device="cpu")
-    first = outline(options, code=code_of(["python", "train.py"]))
-    first = first.model_copy(update={"hardware": make_hardware()})
+    subject = UserTrainer(options, code_of(["python", "train.py"]))
+    first = dataclasses.replace(outline(options, subject=subject), hardware=make_hardware())
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
     description = Description(facts=make_facts(), lengths=lengths, own=found(**fields))
-    outlined, workload = settled(first, description)
-    return complete(outlined, description.facts, workload, description.notes)
+    return complete(subject.settled(first, description), description.facts)
 
 
 def test_the_codes_own_arguments_are_the_baseline():

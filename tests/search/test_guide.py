@@ -24,7 +24,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.search.guide import Guide
 from autotune.space.history import History
 from autotune.values.config import Parallelism, TrainConfig
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome
 
 

@@ -34,7 +34,7 @@ from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.events import Note
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Purpose, TrialRequest, TrialStatus
 
 PARAMETERS = {

@@ -13,8 +13,7 @@ from predicted_space import GB, SPACE, make_model_of
 
 from autotune.execution.pool import OnePlace
 from autotune.execution.replay import ReplayClock, ReplayRunner
-from autotune.planning.plan import SearchPlan
-from autotune.planning.requests import request_of
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.exhaustive import plan_of
 from autotune.search.sampler import CostModelSampler

@@ -25,9 +25,8 @@ from optuna.trial import TrialState
 
 from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.execution.pool import OnePlace
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
 from autotune.planning.reopen import reopened
-from autotune.planning.requests import SEARCH_ACCUMULATION
 from autotune.search.proposals import SAME_FAILURES
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.file import load_space

@@ -1,8 +1,9 @@
 """What of a trial's surroundings is worth a warning."""
 
 import pytest
+from factories import make_hardware
 
-from autotune.values.conditions import Conditions, throttle_reasons, worst_of
+from autotune.values.conditions import Conditions, other_processes, throttle_reasons, worst_of
 
 
 def test_a_quiet_machine_is_worth_no_word():
@@ -65,3 +66,9 @@ def test_the_bits_are_those_of_nvml():
     assert throttle_reasons(pynvml.nvmlClocksEventReasonHwSlowdown) == ("hardware slowdown",)
     assert throttle_reasons(pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown) == ("power brake",)
     assert throttle_reasons(pynvml.nvmlClocksEventReasonGpuIdle) == ()
+
+
+def test_this_process_is_not_somebody_else():
+    import os
+
+    assert os.getpid() not in [p.pid for p in other_processes(make_hardware())]

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.errors import MachineError
 from autotune.execution.noise import HostWatch, watch
-from autotune.values.hardware import cuda_count, cuda_used_bytes, detect, like_devices, other_processes, used_bytes
+from autotune.values.conditions import other_processes
+from autotune.values.hardware import cuda_count, cuda_used_bytes, detect, like_devices, used_bytes
 
 UUIDS = ["GPU-11aa-0", "GPU-11ab-1", "GPU-22cc-2"]
 INSTANCES = {"gpu 2": ["MIG-77-0", "MIG-78-1"]}  # of a device in MIG mode

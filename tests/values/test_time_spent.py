@@ -3,7 +3,7 @@
 import pytest
 from factories import make_measurement, make_request
 
-from autotune.values.time_spent import spent_on, wall_s
+from autotune.values.time_spent import Stopwatch, spent_on, wall_s
 from autotune.values.trial import Failure, Phases, TrialResult, TrialStatus
 
 STEPS = {"first_step_s": 2.0, "discarded_s": 1.0, "measured_s": 6.0}
@@ -72,3 +72,30 @@ def test_of_trials_at_once_what_lies_between_is_wall_time_and_what_overlaps_is_t
     spent = spent_on(spans((0.0, 10.0), (0.0, 12.0)), 13.0, {})
     assert (spent.own_s, spent.at_once_s) == (1.0, 10.0)
     assert spent.total_s - spent.at_once_s == pytest.approx(13.0)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_every_moment_belongs_to_one_lap():
+    clock = Clock()
+    stopwatch = Stopwatch("model", clock=clock)
+    for lap, seconds in (("data", 2.0), ("model", 3.0), ("steps", 5.0)):
+        clock.now += seconds
+        stopwatch.enter(lap)
+    clock.now += 7.0
+    assert stopwatch.laps() == {"model": 2.0 + 5.0, "data": 3.0, "steps": 7.0}
+    assert sum(stopwatch.laps().values()) == pytest.approx(clock.now - stopwatch.started_at)
+
+
+def test_looking_at_the_laps_does_not_stop_the_present_one():
+    clock = Clock()
+    stopwatch = Stopwatch("model", clock=clock)
+    clock.now += 1.0
+    assert stopwatch.laps() == {"model": 1.0}
+    clock.now += 1.0
+    assert stopwatch.laps() == {"model": 2.0}

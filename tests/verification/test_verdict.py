@@ -23,11 +23,12 @@ from autotune.training.arguments import plan as training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.objective import Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
+from autotune.verification.remarks import nothing_found
 from autotune.verification.state import SearchState
-from autotune.verification.verdict import RUNNERS_UP, assemble, nothing_found
+from autotune.verification.verdict import RUNNERS_UP, assemble
 
 Trials = list[tuple[TrainConfig, Outcome | float]]
 
@@ -368,4 +369,4 @@ def test_unconfirmed_who_ran_short_gives_way_to_the_next():
 def test_where_nothing_else_completed_it_is_said_of_the_answer():
     result = answer([(BASE, OUT_OF_MEMORY), (BIG, short(15.0))])
     assert result.best.config == BIG
-    assert any("the allocator ran short while the best was measured" in note for note in result.proof_notes)
+    assert any("the allocator ran short while the winner was measured" in note for note in result.proof_notes)

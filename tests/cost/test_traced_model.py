@@ -1,16 +1,19 @@
-"""One device's part of a model under tensor and pipeline parallelism is traced as a model of its own."""
+"""One device's part of a model; a trace is the same on the meta device and of real tensors, or refused in one line."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 from profiles import make_family
 
-from autotune.cost.family import Shape
-from autotune.cost.layers import total_bytes
-from autotune.cost.parts import part_of
+from autotune.cost import profiler, traced_model
+from autotune.cost.family import Family, Shape
+from autotune.cost.profile import total_bytes
+from autotune.cost.traced_model import is_fake, part_of
 from autotune.errors import InputError
+from autotune.training.resolve import resolve
 from autotune.values.model import Task
 
 
@@ -82,3 +85,68 @@ def test_stages_of_any_depth_share_what_was_traced(spec_of, profile_of):
     assert (whole.layers, stage.layers) == (8, 4)
     fresh = profile(spec_of("a deep llama"), families[1], shape)
     assert stage == fresh
+
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+}
+SHAPE = Shape(task=Task.CAUSAL_LM, length=16)
+FAMILY = Family(device="cuda", dtype="float32", autocast="bfloat16", checkpointing="full", attn_implementation="sdpa")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("llama")
+    (directory / "config.json").write_text(json.dumps(LLAMA))
+    return resolve(str(directory))
+
+
+@pytest.fixture
+def only(monkeypatch):
+    def leave(*ways):
+        monkeypatch.setattr(profiler, "WAYS", ways)
+
+    return leave
+
+
+def test_real_tensors_give_what_the_meta_device_gives(spec, only):
+    meta = profiler.profile(spec, FAMILY, SHAPE)
+    only("run")
+    run = profiler.profile(spec, FAMILY, SHAPE)
+    assert (meta.traced_by, run.traced_by) == ("meta", "run")
+    assert run.peaks_first == meta.peaks_first
+    assert run.peaks_later == meta.peaks_later
+    assert run.needed_flops == meta.needed_flops
+
+
+def test_fake_tensors_serve_where_the_meta_device_does_not(spec, monkeypatch):
+    on_meta = profiler.micro_step
+
+    def fails_on_meta(model, *args):
+        if next(model.parameters()).is_meta and not is_fake():
+            raise NotImplementedError("no meta kernel")
+        return on_meta(model, *args)
+
+    monkeypatch.setattr(profiler, "micro_step", fails_on_meta)
+    assert profiler.profile(spec, FAMILY, SHAPE).traced_by == "fake"
+
+
+def test_a_model_that_no_way_serves_is_refused_with_the_first_reason(spec, monkeypatch):
+    def fails(*args):
+        raise NotImplementedError("no kernel for this")
+
+    monkeypatch.setattr(profiler, "micro_step", fails)
+    with pytest.raises(InputError, match="can't be traced, so there is no prediction: no kernel for this"):
+        profiler.profile(spec, FAMILY, SHAPE)
+
+
+def test_a_model_too_large_for_a_real_run_is_not_run(spec, only, monkeypatch):
+    only("run")
+    monkeypatch.setattr(traced_model, "MOST_REAL_BYTES", 1000)
+    with pytest.raises(InputError, match="too much for a real run"):
+        profiler.profile(spec, FAMILY, SHAPE)

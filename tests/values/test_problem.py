@@ -3,7 +3,7 @@
 import pytest
 from factories import make_measurement
 
-from autotune.values.objective import Objective, break_even_steps, cold_start_s
+from autotune.values.problem import Objective, break_even_steps, cold_start_s
 
 
 def measured(step_s: float, first_step_s: float, samples: int = 16):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiles import make_group
 
-from autotune.cost.layers import layers_of, total_bytes
+from autotune.cost.profile import layers_of, total_bytes
 
 
 def test_what_is_in_no_layer_is_outside():

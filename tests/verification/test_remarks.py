@@ -4,7 +4,7 @@ from factories import make_measurement, make_request
 
 from autotune.values.conditions import Conditions
 from autotune.values.trial import TrialResult
-from autotune.verification.disturbance import disturbance_notes
+from autotune.verification.remarks import disturbance_notes
 
 
 def trial(number, conditions=None, times=(1.0, 1.01, 0.99)):

@@ -1,0 +1,156 @@
+"""The model as it is traced: its config, the kind of its tensors, its quantized layers and its adapter.
+
+Under tensor and pipeline parallelism it is the part that one device has. Tensor parallelism gives each device its share
+of the heads, of the inner width of the perceptrons and of each expert (Megatron-LM, arXiv:1909.08053), which is a model
+with fewer heads and narrower perceptrons. Embeddings, norms and, in transformers' plans, what the head makes of the
+hidden states stay whole. A pipeline's stage is a model with fewer layers; every stage is taken to have embeddings and a
+head as well, so the first and the last, which have one of them, take a bit less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from autotune.cost import quantized
+from autotune.cost.family import Family, Shape
+from autotune.errors import InputError, one_line
+from autotune.training.arguments import routing
+from autotune.training.depth import shallower, stacks
+from autotune.values.estimate import TracedBy
+from autotune.values.model import ModelSpec
+
+# Weights of a model that is really run.
+MOST_REAL_BYTES = 2 << 30
+
+# Fields whose sizes a plan splits, by the names that transformers' configs give them.
+_SPLIT = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+
+Change = Callable[[Any], Any]
+
+
+class Untraceable(Exception):
+    """The model doesn't run with this kind of tensors."""
+
+
+def build(
+    spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Change | None, *, device: str = "meta"
+) -> Any:
+    """Return the model on a device, its adapter put on.
+
+    Raises:
+        Untraceable: It is too large to be made of real tensors.
+    """
+    from autotune.training.build import build_model
+
+    flash = (family.attn_implementation or "").startswith("flash_attention")
+    if device != "meta" and not is_fake():
+        _check_size(build(spec, config, family, shape, change))
+    model = build_model(
+        spec,
+        shape.task,
+        dtype=family.dtype,
+        attn_implementation="sdpa" if flash else family.attn_implementation,
+        device=device,
+        experts_implementation=family.experts_implementation,
+        config=config,
+        **routing(family.experts_per_token, family.expert_capacity),
+    )
+    model.config.use_cache = False
+    if flash:  # not asked of the library, which refuses what isn't installed
+        model.config._attn_implementation = "flash_attention_2"
+    if change is not None:
+        model = change(model)
+    if family.quantization is not None:
+        if device != "meta":
+            raise Untraceable(f"layers of {family.quantization} weights are traced on the meta device alone")
+        quantized.pack(model, family, shape.task)
+    if family.adapter is not None:
+        from autotune.training.adapters import adapter_arguments, put_on
+
+        try:
+            model = put_on(model, adapter_arguments(family.adapter, shape.task))
+        except ValueError as error:
+            raise InputError(f"{spec.name}: the adapter can't be put on: {one_line(error)}") from error
+    return model
+
+
+def _check_size(model: Any) -> None:
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    if nbytes > MOST_REAL_BYTES:
+        raise Untraceable(f"its operators depend on values, and {nbytes / 2**30:.1f} GiB are too much for a real run")
+
+
+@contextlib.contextmanager
+def tensors_of(way: TracedBy) -> Iterator[None]:
+    """Have models made of fake tensors, if that is the way."""
+    if way != "fake":
+        yield
+        return
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def is_fake() -> bool:
+    """Return whether tensors that are made now are fake."""
+    return torch._guards.detect_fake_mode() is not None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings of libraries, which concern a real training."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def part_of(config: Any, family: Family) -> Any:
+    """Return the config of one device's part of a model.
+
+    Raises:
+        InputError: It can't be dealt out so.
+    """
+    if family.tensor_parallel > 1:
+        config = _shard(config, family.tensor_parallel)
+    if family.pipeline_parallel > 1:
+        config = _stage(config, family.pipeline_parallel)
+    return config
+
+
+def _shard(config: Any, degree: int) -> Any:
+    if not getattr(config, "base_model_tp_plan", None):
+        raise InputError(f"tensor parallel {degree}: transformers has no plan for {config.model_type}")
+    config = copy.deepcopy(config)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for name in _SPLIT:
+        size = getattr(config, name, None)
+        if not size:
+            continue
+        if size % degree:
+            raise InputError(f"tensor parallel {degree}: does not divide {name} = {size}")
+        setattr(config, name, size // degree)
+    config.head_dim = head
+    return config
+
+
+def _stage(config: Any, degree: int) -> Any:
+    found = stacks(config)
+    if len(found) != 1:
+        raise InputError(f"pipeline parallel {degree}: {config.model_type} has not one stack of layers")
+    (stack,) = found
+    if stack.depth % degree:
+        raise InputError(f"pipeline parallel {degree}: does not divide {stack.field} = {stack.depth}")
+    return shallower(config, {stack.field: stack.depth // degree})

@@ -1,0 +1,174 @@
+"""Kinds of checkpointing, backends of torch.compile, and values of knobs that can't be had: tables of what each needs.
+
+Activation checkpointing keeps a layer's inputs instead of what it computes, and computes it again in the backward pass
+(arXiv:1604.06174). The names of backends are those of accelerate's `DynamoBackend` (a test holds the table against the
+installed one) and a few that older guides recommend; what each is for is what torch's and accelerate's documentation
+says of it. Optimizers and adapters have modules of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator
+
+from autotune.errors import suggestion
+
+Checkpointing = Literal["none", "full", "every-2nd", "every-4th", "offload", "reentrant"]
+
+
+@dataclass(frozen=True)
+class CheckpointingKind:
+    """What a kind means.
+
+    Attributes:
+        every: Only every n-th layer is checkpointed; the others keep what they compute.
+        offload: Inputs of layers are held in pinned memory of the host.
+        reentrant: The older implementation of torch, which runs a layer again as a whole.
+        since: First transformers that can do it through `TrainingArguments`.
+    """
+
+    every: int = 1
+    offload: bool = False
+    reentrant: bool = False
+    since: tuple[int, int] = (5, 17)
+
+
+# transformers 5.23: `activation_checkpointing_enable` in modeling_utils.py takes every_n_layers and offload; before it
+# there is no such argument.
+CHECKPOINTING: dict[str, CheckpointingKind] = {
+    "full": CheckpointingKind(),
+    "every-2nd": CheckpointingKind(every=2, since=(5, 23)),
+    "every-4th": CheckpointingKind(every=4, since=(5, 23)),
+    "offload": CheckpointingKind(offload=True, since=(5, 23)),
+    "reentrant": CheckpointingKind(reentrant=True),
+}
+assert {"none", *CHECKPOINTING} == set(get_args(Checkpointing))
+
+# transformers 5.23 renamed gradient_checkpointing (kept as an alias until 6) to activation_checkpointing.
+RENAMED = (5, 23)
+
+
+def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) -> dict[str, object]:
+    """Return the TrainingArguments of a kind for a version of transformers."""
+    name = "activation_checkpointing" if transformers >= RENAMED else "gradient_checkpointing"
+    if kind == "none":
+        return {name: False}
+    row = CHECKPOINTING[kind]
+    options: dict[str, object] = {"use_reentrant": row.reentrant}
+    if row.every > 1:
+        options["every_n_layers"] = row.every
+    if row.offload:
+        options["offload"] = True
+    return {name: True, f"{name}_kwargs": options}
+
+
+# From what keeps the least on the device to what keeps the most.
+_LIGHTEST_FIRST = (("offload",), ("full", "reentrant"), ("every-2nd",), ("every-4th",), ("none",))
+
+
+def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
+    """Return whether `one` surely keeps less on the device than `other`."""
+    rank = {kind: i for i, kinds in enumerate(_LIGHTEST_FIRST) for kind in kinds}
+    return rank[one] < rank[other]
+
+
+def checkpointing_of(options: dict[str, object]) -> Checkpointing:
+    """Return the kind of a user's `activation_checkpointing_kwargs`.
+
+    Raises:
+        ValueError: No kind has these options.
+    """
+    known = {"use_reentrant", "every_n_layers", "offload"}
+    wanted = (options.get("every_n_layers", 1), options.get("offload", False), options.get("use_reentrant", False))
+    for name in get_args(Checkpointing)[1:]:
+        row = CHECKPOINTING[name]
+        if (row.every, row.offload, row.reentrant) == wanted and options.keys() <= known:
+            return name  # type: ignore[no-any-return]
+    raise ValueError(f"checkpointing with {options} is none of {', '.join(CHECKPOINTING)}")
+
+
+Use = Literal["training", "debugging", "inference", "other device", "gone"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend and why it isn't one to train with, if it isn't."""
+
+    use: Use
+    reason: str = ""
+
+
+def _inference(what: str) -> Backend:
+    return Backend("inference", f"{what} runs forward passes only: for inference, not for training")
+
+
+def _gone(what: str) -> Backend:
+    return Backend("gone", f"{what} is gone from torch; inductor replaced it")
+
+
+BACKENDS: dict[str, Backend] = {
+    "inductor": Backend("training"),
+    "cudagraphs": Backend("training"),
+    # They run what was traced as it is: slower than no compilation, to find out which stage of it is at fault.
+    "aot_eager": Backend("debugging"),
+    "eager": Backend("debugging"),
+    "onnxrt": _inference("ONNX Runtime"),
+    "tensorrt": _inference("TensorRT"),
+    "fx2trt": _inference("TensorRT"),
+    "tvm": _inference("Apache TVM"),
+    "ofi": _inference("TorchScript's optimize_for_inference"),
+    "ipex": _inference("the Intel extension's backend"),
+    "torchxla_trace_once": _inference("this XLA backend"),
+    "openxla": Backend("other device", "openxla needs an XLA device (torch_xla)"),
+    "aot_torchxla_trace_once": Backend("other device", "aot_torchxla_trace_once needs an XLA device (torch_xla)"),
+    "hpu_backend": Backend("other device", "hpu_backend needs a Gaudi accelerator"),
+    "neuron": Backend("other device", "neuron needs an AWS Trainium or Inferentia"),
+    "nvfuser": _gone("nvfuser"),
+    "aot_nvfuser": _gone("aot_nvfuser"),
+    "aot_ts_nvfuser": _gone("aot_ts_nvfuser"),
+    "nvprims_nvfuser": _gone("nvprims_nvfuser"),
+}
+
+
+def _known(name: str) -> str:
+    if name not in BACKENDS:
+        raise ValueError(f"{name!r} is no backend of torch.compile{suggestion(name, BACKENDS)}")
+    return name
+
+
+BackendName = Annotated[str, AfterValidator(_known)]
+
+# Of inductor: `torch._inductor.list_mode_options()`.
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+# Values that guides of another time or kind recommend and that can't be had, with the reasons.
+_GONE_ATTENTION = "BetterTransformer is gone from transformers; sdpa replaced it"
+_FP8 = (
+    "fp8 is not offered: TrainingArguments has no field for it (accelerate takes it from its own launcher), so what "
+    "was measured could not be exported; bf16 is the nearest"
+)
+_QAT = (
+    "quantization-aware training is not offered (transformers' Trainer has no way to it, torchao's is a recipe of its "
+    "own); nf4 or int8 train an adapter on packed weights"
+)
+_HUB_KERNELS = "kernels of a repository on the hub are not offered: its code would run by name alone"
+
+_REASONS = {
+    ("attn_implementation", "bettertransformer"): _GONE_ATTENTION,
+    ("attn_implementation", "better_transformer"): _GONE_ATTENTION,
+    ("precision", "fp8"): _FP8,
+}
+
+
+def why_not(parameter: str, value: object) -> str | None:
+    """Return why a value of a knob can't be had; None if it isn't one of these."""
+    if not isinstance(value, str):
+        return None
+    if parameter == "quantization" and "qat" in value.lower():
+        return _QAT
+    if parameter in ("attn_implementation", "experts_implementation") and "/" in value:
+        return _HUB_KERNELS
+    return _REASONS.get((parameter, value.lower()))

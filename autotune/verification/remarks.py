@@ -1,0 +1,182 @@
+"""What is told beside an answer, in lines: checks that failed, faster trials, disturbances; or why there is no answer.
+
+What disturbed a single trial is told when it ends (`autotune.values.conditions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+
+from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
+from autotune.planning.plan import SearchPlan
+from autotune.space.knobs import changes, shown_changes
+from autotune.units import show_memory, show_rate
+from autotune.values.conditions import WORTH_A_WARNING, Conditions
+from autotune.values.config import Allowance, TrainConfig
+from autotune.values.statistics import drift
+from autotune.values.trial import Measurement, TrialResult, TrialStatus
+from autotune.verification.checks import largest_default
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
+
+# A drift below this is smaller than what a search could act upon.
+WORTH_TELLING = 0.03
+
+
+def plain_notes(state: SearchState) -> tuple[str, ...]:
+    """Return the warnings of trials, and what stands in for a baseline that ran out of memory."""
+    plan, history, results = state.plan, state.history, state.results
+    notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
+    baseline = history.known(plan.baseline)
+    if baseline is not None and baseline.status is TrialStatus.OUT_OF_MEMORY:
+        reference = largest_default(plan, history)
+        if reference is not None:
+            notes += (
+                "the baseline ran out of memory; the largest default that fits has a micro-batch of "
+                f"{reference.request.config.per_device_train_batch_size} (trial {reference.request.number})",
+            )
+    return notes
+
+
+def proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
+    """Say who was refused when checked, and what of the winner was not checked."""
+    refused = [
+        f"refused as the winner: {shown_changes(changes(config, finals.plan))}: {reason}"
+        for config, reason in finals.proof.refusals().items()
+    ]
+    measured = finals.merged(best)
+    if (measured is not None and measured.ran_short) or finals.runs_short(best):
+        refused.append("the allocator ran short while the winner was measured: it is too near the memory budget")
+    return (*refused, *finals.proof.gaps(best))
+
+
+def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
+    """Return why the fastest trial of the search, if it was faster than the answer, is not the answer; otherwise None.
+
+    Of many configurations that are each measured once, the fastest is likely to have been lucky.
+
+    Args:
+        finals: What measuring the leaders again gave.
+        best: The answer.
+    """
+    plan, answer = finals.plan, finals.merged(best)
+    if answer is None:
+        return None
+    others = (r for r in finals.history.ranking() if r.request.config != best and r.measurement is not None)
+    fastest = max(others, key=lambda r: r.measurement.samples_per_second if r.measurement else 0.0, default=None)
+    if fastest is None or fastest.measurement is None or not _is_shown_faster(fastest.measurement, answer):
+        return None
+    what = shown_changes(changes(fastest.request.config, plan))
+    rate, steps = show_rate(fastest.measurement.samples_per_second), len(fastest.measurement.step_times_s)
+    return (
+        f"trial {fastest.request.number} ({what}) gave {rate} samples/s, more than the answer: one trial of {steps} "
+        f"steps; {_reason(finals, fastest, answer)}"
+    )
+
+
+def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
+    plan, config = finals.plan, fastest.request.config
+    refused = finals.proof.refusal(config)
+    if refused is not None:
+        return f"it was refused when it was checked ({refused})"
+    if finals.ran_short(config):
+        return "the allocator ran short when it was measured again: it is too near the memory budget"
+    if finals.has_failed(config):
+        return "it failed when it was measured again"
+    again = finals.merged(config)
+    latest = again or fastest.measurement
+    is_behind = latest is not None and plan.objective.rate(latest) < plan.objective.rate(answer)
+    if latest is not None and is_behind and _is_shown_faster(latest, answer):
+        return "what it takes at the start isn't won back in a run of this length"
+    if again is not None:
+        alike = ", which can't be told from an answer that changes less" if _is_shown_faster(again, answer) else ""
+        return f"measured again, in turn with the others, it gave {show_rate(again.samples_per_second)}{alike}"
+    if config in finals.contenders():
+        return "there was no time to measure it again"
+    finalists = plan.budget.finalists
+    fastest_ones = "the fastest of the search is" if finalists == 1 else f"the {finalists} fastest of the search are"
+    return f"{fastest_ones} measured again (--effort {plan.budget.effort})"
+
+
+def _is_shown_faster(one: Measurement, other: Measurement) -> bool:
+    """Whether a reader sees a higher rate."""
+    mine, theirs = one.samples_per_second, other.samples_per_second
+    return mine > theirs and show_rate(mine) != show_rate(theirs)
+
+
+def disturbance_notes(results: Sequence[TrialResult], baseline_finals: Sequence[TrialResult]) -> tuple[str, ...]:
+    """Return a line for each kind of disturbance.
+
+    Args:
+        results: All trials.
+        baseline_finals: The baseline's trials of the finals, in the order they ran.
+    """
+    seen = [m.conditions for r in results if (m := r.measurement) is not None and m.conditions is not None]
+    return (*_shares(seen), *_throttling(seen), *_drift(baseline_finals))
+
+
+def _shares(seen: Sequence[Conditions]) -> list[str]:
+    kinds: list[tuple[str, Callable[[Conditions], float | None]]] = [
+        ("other processes took", lambda c: c.others_share),
+        ("the hypervisor took", lambda c: c.stolen_share),
+    ]
+    lines = []
+    for who, share_of in kinds:
+        counting = (c for c in seen if (c.could_cost(share_of(c)) or 0.0) >= WORTH_A_WARNING)
+        shares = sorted(s for c in counting if (s := share_of(c)) is not None)
+        if shares:
+            most = f"{shares[0]:.0%} to {shares[-1]:.0%}" if len(shares) > 1 else f"{shares[0]:.0%}"
+            lines.append(
+                f"noise: {who} {most} of the cores' time during {len(shares)} of {len(seen)} measurements; "
+                "a quiet machine would tell more surely"
+            )
+    return lines
+
+
+def _throttling(seen: Sequence[Conditions]) -> list[str]:
+    slowed = [c for c in seen if c.throttled]
+    if not slowed:
+        return []
+    reasons = ", ".join(sorted({reason for c in slowed for reason in c.throttled}))
+    hottest = max((c.temperature_c for c in slowed if c.temperature_c is not None), default=None)
+    heat = f", at up to {hottest:.0f} °C" if hottest is not None else ""
+    return [f"noise: the GPU was slowed down by {reasons}{heat} during {len(slowed)} of {len(seen)} measurements"]
+
+
+def _drift(baseline_finals: Sequence[TrialResult]) -> list[str]:
+    """Say how far apart the baseline's own trials were: the same work, so the machine has changed."""
+    measured = [(r.request.number, r.measurement.step_times_s) for r in baseline_finals if r.measurement]
+    change = drift([times for _, times in measured])
+    if change < WORTH_TELLING:
+        return []
+    numbers = " and ".join(str(number) for number, _ in measured)
+    return [
+        f"noise: the machine's speed drifted by {change:.0%} between trials of the baseline ({numbers}); "
+        "the finals are compared round by round, the trials of the search are not"
+    ]
+
+
+def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
+    """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
+    failures = [(r, r.outcome) for r in results if r.outcome.kind == "failure"]
+    others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
+    if others and len(others) == len(failures):
+        result, failure = others[0]
+        log = PurePath(run_directory, "trials", f"{result.request.number:04d}", "log.txt")
+        too_slow = all(f.status is TrialStatus.TIMED_OUT for _, f in others)
+        return InfrastructureError(
+            f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
+            f"(its log: {log}){f'; {plan.budget.against_timeouts}' if too_slow else ''}"
+        )
+    # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
+    closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
+    what = shown_changes(changes(closest.request.config, plan))
+    seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""
+    remedies = ["a larger --memory", "a shorter --seq-len"]
+    if plan.allowance is not Allowance.METHOD:
+        remedies.insert(0, "--allow method (LoRA, pure bf16)")
+    return NothingFitsError(
+        f"nothing fits {show_memory(plan.memory_bytes)}: the closest, {what}, still ran out{seen}; "
+        f"what could make it fit: {', '.join(remedies)}"
+    )
