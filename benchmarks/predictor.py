@@ -33,7 +33,7 @@ from autotune.cost.memory import components
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import Profile
 from autotune.cost.profiler import profile
-from autotune.cost.reserve import unused_bytes
+from autotune.cost.reserve import held_bytes
 from autotune.cost.sharding import share_of
 from autotune.errors import AutotuneError, InputError, one_line
 from autotune.units import GIB
@@ -111,13 +111,13 @@ def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Predict
     accumulation = max(setup.accumulation, 2 if setup.keeps_gradients else 1)
     share = share_of(known, setup.optim, setup.spread, accumulated=accumulation > 1)
     parts = components(known, setup.optim, setup.micro_batch, accumulation, share)
-    unused = unused_bytes(
+    unused = held_bytes(
         known.excerpt,
         setup.optim,
         setup.micro_batch,
         accumulated=setup.accumulation > 1,
         keeps_gradients=setup.keeps_gradients,
-    )
+    ).unused
     context = context_bytes(setup.gpu, setup.software.torch)
     if setup.spread.parallelism.world_size > 1:
         context += NCCL_BYTES

@@ -4,17 +4,21 @@ A step has two kinds of moments that can be its peak: those of a micro-step, wit
 tape says is alive, and the optimizer's own, with all gradients and its temporaries and no activation. With accumulation
 the gradients of the micro-step before are there throughout. `sharding` knows what one of several devices has of all
 this. Outside of the allocator come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
+
+:class:`Footprints` remembers what doesn't depend on the micro-batch, or on what is learned, since a search asks again
+and again: what one of several devices holds, and what the allocator holds unused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from autotune.cost.family import workspace_bytes
+from autotune.cost.family import Family, workspace_bytes
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import MemoryPoint, Profile
-from autotune.cost.sharding import ONE_DEVICE, Share, share_of
-from autotune.values.config import Parallelism
+from autotune.cost.reserve import Held, held_bytes
+from autotune.cost.sharding import ONE_DEVICE, Share, Spread, in_flight, share_of
+from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.hardware import Hardware
 
 # The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
@@ -67,17 +71,8 @@ def components(
     """
     share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulation > 1)
     weights = share.weights + always_bytes(profile)
-    stepping = Components(
-        weights,
-        share.gradients,
-        share.states,
-        0.0,
-        share.stepping,
-        share.paged,
-        "optimizer step",
-        share.step_buffers,
-    )
-    found = [stepping]
+    optimizer_step = (0.0, share.stepping, share.paged, "optimizer step", share.step_buffers)
+    found = [Components(weights, share.gradients, share.states, *optimizer_step)]
     found += [_moment(p, weights, share, micro_batch, later=False) for p in profile.peaks_first]
     if accumulation > 1:
         found += [_moment(p, weights, share, micro_batch, later=True) for p in profile.peaks_later]
@@ -122,3 +117,46 @@ def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
         return 0.0
     degrees = (parallelism.data_parallel, parallelism.tensor_parallel, parallelism.pipeline_parallel)
     return NCCL_BYTES * sum(degree > 1 for degree in degrees)
+
+
+@dataclass(frozen=True)
+class Footprints:
+    """Memory of configurations.
+
+    Args:
+        shares: Of devices, as far as they were asked for.
+        held: What the allocator gives out and holds on one device, as far as it was asked for.
+    """
+
+    shares: dict[tuple[object, ...], Share] = field(default_factory=dict, repr=False)
+    held: dict[tuple[Family, str, int, bool], Held] = field(default_factory=dict, repr=False)
+
+    def share(self, config: TrainConfig, profile: Profile, accumulation: float) -> Share:
+        """Return what one device holds."""
+        spread, accumulated = Spread.of(config), accumulation > 1
+        key = (profile.family, config.optim, spread, accumulated)
+        if key not in self.shares:
+            self.shares[key] = share_of(profile, config.optim, spread, accumulated=accumulated)
+        return in_flight(self.shares[key], config.parallelism, int(accumulation))
+
+    def components(self, config: TrainConfig, profile: Profile, size: int, accumulation: float) -> Components:
+        """Return the memory by component for a micro-batch of `size`."""
+        share = self.share(config, profile, accumulation)
+        return components(profile, config.optim, size, accumulation, share)
+
+    def parts(self, config: TrainConfig, profile: Profile, accumulation: int) -> tuple[Components, float]:
+        """Return the memory by component, and what the allocator reserves beyond it."""
+        size = config.per_device_train_batch_size
+        parts = self.components(config, profile, size, accumulation)
+        if profile.family.device == "cpu":  # its allocator holds nothing
+            return parts, 0.0
+        key = (profile.family, config.optim, size, accumulation > 1)
+        if key not in self.held:
+            generation = profile.family.generation
+            found = held_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1, generation=generation)
+            # Buffers are no part of the excerpt: scales of quantized weights, above all.
+            self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
+        held = self.held[key]
+        if config.parallelism.is_single:
+            parts = replace(parts, temporaries=parts.temporaries + held.allocated - parts.allocated)
+        return parts, float(held.unused)

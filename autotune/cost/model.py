@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_deviation, time_features
 from autotune.cost.family import Family, family_of
-from autotune.cost.footprint import Counted, Footprints
-from autotune.cost.memory import Components, communicators_bytes, framework_bytes
+from autotune.cost.memory import Components, Footprints, communicators_bytes, framework_bytes
 from autotune.cost.network import Network, network_of
-from autotune.cost.predictions import Predictions, Z, is_compiled, is_rewritten, kind_of, notes_on
+from autotune.cost.predictions import Counted, Predictions, Z, is_compiled, is_rewritten, kind_of, notes_on
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
 from autotune.cost.time import StepCost, dense_peak, padded_share
@@ -152,8 +151,8 @@ class CostModel:
 
     def network_for(self, config: TrainConfig) -> Network:
         """Return the devices that a configuration runs on."""
-        world, host = config.parallelism.world_size, self.rates.host_bandwidth
-        return self.network or network_of(self.hardware, world, host_bandwidth=host)
+        world = config.parallelism.world_size
+        return self.network or network_of(self.hardware, world, host_bandwidth=self.rates.host_bandwidth)
 
     def estimate(self, config: TrainConfig) -> CostEstimate | None:
         """Return what is predicted of one configuration, None if its family has no profile."""
@@ -280,7 +279,7 @@ class CostModel:
     def _shortage(self, result: TrialResult, profile: Profile) -> Observation | None:
         """Return what running out of memory says where less was expected: a bit more than the budget was needed.
 
-        Or as much as was seen, where the process had room to go on beyond the budget.
+        Where the process had room to go on beyond the budget, as much as was seen.
         """
         failure = result.outcome
         if not isinstance(failure, Failure) or failure.status is not TrialStatus.OUT_OF_MEMORY:
@@ -291,12 +290,11 @@ class CostModel:
         if float(self.predict([config]).needed_bytes[0]) > least or is_rewritten(config):
             return None
         parts, unused = self._parts(config, profile)
-        quantity = "device" if self.hardware.is_cpu else "allocated"
-        outside = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
-        seen_unused = unused if quantity == "device" else 0.0
+        on_cpu = self.hardware.is_cpu
+        quantity, outside = ("device", 0.0) if on_cpu else ("allocated", framework_bytes(self.hardware)[0])
         return Observation(
             key=self._key(config),
-            memory_features=memory_features(parts, seen_unused),
+            memory_features=memory_features(parts, unused if on_cpu else 0.0),
             memory={quantity: (least - outside) / parts.allocated},
             time_features={},
             log_time=None,

@@ -5,31 +5,44 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.values.config import KNOBS, TrainConfig
 
+Vector = NDArray[np.float64]
+
 # Half of a 95 % interval, in standard deviations.
 Z = 1.96
+
+
+class Counted(NamedTuple):
+    """What micro-batches of one kind of configuration take, uncorrected, a row for each."""
+
+    seconds: Vector  # of an optimizer step
+    allocated: Vector  # bytes at the peak
+    features: list[dict[str, float]]  # of the memory, by which it is corrected
+    outside: float  # bytes outside of the allocator that are not learned
+    unsure: Vector  # bytes: lower bound of the standard deviation of the memory
 
 
 @dataclass(frozen=True)
 class Predictions:
     """Arrays with a row for each configuration; NaN where its family has no profile."""
 
-    samples_per_second: NDArray[np.float64]
-    log_deviation: NDArray[np.float64]  # standard deviation of the rate's logarithm
-    needed_bytes: NDArray[np.float64]  # what the budget has to hold
-    needed_deviation: NDArray[np.float64]  # standard deviation of that
+    samples_per_second: Vector
+    log_deviation: Vector  # standard deviation of the rate's logarithm
+    needed_bytes: Vector  # what the budget has to hold
+    needed_deviation: Vector  # standard deviation of that
 
     @property
-    def least_bytes(self) -> NDArray[np.float64]:
+    def least_bytes(self) -> Vector:
         """Lower bound of what the budget has to hold."""
         return self.needed_bytes - Z * self.needed_deviation
 
-    def chance_to_fit(self, budget_bytes: float) -> NDArray[np.float64]:
+    def chance_to_fit(self, budget_bytes: float) -> Vector:
         """Return how probable it is that each configuration stays within a budget."""
         return below((budget_bytes - self.needed_bytes) / self.needed_deviation)
 
@@ -66,12 +79,12 @@ def kind_of(config: TrainConfig) -> tuple[object, ...]:
     return kind
 
 
-def below(z: NDArray[np.float64]) -> NDArray[np.float64]:
+def below(z: Vector) -> Vector:
     """Return how probable it is that a standard normal variable is below each of `z`."""
     return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
 
 
-def density(z: NDArray[np.float64]) -> NDArray[np.float64]:
+def density(z: Vector) -> Vector:
     """Return the density of a standard normal variable at each of `z`."""
-    found: NDArray[np.float64] = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    found: Vector = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     return found

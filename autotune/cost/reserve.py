@@ -39,6 +39,11 @@ class Held(NamedTuple):
     allocated: int
     reserved: int
 
+    @property
+    def unused(self) -> int:
+        """Bytes that are reserved at the most beyond those that are allocated at the most."""
+        return self.reserved - self.allocated
+
 
 def held_bytes(
     excerpt: Excerpt,
@@ -67,14 +72,6 @@ def held_bytes(
         if not keeps_gradients:
             run.free_gradients()
     return Held(run.allocator.peak_allocated, run.allocator.peak_reserved)
-
-
-def unused_bytes(
-    excerpt: Excerpt, optim: str, micro_batch: int, *, accumulated: bool, keeps_gradients: bool = False
-) -> int:
-    """Return the bytes that are reserved at the most beyond those that are allocated at the most."""
-    held = held_bytes(excerpt, optim, micro_batch, accumulated=accumulated, keeps_gradients=keeps_gradients)
-    return held.reserved - held.allocated
 
 
 class _Run:

@@ -34,7 +34,7 @@ def show_config(config: TrainConfig) -> str:
     if not config.parallelism.is_single:
         parts.insert(0, f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
     words = (
-        known.said(known.knob.word, value) for known, value in zip(KNOBS.values(), knob_values(config), strict=True)
+        known.filled(known.knob.word, value) for known, value in zip(KNOBS.values(), knob_values(config), strict=True)
     )
     for word in filter(None, words):
         if word.startswith(" "):

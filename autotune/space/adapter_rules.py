@@ -1,6 +1,7 @@
 """Rules of legality for adapters and quantized base weights; a part of `rules`.
 
-Pure. What peft can put on what is data of each kind (`adapter_config`) and of the model (`ModelFacts`).
+Pure. What peft can put on which model is data of each kind of adapter (`values.adapters`) and of the model
+(`ModelFacts`).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and spread.tensor_parallel == 1
     if not is_ddp and (spread.ddp_bucket_cap_mb is not None or spread.ddp_static_graph):
         return "buckets and the static graph are DDP's: several devices without sharding"
-    if spread.ddp_static_graph and _accumulates(config, workload):
+    if spread.ddp_static_graph and accumulates(config, workload):
         return "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
         return "wrapping is FSDP's"
@@ -60,7 +60,8 @@ def idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
     return None
 
 
-def _accumulates(config: TrainConfig, workload: Workload) -> bool:
+def accumulates(config: TrainConfig, workload: Workload) -> bool:
+    """Return whether an optimizer step has several micro-batches."""
     together = config.per_device_train_batch_size * config.parallelism.data_parallel
     return workload.global_batch_size is not None and workload.global_batch_size > together
 

@@ -16,60 +16,6 @@ from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
 from autotune.values.optimizers import OPTIMIZERS
 from autotune.values.techniques import BACKENDS, CHECKPOINTING
 
-# Rules of legality for a training of the user's own: what its code decides can't be changed from outside. Pure; of
-# the form that `rules` asks for.
-
-
-def own_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return which knob stays as the user's code has it, and why."""
-    code = workload.own_code
-    if code is None:
-        return None
-    for knob, held in code.held.items():
-        if getattr(config, knob) != held.value:
-            return f"{knob} stays as it is: {held.reason}"
-    if not config.parallelism.is_single:
-        return "a training of your own is one process on one device"
-    for barred in code.barred:
-        if getattr(config, barred.knob) == barred.value:
-            return f"{barred.knob} {barred.value}: {barred.reason}"
-    return None
-
-
-# Rules of legality for the order of samples and their packing: both save padding, where there is any. Pure; of the
-# form that `rules` asks for.
-
-
-def sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why the order of the samples can't help."""
-    if config.train_sampling_strategy != "group_by_length":
-        return None
-    if not _lengths_differ(workload):
-        return "grouping by length: all samples have one length (real data, --data, have many)"
-    return "packed batches have no padding that grouping by length could save" if config.packing else None
-
-
-def packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why samples can't share a row."""
-    if not config.packing:
-        return None
-    if workload.task is not Task.CAUSAL_LM:
-        return f"packing joins the texts of causal models; the task is {workload.task}"
-    if not _lengths_differ(workload):
-        return "packing: all samples have one length, so there is no padding (real data, --data, have many)"
-    if not facts.packs:
-        return f"packing: {workload.model.model_type} lets the samples of a row see each other"
-    if config.attn_implementation == "eager":
-        return "packing with eager attention would hold the scores of every sample against all others"
-    if config.adapter is not None and config.adapter.prompt_length:
-        return f"packing: {config.adapter.kind} puts its virtual tokens before a row, not before each sample"
-    return None
-
-
-def _lengths_differ(workload: Workload) -> bool:
-    return workload.lengths is not None and workload.lengths.minimum < workload.lengths.maximum
-
-
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 
 # https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.
@@ -162,18 +108,13 @@ def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         return f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"
     if row.compiles and not hardware.is_cpu and not hardware.has_cc:
         return f"{config.optim} compiles its step, which {_NEEDS_CC}"
-    if row.updates_in_backward and _accumulates(config, workload):
+    if row.updates_in_backward and parallel_rules.accumulates(config, workload):
         return f"{config.optim} updates weights during the backward pass, which gradient accumulation forbids"
     if row.targets and not facts.linear_modules:
         return f"{config.optim} projects the gradients of linear layers, and {workload.model.model_type} has none"
     if row.targets and config.adapter is not None:
         return f"{config.optim} projects full gradients; an adapter's are low-rank already"
     return None
-
-
-def _accumulates(config: TrainConfig, workload: Workload) -> bool:
-    ranks = config.parallelism.data_parallel
-    return (workload.global_batch_size or 0) > config.per_device_train_batch_size * ranks
 
 
 def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
@@ -256,6 +197,52 @@ def _empty_cache(config: TrainConfig, workload: Workload, facts: ModelFacts, har
     return None
 
 
+def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why grouping by length, which saves padding, can't help."""
+    if config.train_sampling_strategy != "group_by_length":
+        return None
+    if not _lengths_differ(workload):
+        return "grouping by length: all samples have one length (real data, --data, have many)"
+    return "packed batches have no padding that grouping by length could save" if config.packing else None
+
+
+def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why samples can't share a row, which saves padding too."""
+    if not config.packing:
+        return None
+    if workload.task is not Task.CAUSAL_LM:
+        return f"packing joins the texts of causal models; the task is {workload.task}"
+    if not _lengths_differ(workload):
+        return "packing: all samples have one length, so there is no padding (real data, --data, have many)"
+    if not facts.packs:
+        return f"packing: {workload.model.model_type} lets the samples of a row see each other"
+    if config.attn_implementation == "eager":
+        return "packing with eager attention would hold the scores of every sample against all others"
+    if config.adapter is not None and config.adapter.prompt_length:
+        return f"packing: {config.adapter.kind} puts its virtual tokens before a row, not before each sample"
+    return None
+
+
+def _lengths_differ(workload: Workload) -> bool:
+    return workload.lengths is not None and workload.lengths.minimum < workload.lengths.maximum
+
+
+def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return which knob of a user's own training can't be changed from outside, and why."""
+    code = workload.own_code
+    if code is None:
+        return None
+    for knob, held in code.held.items():
+        if getattr(config, knob) != held.value:
+            return f"{knob} stays as it is: {held.reason}"
+    if not config.parallelism.is_single:
+        return "a training of your own is one process on one device"
+    for barred in code.barred:
+        if getattr(config, barred.knob) == barred.value:
+            return f"{barred.knob} {barred.value}: {barred.reason}"
+    return None
+
+
 _RULES: tuple[Rule, ...] = (
     _micro_batch,
     _precision,
@@ -270,8 +257,8 @@ _RULES: tuple[Rule, ...] = (
     _empty_cache,
     adapter_rules.adapter,
     adapter_rules.quantization,
-    sampling,
-    packing,
-    own_code,
+    _sampling,
+    _packing,
+    _user_code,
     *parallel_rules.RULES,
 )

@@ -3,7 +3,7 @@
 Three checks are trials of their own, run by the same worker through the same Trainer: a *soak* trains on the longest
 batch, evaluates and saves a checkpoint under the memory budget; a *routing run* measures a mixture of experts whose
 tokens are shared out unevenly; a *loss run* trains a fixed number of optimizer steps on the same samples from the same
-weights, so that two configurations' losses can be compared (see `loss_guard`).
+weights, so that two configurations' losses can be compared (`verification.loss_check`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from autotune.units import show_memory, show_rate
 from autotune.value import Value
 from autotune.values.budget import Effort
 
-# A loss run goes over the same samples so often: what is learnt shows on samples that have been seen before, be they
-# random, and a curve smoothed over one pass holds every sample once.
+# Passes of a loss run over its samples: what is learnt shows on samples that have been seen before, even random ones,
+# and a curve smoothed over one pass holds every sample once.
 PASSES = 5
 LEAST_LOSS_STEPS = 2 * PASSES
 
-# Three trials of so many steps: too long for an answer within five minutes, little in a search of forty.
+# Steps of each of the three loss runs: too long for an answer within five minutes, little in a search of forty.
 DEFAULT_LOSS_STEPS = {Effort.QUICK: 0, Effort.STANDARD: 20, Effort.THOROUGH: 20}
 
 
@@ -34,7 +34,7 @@ class SoakTask(Value):
 
 
 class LossTask(Value):
-    """Train so many optimizer steps, all randomness of the model switched off, and keep the loss of each."""
+    """Train a number of optimizer steps, all randomness of the model switched off, and keep the loss of each."""
 
     kind: Literal["losses"] = "losses"
     steps: PositiveInt

@@ -92,7 +92,7 @@ class Conditions(Value):
 
 
 def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
-    """Return the worst of what the ranks of one trial saw, each of its own device; None if none looked."""
+    """Return the worst of what the ranks of one trial saw, each on its own device; None if none looked."""
 
     def of(field: str, choose: Callable[[list[float]], float]) -> float | None:
         seen = [value for rank in ranks if (value := getattr(rank, field)) is not None]
@@ -124,7 +124,7 @@ def _heat(conditions: Conditions) -> str:
 
 
 class OtherProcess(Value):
-    """Somebody else on the device."""
+    """A process of somebody else on the device."""
 
     pid: int
     name: str

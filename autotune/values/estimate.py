@@ -1,4 +1,4 @@
-"""What the cost model says of a configuration before it runs: memory by component, time, and how sure it is."""
+"""What the cost model says of a configuration before it runs: memory by component, and time, with their intervals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from pydantic import Field
 from autotune.value import Value
 from autotune.values.trial import Interval
 
-# How fast a device really computes and moves bytes: what the time model divides by. Values only.
-
 # fp32: on CUDA without tf32. tf32: fp32 matrices on tensor cores.
 Arithmetic = Literal["fp32", "tf32", "fp16", "bf16"]
 
 
 class Rates(Value):
-    """Attainable rates of one device."""
+    """Attainable rates of one device: what the time model divides by."""
 
     matmul_flops: dict[Arithmetic, float] = Field(description="FLOP/s of large matrix products; absent: not offered")
     peak_flops: dict[Arithmetic, float] = Field(

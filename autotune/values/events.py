@@ -1,4 +1,4 @@
-"""What a search tells while it runs; the command line draws it, the API may listen."""
+"""What a search reports while it runs, as values: the command line draws them, callers of the API may listen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Detail(Value):
 
 
 class Phase(StrEnum):
-    """What a search is at. Before the first trial it is told; then it follows from the trials' purposes."""
+    """What a search is doing: announced before the first trial, then given by the purposes of the trials."""
 
     LOOKING = "looking at the machine and the model"
     PREDICTING = "predicting"
@@ -66,7 +66,7 @@ class Leader(Value):
 
 
 class Standing(Value):
-    """How a search stands."""
+    """How far a search has come."""
 
     memory_bytes: PositiveInt  # the budget
     completed: NonNegativeInt  # trials

@@ -1,4 +1,4 @@
-"""What each of a winner's knobs brought, as values."""
+"""What each of a winner's knobs brought; `verification.attribution` computes it from trials."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The rates of a device: measured in a process of their own, kept by the hardware's fingerprint."""
+"""The rates of a device: measured in a process of their own, or by its data sheet."""
 
-import logging
 import re
 import subprocess
 import sys
@@ -9,8 +8,8 @@ import pytest
 from factories import make_gpu, make_hardware
 
 from autotune.cost.calibrate import TINY_SIZES, beyond_data_sheet, calibrate, rates_by_table
-from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.storage.home import rates_of, rates_path, read_rates, write_rates
+from autotune.errors import InfrastructureError, MachineError
+from autotune.storage.home import rates_of, read_rates, write_rates
 from autotune.values.catalogue.gpus import gpu_named, hypothetical
 from autotune.values.estimate import Rates
 from autotune.values.hardware import cuda_count
@@ -45,55 +44,6 @@ def test_a_process_that_fails_is_infrastructure(monkeypatch, interpreter):
     monkeypatch.setattr(sys, "executable", interpreter)
     with pytest.raises(InfrastructureError, match="measuring cpu"):
         calibrate(make_hardware(), TINY_SIZES)
-
-
-def test_what_is_kept_is_found_again_and_preferred():
-    hardware = make_hardware()
-    assert read_rates(hardware) is None
-    assert rates_of(hardware).source == "table"
-    path = write_rates(MEASURED, hardware)
-    assert path == rates_path(hardware)
-    assert hardware.fingerprint in path.name
-    assert read_rates(hardware) == rates_of(hardware) == MEASURED
-
-
-def test_what_is_free_now_does_not_matter():
-    write_rates(MEASURED, make_hardware())
-    assert read_rates(make_hardware(free_bytes=1)) == MEASURED
-
-
-@pytest.mark.parametrize("other", [{"cores": 64}, {"name": "another CPU"}, {"versions": {"torch": "9"}}])
-def test_rates_of_another_device_or_installation_are_not_used(other):
-    write_rates(MEASURED, make_hardware())
-    assert read_rates(make_hardware(**other)) is None
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"bandwidth": 0}', MEASURED.model_dump_json().replace("3", "x")])
-def test_a_broken_file_is_ignored_and_said(content, caplog):
-    hardware = make_hardware()
-    write_rates(MEASURED, hardware).write_text(content)
-    with caplog.at_level(logging.WARNING):
-        assert rates_of(hardware).source == "table"
-    (record,) = caplog.records
-    assert str(rates_path(hardware)) in record.getMessage()
-    assert "\n" not in record.getMessage()
-
-
-def test_a_file_that_is_not_one_is_ignored_and_said(caplog):
-    hardware = make_hardware()
-    rates_path(hardware).mkdir(parents=True)
-    assert read_rates(hardware) is None
-    assert "is ignored" in caplog.text
-    with pytest.raises(InputError, match="can't be written"):
-        write_rates(MEASURED, hardware)
-
-
-def test_a_home_that_is_none_holds_nothing(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
-    assert read_rates(make_hardware()) is None
-    with pytest.raises(InputError, match="AUTOTUNE_HOME"):
-        write_rates(MEASURED, make_hardware())
 
 
 def test_a_processors_name_may_tell_its_frequency():
@@ -143,7 +93,7 @@ TOO_MUCH = [
 def test_what_no_such_device_can_do_is_refused_with_the_reason(monkeypatch, fields, told):
     done = subprocess.CompletedProcess([], 0, stdout=measured(**fields).model_dump_json(), stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *arguments, **named: done)
-    with pytest.raises(InfrastructureError, match=re.escape(f"measuring cuda:0 gave {told}: not kept")):
+    with pytest.raises(InfrastructureError, match=re.escape(f"measuring cuda:0 gave {told}: not stored")):
         calibrate(A100, TINY_SIZES)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 
 import numpy as np
 import pytest
@@ -20,18 +18,11 @@ from autotune.cost.corrections import (
     time_features,
 )
 from autotune.cost.memory import Components
-from autotune.storage.home import _MOST_OBSERVATIONS, add_observations, read_observations
 from autotune.units import GIB
 from autotune.values.adapters import LoraAdapter
 
 MIB = 1 << 20
 FRAMEWORK = (500.0 * MIB, 200.0 * MIB)
-
-
-@pytest.fixture(autouse=True)
-def own_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def parts(activations: float = 4.0, *, fixed: float = 6.0, temporaries: float = 0.5) -> Components:
@@ -198,61 +189,6 @@ def test_one_by_one_is_all_at_once():
     features = memory_features(parts(), 0.0)
     assert grown.memory("device", features) == pytest.approx(corrections(*seen).memory("device", features))
     assert seconds(grown) == pytest.approx(seconds(corrections(*seen)))
-
-
-# Kept for the next search
-
-
-def test_what_is_kept_is_found_again():
-    add_observations(make_hardware(), "llama", [observation(key="a"), observation(key="b")])
-    assert read_observations(make_hardware(), "llama") == (observation(key="a"), observation(key="b"))
-
-
-@pytest.mark.parametrize(("hardware", "model_type"), [(make_gpu(), "llama"), (make_hardware(), "bert")])
-def test_another_device_or_type_of_model_does_not_see_it(hardware, model_type):
-    add_observations(make_hardware(), "llama", [observation()])
-    assert read_observations(hardware, model_type) == ()
-
-
-def test_a_configuration_that_was_measured_again_is_kept_once_and_the_latest():
-    add_observations(make_hardware(), "llama", [observation(ratio=1.0), observation(key="b")])
-    add_observations(make_hardware(), "llama", [observation(ratio=2.0)])
-    found = {o.key: o.memory["device"] for o in read_observations(make_hardware(), "llama")}
-    assert found == {"a": 2.0, "b": 1.0}
-
-
-def test_only_the_latest_are_kept():
-    add_observations(make_hardware(), "llama", [observation(key=str(i)) for i in range(_MOST_OBSERVATIONS + 10)])
-    found = read_observations(make_hardware(), "llama")
-    assert len(found) == _MOST_OBSERVATIONS
-    assert found[-1].key == str(_MOST_OBSERVATIONS + 9)
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}'])
-def test_a_broken_file_is_ignored_with_a_warning(own_home, caplog, content):
-    add_observations(make_hardware(), "llama", [observation()])
-    (path,) = own_home.glob("corrections/*/llama.json")
-    path.write_text(content)
-    with caplog.at_level(logging.WARNING):
-        assert read_observations(make_hardware(), "llama") == ()
-    assert str(path) in caplog.text
-    assert "ignored" in caplog.text
-
-
-def test_a_broken_file_is_replaced(own_home):
-    add_observations(make_hardware(), "llama", [observation()])
-    (path,) = own_home.glob("corrections/*/llama.json")
-    path.write_text("{")
-    add_observations(make_hardware(), "llama", [observation(key="new")])
-    assert [o.key for o in read_observations(make_hardware(), "llama")] == ["new"]
-
-
-def test_a_home_that_can_not_be_written_is_done_without(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", os.fspath(tmp_path / "file"))
-    with caplog.at_level(logging.WARNING):
-        add_observations(make_hardware(), "llama", [observation()])
-    assert "not stored" in caplog.text
 
 
 PRIORS = {"a": (1.0, 0.5), "b": (2.0, 0.1)}

@@ -22,7 +22,7 @@ from autotune.cost.memory import components, framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import Excerpt
-from autotune.cost.reserve import unused_bytes
+from autotune.cost.reserve import held_bytes
 from autotune.cost.time import expected_longest, step_seconds
 from autotune.units import GIB
 from autotune.values.config import LengthProfile, Parallelism
@@ -109,7 +109,7 @@ def test_on_a_gpu_the_allocators_leftovers_and_the_context_come_on_top(on_gpu):
     config = make_config(8)
     memory = on_gpu.estimate(config).memory
     profile = on_gpu.profile(config)
-    unused = unused_bytes(profile.excerpt, config.optim, 8, accumulated=True)
+    unused = held_bytes(profile.excerpt, config.optim, 8, accumulated=True).unused
     assert memory.reserved_peak_bytes == pytest.approx(memory.allocated_peak_bytes + unused, abs=2)
     assert memory.framework_bytes == round(framework_bytes(make_gpu())[0])
     assert memory.device_peak_bytes == pytest.approx(memory.reserved_peak_bytes + memory.framework_bytes, rel=1e-3)

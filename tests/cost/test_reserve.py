@@ -9,7 +9,7 @@ from profiles import make_family, make_group
 from autotune.cost import profiler
 from autotune.cost.family import Shape
 from autotune.cost.profile import Excerpt, Repeat
-from autotune.cost.reserve import deepened, held_bytes, unused_bytes
+from autotune.cost.reserve import deepened, held_bytes
 from autotune.training.build import default_task
 from autotune.training.resolve import resolve
 
@@ -29,27 +29,27 @@ GRADIENT = (3, 4, 16, 0, True)
 
 
 def test_blocks_that_fit_exactly_leave_nothing_unused():
-    assert unused_bytes(excerpt((0, 2, 0, 32, False), GRADIENT), "sgd", 1, accumulated=False) == 0
+    assert held_bytes(excerpt((0, 2, 0, 32, False), GRADIENT), "sgd", 1, accumulated=False).unused == 0
 
 
 def test_a_segment_that_is_partly_used_is_reserved_whole():
     """Blocks of 3 MiB come out of 20 MiB, which the gradient then uses 16 of."""
-    assert unused_bytes(excerpt((0, 2, 3, 0, False), GRADIENT), "sgd", 1, accumulated=False) == 4 * MIB
+    assert held_bytes(excerpt((0, 2, 3, 0, False), GRADIENT), "sgd", 1, accumulated=False).unused == 4 * MIB
 
 
 def test_a_block_that_no_later_one_fits_into_stays_unused():
     growing = excerpt((0, 1, 30, 0, False), (1, 2, 32, 0, False), GRADIENT)
-    assert unused_bytes(growing, "sgd", 1, accumulated=False) == pytest.approx(30 * MIB, abs=2 * MIB)
+    assert held_bytes(growing, "sgd", 1, accumulated=False).unused == pytest.approx(30 * MIB, abs=2 * MIB)
 
 
 def test_what_ends_before_an_operator_makes_room_for_its_results():
     equal = excerpt((0, 1, 32, 0, False), (1, 2, 32, 0, False), GRADIENT)
-    assert unused_bytes(equal, "sgd", 1, accumulated=False) == 0
+    assert held_bytes(equal, "sgd", 1, accumulated=False).unused == 0
 
 
 def test_sizes_follow_the_micro_batch():
     growing = excerpt((0, 1, 0, 30, False), (1, 2, 0, 32, False), GRADIENT)
-    one, four = (unused_bytes(growing, "sgd", size, accumulated=False) for size in (1, 4))
+    one, four = (held_bytes(growing, "sgd", size, accumulated=False).unused for size in (1, 4))
     assert four == pytest.approx(4 * one, rel=0.1)
 
 
@@ -58,12 +58,12 @@ def test_sizes_follow_the_micro_batch():
 @pytest.mark.parametrize("keeps_gradients", [False, True])
 def test_no_more_is_ever_allocated_than_reserved(optim, accumulated, keeps_gradients):
     mixed = excerpt((0, 2, 3, 5, False), (1, 4, 1, 0, False), GRADIENT, parameters=(WEIGHT, make_group(1000, 7)))
-    assert unused_bytes(mixed, optim, 3, accumulated=accumulated, keeps_gradients=keeps_gradients) >= 0
+    assert held_bytes(mixed, optim, 3, accumulated=accumulated, keeps_gradients=keeps_gradients).unused >= 0
 
 
 def test_frozen_weights_make_no_states():
     frozen = excerpt((0, 1, 32, 0, False), parameters=(make_group(4 * MIB, trained=False),))
-    assert unused_bytes(frozen, "adamw_torch", 1, accumulated=False) == 0
+    assert held_bytes(frozen, "adamw_torch", 1, accumulated=False).unused == 0
 
 
 def test_a_block_whose_rest_is_too_small_to_be_split_off_counts_as_allocated():

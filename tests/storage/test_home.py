@@ -1,13 +1,28 @@
-"""Where lasting things live, and which paths lie on a network file system."""
+"""Where lasting things live, what is stored there of devices, and which paths lie on a network file system."""
 
+import logging
 from collections import namedtuple
 from pathlib import Path
 
 import psutil
 import pytest
+from factories import make_gpu, make_hardware
 
+from autotune.cost.corrections import Observation
 from autotune.errors import InputError
-from autotune.storage.home import home, network_kind, writable
+from autotune.storage.home import (
+    _MOST_OBSERVATIONS,
+    add_observations,
+    home,
+    network_kind,
+    rates_of,
+    rates_path,
+    read_observations,
+    read_rates,
+    writable,
+    write_rates,
+)
+from autotune.values.estimate import Rates
 
 
 def test_the_variable_names_it(monkeypatch, tmp_path):
@@ -131,3 +146,125 @@ def test_where_mounts_can_not_be_listed_nothing_is_known(monkeypatch):
 
 def test_the_mounts_of_this_machine_can_be_listed():
     assert network_kind(Path("/proc")) is None
+
+
+# Rates
+
+MEASURED = Rates(
+    matmul_flops={"fp32": 1.5e11, "bf16": 4e11}, bandwidth=3e10, launch_s=4e-6, host_bandwidth=1e10, source="measured"
+)
+
+
+@pytest.fixture(autouse=True)
+def user_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_measured_rates_are_found_again_and_preferred():
+    hardware = make_hardware()
+    assert read_rates(hardware) is None
+    assert rates_of(hardware).source == "table"
+    path = write_rates(MEASURED, hardware)
+    assert path == rates_path(hardware)
+    assert hardware.fingerprint in path.name
+    assert read_rates(hardware) == rates_of(hardware) == MEASURED
+
+
+def test_what_is_free_now_does_not_matter():
+    write_rates(MEASURED, make_hardware())
+    assert read_rates(make_hardware(free_bytes=1)) == MEASURED
+
+
+@pytest.mark.parametrize("other", [{"cores": 64}, {"name": "another CPU"}, {"versions": {"torch": "9"}}])
+def test_rates_of_another_device_or_installation_are_not_used(other):
+    write_rates(MEASURED, make_hardware())
+    assert read_rates(make_hardware(**other)) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"bandwidth": 0}', MEASURED.model_dump_json().replace("3", "x")])
+def test_broken_rates_are_ignored_with_a_warning(content, caplog):
+    hardware = make_hardware()
+    write_rates(MEASURED, hardware).write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert rates_of(hardware).source == "table"
+    (record,) = caplog.records
+    assert str(rates_path(hardware)) in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_a_folder_in_place_of_rates_is_ignored_with_a_warning(caplog):
+    hardware = make_hardware()
+    rates_path(hardware).mkdir(parents=True)
+    assert read_rates(hardware) is None
+    assert "is ignored" in caplog.text
+    with pytest.raises(InputError, match="can't be written"):
+        write_rates(MEASURED, hardware)
+
+
+def test_a_home_that_is_none_holds_no_rates(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
+    assert read_rates(make_hardware()) is None
+    with pytest.raises(InputError, match="AUTOTUNE_HOME"):
+        write_rates(MEASURED, make_hardware())
+
+
+# Observations
+
+
+def observation(*, key: str = "a", ratio: float = 1.0) -> Observation:
+    features = {"fixed": 0.5, "constant": 0.1}
+    return Observation(key=key, memory_features=features, memory={"device": ratio}, time_features={}, log_time=None)
+
+
+def test_observations_are_found_again():
+    add_observations(make_hardware(), "llama", [observation(key="a"), observation(key="b")])
+    assert read_observations(make_hardware(), "llama") == (observation(key="a"), observation(key="b"))
+
+
+@pytest.mark.parametrize(("hardware", "model_type"), [(make_gpu(), "llama"), (make_hardware(), "bert")])
+def test_another_device_or_type_of_model_does_not_see_it(hardware, model_type):
+    add_observations(make_hardware(), "llama", [observation()])
+    assert read_observations(hardware, model_type) == ()
+
+
+def test_a_configuration_that_was_measured_again_is_stored_once_and_the_latest():
+    add_observations(make_hardware(), "llama", [observation(ratio=1.0), observation(key="b")])
+    add_observations(make_hardware(), "llama", [observation(ratio=2.0)])
+    found = {o.key: o.memory["device"] for o in read_observations(make_hardware(), "llama")}
+    assert found == {"a": 2.0, "b": 1.0}
+
+
+def test_only_the_latest_are_stored():
+    add_observations(make_hardware(), "llama", [observation(key=str(i)) for i in range(_MOST_OBSERVATIONS + 10)])
+    found = read_observations(make_hardware(), "llama")
+    assert len(found) == _MOST_OBSERVATIONS
+    assert found[-1].key == str(_MOST_OBSERVATIONS + 9)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}'])
+def test_broken_observations_are_ignored_with_a_warning(user_home, caplog, content):
+    add_observations(make_hardware(), "llama", [observation()])
+    (path,) = user_home.glob("corrections/*/llama.json")
+    path.write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert read_observations(make_hardware(), "llama") == ()
+    assert str(path) in caplog.text
+    assert "ignored" in caplog.text
+
+
+def test_broken_observations_are_replaced(user_home):
+    add_observations(make_hardware(), "llama", [observation()])
+    (path,) = user_home.glob("corrections/*/llama.json")
+    path.write_text("{")
+    add_observations(make_hardware(), "llama", [observation(key="new")])
+    assert [o.key for o in read_observations(make_hardware(), "llama")] == ["new"]
+
+
+def test_observations_are_not_stored_in_a_home_that_can_not_be_written(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        add_observations(make_hardware(), "llama", [observation()])
+    assert "not stored" in caplog.text

@@ -1,8 +1,7 @@
 """The GPU table: what the vendors publish of each device, with its source; and devices that this machine lacks.
 
 Peaks are dense and accumulate in fp32, as training computes: GeForce cards since Turing halve the rate of fp16 then,
-and some data sheets show the double, with sparsity. Nothing here asks a driver or measures. Called by the command
-line, and by whoever estimates for a device that isn't there.
+and some data sheets show the double, with sparsity. Nothing here asks a driver or measures.
 """
 
 from __future__ import annotations
