@@ -101,11 +101,7 @@ def _shown(lengths: LengthProfile) -> str:
 
 def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
     """Run the code until it trains, and return what is found there; code that fails before is refused."""
-    overlay = Overlay(
-        arguments=lambda own: {**harness(own), **_NO_TF32, "output_dir": str(directory / "trainer")},
-        fit=lambda model: model,
-        made=lambda trainer: None,
-    )
+    overlay = Overlay(lambda own: {**harness(own), **_NO_TF32, "output_dir": str(directory / "trainer")})
     output = f"(its output: {directory / 'log.txt'})"
     try:
         with overlaid(overlay):

@@ -269,7 +269,7 @@ def measurement_of(
     effects: dict[str, str],
     data_wait_share: float | None,
 ) -> Measurement:
-    """Return what a trial that has trained has measured.
+    """Return the measurement of a trial that has trained.
 
     Args:
         request: The trial.
@@ -277,10 +277,9 @@ def measurement_of(
         memory: Its peak.
         loss: The mean over all steps; None: unknown.
         effects: What was seen to be in effect, by knob.
-        data_wait_share: Share of a step's time spent waiting for data; None: unknown.
+        data_wait_share: Of a step's time, spent waiting for data; None: unknown.
     """
-    times = timer.step_times_s()
-    samples = request.workload.samples_per_step(request.config)
+    times, samples = timer.step_times_s(), request.workload.samples_per_step(request.config)
     rate = samples / statistics.fmean(times)
     tokens = request.workload.tokens_per_sample
     return Measurement(

@@ -12,24 +12,11 @@ import statistics
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 
 from autotune.values.conditions import Conditions, throttle_reasons
-
-
-class Watch(Protocol):
-    """Watches the machine from `begin` on."""
-
-    def begin(self) -> None:
-        """Start to watch."""
-
-    def look(self) -> None:
-        """Look once, which takes more than microseconds."""
-
-    def conditions(self) -> Conditions:
-        """Return what was seen since `begin`."""
 
 
 class Counters(NamedTuple):
@@ -169,6 +156,10 @@ class NvmlWatch:
         with contextlib.suppress(self._nvml.NVMLError):
             found["max_clock_mhz"] = float(self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
         return self._host.conditions().model_copy(update=found)
+
+
+# Watches the machine from `begin` on, looks at it when told to, and returns the conditions that it has seen.
+Watch = HostWatch | NvmlWatch
 
 
 def watch(device: str, *, ranks: bool = False) -> Watch:

@@ -140,9 +140,8 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         return outcome
 
     overlay = Overlay(
-        arguments=lambda own: {**harness(own), **wanted},
-        fit=lambda model: fit_user_model(model, mapping.model, mapping.adapter, code),
-        made=lambda trainer: None,
+        lambda own: {**harness(own), **wanted},
+        lambda model: fit_user_model(model, mapping.model, mapping.adapter, code),
     )
     with overlaid(overlay):
         return reach(code, trial.data_directory, on_train)

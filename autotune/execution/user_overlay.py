@@ -45,9 +45,9 @@ class CodeError(InputError):
 class Overlay(NamedTuple):
     """What is laid over a user's code."""
 
-    arguments: Callable[[Any], dict[str, Any]]  # by the arguments as the code has them
-    fit: Callable[[Any], Any]  # a model as the code made it: the one that is trained
-    made: Callable[[Any], None]  # told of a Trainer when it is made
+    arguments: Callable[[Any], dict[str, Any]]  # from the arguments as the code has them
+    fit: Callable[[Any], Any] = lambda model: model  # from a model as the code made it to the one that is trained
+    made: Callable[[Any], None] = lambda trainer: None  # called with a Trainer when it is made
 
 
 def harness(arguments: Any) -> dict[str, Any]:
@@ -168,17 +168,21 @@ def run_script(code: OwnCode) -> None:
         runpy.run_path(code.command[0], run_name="__main__")
 
 
+def unpickled(file: Path, sha256: str, name: str) -> Any:
+    """Return the function of the user's that was pickled into `file`, which is to have this digest."""
+    try:
+        return pickle.loads(read_unchanged(file, sha256))
+    except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"{name} can't be loaded in a trial: {what}") from error
+
+
 def _run_pickle(code: OwnCode, data_directory: Path) -> None:
     """Make the Trainer that the user's function makes, and have it train."""
     from transformers import Trainer
 
     os.chdir(code.directory)
-    try:
-        make = pickle.loads(read_unchanged(data_directory / CODE_FILE, code.sha256))
-    except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
-        what = f"{type(error).__name__}: {one_line(error)}"
-        raise InputError(f"{code.shown} can't be loaded in a trial: {what}") from error
-    trainer = make()
+    trainer = unpickled(data_directory / CODE_FILE, code.sha256, code.shown)()
     if not isinstance(trainer, Trainer):
         raise InputError(f"{code.shown} returned {type(trainer).__name__}; expected a transformers.Trainer")
     trainer.train()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import pickle
 import statistics
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from autotune.errors import InputError
 from autotune.execution.measure import StepTimer, measurement_of
 from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trial import Trial
-from autotune.value import read_unchanged
+from autotune.execution.user_overlay import unpickled
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Outcome
 from autotune.values.user_code import ACCUMULATION, STEP_FILE, OwnStep
@@ -53,10 +52,7 @@ def set_up(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Pat
     sys.path.extend(entry for entry in own.search_path if entry not in sys.path)
     if Path(own.directory).is_dir():
         os.chdir(own.directory)
-    try:
-        make = pickle.loads(read_unchanged(file, own.sha256))
-    except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
-        raise InputError(f"{own.name} can't be loaded in a trial: {type(error).__name__}: {error}") from error
+    make = unpickled(file, own.sha256, own.name)
     more = {ACCUMULATION: accumulation_steps} if own.takes_accumulation else {}
     try:
         step = make(config, **more)

@@ -94,9 +94,11 @@ def _ddp(winner: Winner) -> Code:
     if config.parallelism.world_size == 1:
         return Code("")
     looks = config.checkpointing == "none" or winner.peft_arguments is not None
-    told = {"find_unused_parameters": arguments.get("ddp_find_unused_parameters", looks)}
-    told |= {own: arguments[f"ddp_{own}"] for own in ("bucket_cap_mb", "static_graph") if f"ddp_{own}" in arguments}
-    return Code(", ".join(f"{name}={literal(value)}" for name, value in told.items()))
+    options = {"find_unused_parameters": arguments.get("ddp_find_unused_parameters", looks)}
+    for name in ("bucket_cap_mb", "static_graph"):
+        if f"ddp_{name}" in arguments:
+            options[name] = arguments[f"ddp_{name}"]
+    return Code(", ".join(f"{name}={literal(value)}" for name, value in options.items()))
 
 
 def _checkpointing(winner: Winner) -> Code:
@@ -107,9 +109,9 @@ def _checkpointing(winner: Winner) -> Code:
     name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in winner.arguments)
     options = dict(winner.arguments[f"{name}_kwargs"])
     own = {key: options.pop(key) for key in ("every_n_layers", "offload") if key in options}
-    told = "".join(f", {key}={literal(value)}" for key, value in own.items())
+    more = "".join(f", {key}={literal(value)}" for key, value in own.items())
     assert version >= (5, 23) or not own, "older versions have no such kinds"
-    return Code(f"{name}_enable({literal(options)}{told})")
+    return Code(f"{name}_enable({literal(options)}{more})")
 
 
 class LoopOptimizer(NamedTuple):

@@ -1,6 +1,6 @@
 """axolotl's YAML, with the names and defaults of `axolotl.utils.schemas` (0.19), which a test reads it with.
 
-Unless it is told, it differs from a plain Trainer: bf16, a cosine schedule, reentrant checkpointing, fused kernels
+Its defaults differ from a plain Trainer: bf16, a cosine schedule, reentrant checkpointing, fused kernels
 for LoRA.
 """
 

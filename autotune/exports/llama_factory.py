@@ -1,6 +1,6 @@
 """LLaMA-Factory's YAML, with the names and defaults of `llamafactory.hparams` (0.9), which a test reads it with.
 
-Unless it is told, it differs from a plain Trainer: reentrant checkpointing, adapters of rank 8, samples cut at
+Its defaults differ from a plain Trainer: reentrant checkpointing, adapters of rank 8, samples cut at
 2,048 tokens.
 """
 

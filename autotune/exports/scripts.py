@@ -37,8 +37,8 @@ _TEXT_VOCABULARY = Code("config.get_text_config().vocab_size")
 
 def python(winner: Winner) -> Draft:
     """Return a script with a plain Trainer."""
-    told, lost = _told(winner)
-    made = {**context(winner, TRAIN), "training_arguments": told, "lost": lost}
+    arguments, lost = _trainer_arguments(winner)
+    made = {**context(winner, TRAIN), "training_arguments": arguments, "lost": lost}
     return Draft({TRAIN: rendered("train.py.j2", made)}, launch(winner, TRAIN), tuple(lost))
 
 
@@ -50,23 +50,23 @@ def trl(winner: Winner) -> Draft:
     """
     if winner.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
-    told, lost = _told(winner)
+    arguments, lost = _trainer_arguments(winner)
     arguments = {
         **SFT_DEFAULTS,
         "max_length": winner.workload.sequence_length,
         "padding_free": winner.config.packing,
-        **told,
+        **arguments,
     }
     made = {**context(winner, TRL), "training_arguments": arguments, "weighs": False, "lost": lost}
     return Draft({TRL: rendered("train_trl.py.j2", made)}, launch(winner, TRL), tuple(lost))
 
 
-def _told(winner: Winner) -> tuple[dict[str, Any], list[str]]:
+def _trainer_arguments(winner: Winner) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments that a script's Trainer is given, and which of the user's own it isn't."""
     # The script trains for `--steps`.
     left_out = EVALUATING | {"num_train_epochs", "max_steps"}
-    told = {name: value for name, value in winner.arguments.items() if name not in left_out}
-    return told, lost_arguments(winner, {"seed", *told, *user_steps(winner)})
+    arguments = {name: value for name, value in winner.arguments.items() if name not in left_out}
+    return arguments, lost_arguments(winner, {"seed", *arguments, *user_steps(winner)})
 
 
 def user_steps(winner: Winner) -> dict[str, int]:

@@ -180,8 +180,8 @@ class ShownStudy:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # names of metrics
             study.set_metric_names(list(metrics))
-        for attribute, told in about.items():
-            study.set_user_attr(attribute, told)
+        for attribute, value in about.items():
+            study.set_user_attr(attribute, value)
         return study
 
     @property
@@ -226,7 +226,7 @@ class ShownStudy:
         """Return the user attributes of a trial; numbers can be plotted."""
         measured, prediction = result.measurement, result.request.prediction
         peak = _peak(result)
-        told = {
+        attributes = {
             "trial": result.request.number,
             "purpose": str(result.request.purpose),
             "status": str(result.status),
@@ -238,7 +238,7 @@ class ShownStudy:
             "seconds": round(result.duration_s, 1),
             "cause": result.outcome.cause if result.outcome.kind == "failure" else None,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

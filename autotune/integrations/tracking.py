@@ -2,8 +2,8 @@
 
 :class:`Tracking` is an observer in the process of the search that passes every event on. Each call of a tracker has a
 time limit, and a tracker that fails or exceeds it gets no further trials: a note says so, and the search goes on. What
-a tracker was told stands in `trackers.json` of the run directory, so that a resumed search writes what it missed, and
-nothing twice.
+was written to a tracker stands in `trackers.json` of the run directory, so that a resumed search writes what it missed,
+and nothing twice.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from autotune.values.events import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
 from autotune.values.trial import Failure, Measurement, TrialResult
 
-TOLD_FILE = "trackers.json"
+REPORTED_FILE = "trackers.json"
 
 # Time limits of a tracker: to import its library and begin, and to write a trial.
 OPENING_S = 60.0
-TELLING_S = 30.0
+REPORTING_S = 30.0
 
 # The longest tag that is written. MLflow refuses 8,000 characters (MAX_TAG_VAL_LENGTH), older servers 5,000.
 _LONGEST_TAG = 1000
 
 
-class Told(Value):
-    """What trackers were told of a search."""
+class Reported(Value):
+    """What trackers were given of a search."""
 
     search: str = Field(description="id of the search for trackers, whatever the run directory is called")
     runs: dict[str, str] = Field(default_factory=dict, description="by tracker: how it knows the search")
@@ -71,69 +71,68 @@ class Tracking:
         observer: Observer,
         makers: Mapping[str, Callable[[], Tracker]],
         *,
-        limits_s: tuple[float, float] = (OPENING_S, TELLING_S),
+        limits_s: tuple[float, float] = (OPENING_S, REPORTING_S),
     ) -> None:
         self._plan = plan
         self._directory = directory
         self._observer = observer
         self._makers = makers
-        self._opening_s, self._telling_s = limits_s
+        self._opening_s, self._reporting_s = limits_s
         self._trackers: dict[str, Tracker] = {}
-        self._path = directory.path / TOLD_FILE
-        self._told = self._read()
+        self._path = directory.path / REPORTED_FILE
+        self._reported = self._read()
 
     def __enter__(self) -> Self:
         for name, make in self._makers.items():
             self._open(name, make)
         for result in self._directory.results() if self._trackers else ():
-            self._tell(result)
+            self._report(result)
         return self
 
     def __exit__(self, *_: object) -> None:
         for name in tuple(self._trackers):
-            self._attempt(name, lambda tracker: tracker.close(), self._telling_s)
+            self._attempt(name, lambda tracker: tracker.close(), self._reporting_s)
 
     def __call__(self, event: Event) -> None:
         """Pass an event on, and write a trial that has ended."""
         self._observer(event)
         if isinstance(event, TrialEnded):
-            self._tell(event.result)
+            self._report(event.result)
 
     def end(self, answer: ResultData) -> ResultData:
         """Write the answer, and return it."""
         entry = answer_of(answer)
         said = f"{entry.tags['status']}: {entry.tags['config_id']} after {entry.step} trials"
         for name in tuple(self._trackers):
-            if self._told.answers.get(name) == said:
+            if self._reported.answers.get(name) == said:
                 continue
-            self._attempt(name, lambda tracker: tracker.answer(entry), self._telling_s)
+            self._attempt(name, lambda tracker: tracker.answer(entry), self._reporting_s)
             if name in self._trackers:
-                self._write(self._told.model_copy(update={"answers": {**self._told.answers, name: said}}))
+                self._remember("answers", name, said)
         return answer
 
     def _open(self, name: str, make: Callable[[], Tracker]) -> None:
         search = Search(
-            id=self._told.search,
+            id=self._reported.search,
             name=self._directory.path.absolute().name,
             about=about(self._plan),
             directory=str(self._directory.path.absolute()),
         )
         self._trackers[name] = make()
-        known_as = self._told.runs.get(name, "")
+        known_as = self._reported.runs.get(name, "")
         run = self._attempt(name, lambda tracker: tracker.open(search, known_as), self._opening_s)
         if run is not None:
-            self._write(self._told.model_copy(update={"runs": {**self._told.runs, name: run}}))
+            self._remember("runs", name, run)
 
-    def _tell(self, result: TrialResult) -> None:
+    def _report(self, result: TrialResult) -> None:
         entry = entry_of(self._plan, result)
         for name in tuple(self._trackers):
-            known = self._told.trials.get(name, ())
+            known = self._reported.trials.get(name, ())
             if entry.step in known:
                 continue
-            self._attempt(name, lambda tracker: tracker.trial(entry), self._telling_s)
+            self._attempt(name, lambda tracker: tracker.trial(entry), self._reporting_s)
             if name in self._trackers:
-                trials = {**self._told.trials, name: (*known, entry.step)}
-                self._write(self._told.model_copy(update={"trials": trials}))
+                self._remember("trials", name, (*known, entry.step))
 
     def _attempt(self, name: str, call: Callable[[Tracker], str | None], limit_s: float) -> str | None:
         """Call a tracker; if it fails or takes too long, it isn't called any more."""
@@ -153,18 +152,20 @@ class Tracking:
         catch_up = f"`autotune resume {self._directory.path}` tells it what it missed"
         self._observer(Note(text=f"{name}: {why}; the search goes on without it, and {catch_up}"))
 
-    def _read(self) -> Told:
+    def _read(self) -> Reported:
         try:
-            return read_value(Told, self._path)
+            return read_value(Reported, self._path)
         except (OSError, ValidationError):
-            return Told(search=uuid.uuid4().hex[:12])
+            return Reported(search=uuid.uuid4().hex[:12])
 
-    def _write(self, told: Told) -> None:
-        self._told = told
+    def _remember(self, field: str, name: str, value: object) -> None:
+        """Set what is known of a tracker in a field of `Reported`, and write it."""
+        known = {**getattr(self._reported, field), name: value}
+        self._reported = self._reported.model_copy(update={field: known})
         try:
-            write_value(told, self._path)
+            write_value(self._reported, self._path)
         except OSError as error:
-            self._observer(Note(text=f"{TOLD_FILE} can't be written: {error.strerror}"))
+            self._observer(Note(text=f"{REPORTED_FILE} can't be written: {error.strerror}"))
 
 
 def entry_of(plan: SearchPlan, result: TrialResult) -> Entry:

@@ -72,16 +72,16 @@ def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, A
 def quantization_arguments(quantization: str, precision: Precision, task: Task) -> dict[str, Any]:
     """Return the keyword arguments of `transformers.BitsAndBytesConfig`; products are computed as `precision` says."""
     is_classifier = task in (Task.SEQUENCE_CLASSIFICATION, Task.IMAGE_CLASSIFICATION, Task.AUDIO_CLASSIFICATION)
-    kept = {"llm_int8_skip_modules": list(CLASSIFICATION_HEADS)} if is_classifier else {}
+    skipped = {"llm_int8_skip_modules": list(CLASSIFICATION_HEADS)} if is_classifier else {}
     if quantization == "int8":
-        return {"load_in_8bit": True, **kept}
+        return {"load_in_8bit": True, **skipped}
     kind, _, double = quantization.partition("-")
     return {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": kind,
         "bnb_4bit_use_double_quant": bool(double),
         "bnb_4bit_compute_dtype": _COMPUTE_DTYPES.get(precision, "bfloat16"),
-        **kept,
+        **skipped,
     }
 
 

@@ -53,7 +53,7 @@ USUAL_TASK: dict[Kind, Task] = {
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError, AssertionError)
 
 
-def tasks_for(model_type: str, own_code: Collection[str]) -> tuple[Task, ...]:
+def tasks_for(model_type: str, remote: Collection[str]) -> tuple[Task, ...]:
     """Return the tasks for which the library, or the model's own code, has a head for this type.
 
     Of a speech model these are heads for sound alone, and none if autotune can't make its inputs.
@@ -61,7 +61,7 @@ def tasks_for(model_type: str, own_code: Collection[str]) -> tuple[Task, ...]:
     from transformers.models.auto import modeling_auto
 
     found = tuple(
-        task for task, (head, table) in HEADS.items() if head in own_code or model_type in getattr(modeling_auto, table)
+        task for task, (head, table) in HEADS.items() if head in remote or model_type in getattr(modeling_auto, table)
     )
     if not any(task.takes_audio for task in found):
         return found
@@ -83,7 +83,7 @@ def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
 
 def tasks_of(spec: ModelSpec) -> tuple[Task, ...]:
     """Return the tasks for which this type of model has a head."""
-    return tasks_for(spec.model_type, own_code(spec))
+    return tasks_for(spec.model_type, remote_classes(spec))
 
 
 def default_task(spec: ModelSpec) -> Task:
@@ -215,7 +215,7 @@ def describe(spec: ModelSpec, task: Task) -> ModelFacts:
     return facts_of(model, task)
 
 
-def own_code(spec: ModelSpec) -> dict[str, str]:
+def remote_classes(spec: ModelSpec) -> dict[str, str]:
     """Return the classes that come with the model, by the name of their auto class, if they may run."""
     return (spec.config.get("auto_map") or {}) if spec.trust_remote_code else {}
 
@@ -227,11 +227,11 @@ def library_config(spec: ModelSpec) -> PreTrainedConfig:
 
     location = spec.path if spec.source == "directory" else spec.name
     try:
-        if "AutoConfig" in own_code(spec):
+        if "AutoConfig" in remote_classes(spec):
             return AutoConfig.from_pretrained(location, revision=spec.revision, trust_remote_code=True)
         figures = copy.deepcopy(spec.config)
         figures.pop("model_type", None)  # the class has its own, which may be a narrower one
-        if own_code(spec):
+        if remote_classes(spec):
             figures["name_or_path"] = location  # where the library looks for the head's code
         return CONFIG_MAPPING[spec.model_type].from_dict(figures)
     except Exception as error:  # a config class may raise anything at figures that it doesn't expect

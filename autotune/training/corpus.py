@@ -52,7 +52,7 @@ class Corpus(Value):
 
     lengths: LengthProfile = Field(description="of the inputs, and the mean of the targets")
     tokenizer: str = Field(description="'byte-level ByT5', a directory or a hub id")
-    notes: tuple[str, ...] = Field(default=(), description="what the user should be told, a line each")
+    notes: tuple[str, ...] = Field(default=(), description="for the user, a line each")
 
 
 def prepare(workload: Workload, directory: Path) -> Corpus | None:
@@ -218,8 +218,8 @@ class _Encoder:
             encoded["labels"] = [self.labels[indices[p]] for p in used]
         # A causal model predicts each token from those before it, so that a single one has no loss.
         shortest = 2 if workload.task is Task.CAUSAL_LM else 1
-        kept = [k for k, ids in enumerate(encoded["input_ids"]) if len(ids) >= shortest]
-        return {name: [values[k] for k in kept] for name, values in encoded.items()}
+        used_rows = [k for k, ids in enumerate(encoded["input_ids"]) if len(ids) >= shortest]
+        return {name: [values[k] for k in used_rows] for name, values in encoded.items()}
 
     def _encode(self, texts: list[str], length: int, *, targets: bool = False) -> list[Any]:
         if not texts:

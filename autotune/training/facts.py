@@ -82,8 +82,11 @@ def _architecture(model: PreTrainedModel) -> str:
 
 def _figures(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config, and the configs within it, without the fields in `_NAMING`."""
-    kept = {name: value for name, value in config.items() if name not in _NAMING}
-    return {name: _figures(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {
+        name: _figures(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in _NAMING
+    }
 
 
 def experts_of(config: PreTrainedConfig) -> int:
@@ -238,11 +241,11 @@ def _fsdp_conflict(model: PreTrainedModel) -> str | None:
     if missing:
         return f"accelerate looks for its layers by the name {missing[0]}, which none has"
     try:
-        own = _units_of_their_own(model)
+        embeddings = _embedding_units(model)
     except NotImplementedError:  # which accelerate doesn't catch either
         return f"accelerate asks for its input embedding, which transformers doesn't know of {type(model).__name__}"
     owners: dict[int, tuple[object, str]] = {}
-    for unit, module, path in _units(model, layers, own):
+    for unit, module, path in _units(model, layers, embeddings):
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             here = f"{path}.{name}".lstrip(".")
             owner, there = owners.setdefault(id(parameter), (unit, here))
@@ -251,12 +254,14 @@ def _fsdp_conflict(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _units(model: PreTrainedModel, layers: set[str], own: dict[int, object]) -> Iterator[tuple[object, nn.Module, str]]:
+def _units(
+    model: PreTrainedModel, layers: set[str], embeddings: dict[int, object]
+) -> Iterator[tuple[object, nn.Module, str]]:
     """Yield each module with its unit, and its path."""
 
     def walk(module: nn.Module, path: str, unit: object) -> Iterator[tuple[object, nn.Module, str]]:
-        if id(module) in own:
-            unit = own[id(module)]
+        if id(module) in embeddings:
+            unit = embeddings[id(module)]
         elif type(module).__name__ in layers:
             unit = module
         yield unit, module, path
@@ -266,7 +271,7 @@ def _units(model: PreTrainedModel, layers: set[str], own: dict[int, object]) -> 
     return walk(model, "", model)
 
 
-def _units_of_their_own(model: PreTrainedModel) -> dict[int, object]:
+def _embedding_units(model: PreTrainedModel) -> dict[int, object]:
     """Return the units of the input embedding and of the head, by the identity of their modules."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = embedding is not None and getattr(head, "weight", None) is getattr(embedding, "weight", embedding)

@@ -81,7 +81,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def whole_weights() -> Iterator[None]:
     """Draw all weights on each rank while entered, although DeepSpeed is going to split them.
 
-    transformers is kept from knowing of DeepSpeed: under ZeRO-3 it splits weights while it draws them, in an order of
+    transformers doesn't know of DeepSpeed meanwhile: under ZeRO-3 it splits weights while it draws them, in an order of
     its own, so that they aren't those of one device, as a comparison of losses needs. DeepSpeed splits a whole model
     as well, if there is memory for it.
     """
@@ -179,7 +179,7 @@ def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTraine
     """Return `model` with this rank's part of its weights, on this rank's device.
 
     Args:
-        model: Whole, anywhere, where its weights are to be kept; or on the meta device, where new ones are drawn.
+        model: On a device, if its weights are to be split; or on the meta device, for new ones.
         degrees: Keyword arguments of transformers' `DistributedConfig`.
 
     Raises:

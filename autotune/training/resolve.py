@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
-from autotune.training.build import kind_of, library_config, own_code, shown, tasks_for
+from autotune.training.build import kind_of, library_config, remote_classes, shown, tasks_for
 from autotune.values.catalogue import catalogue, entries_by_name
 from autotune.values.model import ModelSpec, Task
 
@@ -116,7 +116,7 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
         path=str(file.parent),
     )
     built = library_config(spec)
-    tasks = tasks_for(built.model_type, own_code(spec))
+    tasks = tasks_for(built.model_type, remote_classes(spec))
     if not tasks:
         raise InputError(
             f"{where}: model type {built.model_type!r} has no head that can be trained here "

@@ -52,7 +52,7 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
         "callbacks": [c for c in trainer.callback_handler.callbacks if not _is_the_librarys(c)],
         "args_class": type(args),
         "args": {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
-        **{f"attribute {name}": value for name, value in _own_attributes(trainer).items()},
+        **{f"attribute {name}": value for name, value in _added_attributes(trainer).items()},
     }
     kind = _pickled_parts({"class": type(trainer)}, trainer)
     return Remake(kind, _pickled_parts(parts, trainer))
@@ -62,7 +62,7 @@ def _is_the_librarys(callback: Any) -> bool:
     return type(callback).__module__.startswith(("transformers.trainer_callback", "transformers.integrations"))
 
 
-def _own_attributes(trainer: Any) -> dict[str, Any]:
+def _added_attributes(trainer: Any) -> dict[str, Any]:
     """Return the attributes that a subclass, or its user, has added to the library's own."""
     from transformers import Trainer
 

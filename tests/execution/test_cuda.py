@@ -58,7 +58,7 @@ def test_each_knob_takes_effect(cuda, config, effects):
 @pytest.mark.cuda
 def test_trials_are_forked(cuda):
     """Importing the libraries has not touched the device, and a fork can use it."""
-    ready = cuda.runner._ready_launcher()
+    ready = cuda.runner.start()
     assert ready.forkable
 
 

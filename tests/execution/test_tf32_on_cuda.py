@@ -31,7 +31,7 @@ def cuda_with_tf32(model, tmp_path_factory):
     with made.runner:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv(TF32_VARIABLE, "1")
-            made.runner._ready_launcher()
+            made.runner.start()
         yield made
 
 
