@@ -21,11 +21,7 @@ from autotune.values.conditions import OtherProcess, other_processes
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware, cuda_count, detect
 
-# Tries whether torch can compute on a CUDA device: a product, in a process of its own. Called by the doctor. That a
-# driver shows a device says little: a driver that is too old for torch's CUDA, or an architecture that this build has
-# no kernels for, shows when something is computed. Nothing here is asked of NVML alone, as trials' launchers do.
-
-TIME_LIMIT_S = 180
+_PROBE_TIMEOUT_S = 180
 
 _PRODUCT = """
 import sys, torch
@@ -40,7 +36,11 @@ _ADVICE = ("CUDA kernel errors might", "For debugging", "Compile with", "Search 
 
 
 def why_unusable(device: str) -> str | None:
-    """Return why torch can't compute on `device` ('cuda:N', as NVML counts), in a line; None: it can."""
+    """Return why torch can't compute on `device` ('cuda:N', as NVML counts), in a line; None: it can.
+
+    A product is computed in a process of its own: that a driver shows a device says little. A driver that is too old
+    for torch's CUDA, or an architecture that this build has no kernels for, shows when something is computed.
+    """
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
     environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     try:
@@ -48,18 +48,16 @@ def why_unusable(device: str) -> str | None:
             [sys.executable, "-c", _PRODUCT, device],
             capture_output=True,
             text=True,
-            timeout=TIME_LIMIT_S,
+            timeout=_PROBE_TIMEOUT_S,
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return f"a product on it took more than {TIME_LIMIT_S} s"
+        return f"a product on it took more than {_PROBE_TIMEOUT_S} s"
     if not probe.returncode:
         return None
     told = [line for line in probe.stderr.strip().splitlines() if line and not line.startswith((*_ADVICE, " "))]
     return told[-1] if told else f"a product on it ended with exit code {probe.returncode}"
 
-
-_PROBE_TIMEOUT_S = 180
 
 # Asked in a process of its own: importing a broken library must not end the doctor.
 _PROBE = """

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import InputError, NothingFitsError
-from autotune.estimates.all_gpus import survey
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
 from autotune.estimates.profiles import Profiles
-from autotune.estimates.ranking import RANKED, ranking_notes
-from autotune.estimates.report import ConfigReport, RankingReport, Report, miss
+from autotune.estimates.ranking import ranking, survey
+from autotune.estimates.report import ConfigReport, Report, miss
 from autotune.estimates.request import (
     EstimateOptions,
     check,
@@ -33,9 +32,6 @@ from autotune.space.points import make_point
 from autotune.training import build, resolve
 from autotune.values.config import Allowance, TrainConfig, Workload
 from autotune.values.estimate import CostEstimate
-
-# Rows of a ranking.
-BEST = 8
 
 # Knobs that say how several devices share a training; without them the ways are compared.
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
@@ -66,7 +62,7 @@ def report(options: EstimateOptions) -> Report:
     notes = (*target.notes, *said)
     if prices is not None and target.device.name not in prices.per_hour:
         notes += (f"--prices {options.prices}: no price of {target.device.name}",)
-    return _configuration(question, forecast, notes) if point else _ranking(question, forecast, notes)
+    return _configuration(question, forecast, notes) if point else ranking(question, forecast, notes)
 
 
 def estimate(
@@ -151,31 +147,6 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
             *knob_notes(config, question.point),
             *forecast.basis(config, found.traced_by),
             *found.notes,
-        ),
-    )
-
-
-def _ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> RankingReport:
-    plan, device = forecast.plan, forecast.device
-    configs = plan.every_config()
-    best, fitting = forecast.best(configs, BEST)
-    if not best:
-        raise forecast.nothing_fits(configs, plan.allowance)
-    rows = tuple(forecast.predicted(config) for config in best)
-    return RankingReport(
-        workload=plan.workload,
-        device=device,
-        allowance=plan.allowance,
-        considered=len(configs),
-        fitting=fitting,
-        best=rows,
-        run=question.run(rows[0], device.name),
-        notes=(
-            *notes,
-            RANKED,
-            *ranking_notes(plan.search_space(), best),
-            *forecast.basis(rows[0].config, rows[0].traced_by),
-            *rows[0].notes,
         ),
     )
 

@@ -1,7 +1,6 @@
 """What the cost model says of one device: what fits, which configurations are best, what would make one fit.
 
-One trace of a family of configurations serves all devices of a kind. Predictions only: nothing is run. Called by
-`autotune.estimates.estimate` and `autotune.estimates.all_gpus`.
+One trace of a family of configurations serves all devices of a kind. Predictions only: nothing is run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`autotune estimate --devices N`: the ways to spread a training over many devices, side by side.
 
-Each way has its best checkpointing and micro-batch; precision and optimizer are the same for all. Predictions only.
-Called by `autotune.estimates.estimate`.
+The ways are DDP, ZeRO, FSDP, tensor and pipeline parallel, and offload. Degrees multiply to the number of devices;
+tensor parallel stays inside a node, as its all-reduces hide behind nothing (arXiv:2104.04473, section 3). Each way has
+its best checkpointing and micro-batch; precision and optimizer are the same for all. Predictions only.
 """
 
 from __future__ import annotations
@@ -19,10 +20,6 @@ from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.model import ModelFacts
-
-# The ways to spread a training over many devices: DDP, ZeRO, FSDP, tensor and pipeline parallel, offload. Pure.
-# Degrees multiply to the number of devices; tensor parallel stays inside a node, as its all-reduces hide behind
-# nothing (arXiv:2104.04473, section 3). Called by `autotune.estimates.many_devices`.
 
 _PREFIX = "parallelism."
 

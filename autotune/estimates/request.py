@@ -1,6 +1,6 @@
 """From the user's words to what is estimated: the device, the workload, the configurations, and what was assumed.
 
-What can be refused is refused here, before anything is traced. Called by `autotune.estimates.estimate`.
+What can be refused is refused here, before anything is traced.
 """
 
 from __future__ import annotations

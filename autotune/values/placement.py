@@ -1,4 +1,4 @@
-"""Where the trials of a search run, and how many at once. Values only; `autotune.search.run` brings them about."""
+"""Where the trials of a search run, and how many at once. Values only."""
 
 from __future__ import annotations
 

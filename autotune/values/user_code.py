@@ -1,7 +1,8 @@
-"""A user's own training code, as values: a script, or a pickled function that makes a Trainer; and what it is like.
+"""The user's own training code, as values: a loop, a script, or a function that makes a Trainer; and what it is like.
 
-Each trial runs the code until it trains (`execution.user_overlay`). Pickled code lies in the folder `data` of the
-search's directory, where every trial of the search and of `autotune explain` finds it.
+Each trial runs the code. Pickled functions lie in the folder `data` of the search's directory, where every trial of the
+search and of `autotune explain` finds them. How they are planned stands in `planning.user_loop` and
+`planning.user_trainer`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,6 @@ from pydantic import Field, PositiveInt
 
 from autotune.value import Value
 from autotune.values.model import ModelSpec, Task
-
-# A training loop of the user's own, as a value: what a trial needs to run its steps. See `own_loop` for the rest. The
-# function itself lies pickled in the folder `data` of the search's directory, where every trial of the search and of
-# `autotune explain` finds it.
 
 STEP_FILE = "own-step.pkl"
 

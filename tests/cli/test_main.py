@@ -1,17 +1,11 @@
 """The command line: errors are one line and an exit code, and its options don't change unnoticed."""
 
-import importlib.metadata
 import json
-import platform
 import signal
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
-from autotune import __version__
-from autotune.cli.listings import versions
 from autotune.cli.main import app
 
 COMMANDS = (
@@ -136,59 +130,10 @@ def test_resume_without_a_search_is_refused(command, tmp_path):
     assert "holds no search" in done.stderr
 
 
-def test_models_as_json_have_sources(command):
-    models = json.loads(command("models", "--json").stdout)
-    assert len(models) >= 60
-    assert all(m["source"].startswith("https://") for m in models)
-
-
-def test_a_search_among_models_that_finds_none_is_bad_input(command):
-    done = command("models", "zzz")
-    assert done.exit_code == 2
-    assert "no model of the catalogue has 'zzz' in its name" in done.stderr
-
-
-def test_names_alone_are_for_other_programs():
-    for command, name in (("models", "t5-small"), ("gpus", "a100-80gb"), ("spaces", "qlora")):
-        names = CliRunner().invoke(app, [command, "--quiet"]).stdout.splitlines()
-        assert name in names
-        assert all(" " not in name for name in names)
-
-
 def test_quiet_and_verbose_contradict_each_other(command):
     done = command("find", "--model", "gpt2", "--quiet", "--verbose")
     assert done.exit_code == 2
     assert done.stderr == "autotune: --quiet and --verbose contradict each other; drop one of the two\n"
-
-
-def test_versions_are_told_of_what_is_installed_and_what_is_not():
-    text = CliRunner().invoke(app, ["--version"]).stdout
-    assert text.splitlines()[0] == f"autotune {__version__}"
-    assert f"torch {importlib.metadata.version('torch')}" in text.splitlines()
-    told = json.loads(CliRunner().invoke(app, ["--version", "--json"]).stdout)
-    assert told["autotune"] == __version__
-    assert told["python"] == platform.python_version()
-    assert told["packages"]["optuna"] == importlib.metadata.version("optuna")
-    assert not set(told["packages"]) & set(told["missing"])
-
-
-def test_a_folder_of_a_packages_name_is_not_the_package(monkeypatch, tmp_path):
-    (tmp_path / "of_that_name").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("autotune.cli.listings._ALSO_VERSIONS_OF", ("of-that-name",))
-    assert "of-that-name" in versions()["missing"]
-
-
-def test_versions_load_none_of_what_they_tell_of():
-    code = (
-        "import sys; sys.argv = ['autotune', '--version']\n"
-        "from autotune.cli.main import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print([m for m in ('torch', 'transformers', 'optuna', 'peft', 'bitsandbytes') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(
@@ -199,26 +144,3 @@ def test_what_is_said_before_a_command_is_not_dropped(arguments, expected):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert expected in done.stderr
-
-
-def test_models_can_be_searched(command):
-    done = command("models", "t5-small")
-    assert "google-t5/t5-small" in done.stdout
-    assert "gpt2" not in done.stdout
-
-
-@pytest.mark.slow
-def test_spaces_say_how_many_of_their_points_are_legal_here(autotune):
-    points = {s["name"]: s["legal_points_here"] for s in json.loads(autotune("spaces", "--json").stdout)}
-    assert points.keys() >= {"adapters", "cpu", "default", "exact", "full", "lora", "moe", "qlora", "speech", "vision"}
-    assert points["cpu"] > 100
-    assert 1 < points["inference_backends"] < 20
-
-
-@pytest.mark.slow
-def test_doctor_tells_what_a_cpu_cannot_do(autotune):
-    report = json.loads(autotune("doctor", "--device", "cpu", "--json").stdout)
-    findings = {f["name"]: f for f in report["findings"]}
-    assert not findings["fp16"]["available"]
-    assert findings["memory budget"]["available"]
-    assert findings["LoRA"]["available"]

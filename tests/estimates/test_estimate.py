@@ -13,7 +13,8 @@ from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.errors import InputError, MachineError, NothingFitsError
-from autotune.estimates.estimate import BEST, report, shortfall
+from autotune.estimates.estimate import report, shortfall
+from autotune.estimates.ranking import BEST
 from autotune.estimates.report import ConfigReport, DevicesReport, RankingReport, Report, fit
 from autotune.estimates.request import EstimateOptions
 from autotune.planning.options import options_of

@@ -1,4 +1,4 @@
-"""`autotune estimate --devices N`: which ways fit, how fast they are, and what can't be done."""
+"""`autotune estimate --devices`: which ways there are to share several devices, and how they compare."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.cost.profile import Profile
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.estimate import report
 from autotune.estimates.forecast import Question
-from autotune.estimates.many_devices import spread
+from autotune.estimates.many_devices import nodes_of, shown, spread, ways
 from autotune.estimates.report import ConfigReport, SpreadReport
 from autotune.estimates.request import EstimateOptions, check, target_of, with_packages
 from autotune.output.estimate_table import estimate_table
@@ -64,46 +64,46 @@ def spread_over(**fields) -> SpreadReport:
 
 
 @pytest.fixture(scope="module")
-def ways() -> SpreadReport:
+def compared() -> SpreadReport:
     return spread_over()
 
 
-def test_every_way_has_a_row_or_a_reason(ways):
-    names = {row.way for row in ways.rows}
-    refused = {name for names in ways.refused.values() for name in names}
+def test_every_way_has_a_row_or_a_reason(compared):
+    names = {row.way for row in compared.rows}
+    refused = {name for names in compared.refused.values() for name in names}
     assert {"ddp", "zero_1", "zero_2", "zero_3", "fsdp_full", "fsdp_grad_op", "zero_2, states on cpu"} <= names
     assert {"fsdp_full, TP 2", "TP 4", "TP 2, PP 2", "PP 4"} <= names
     assert not names & refused
 
 
-def test_the_fastest_is_first(ways):
-    rates = [row.predicted.speed.samples_per_second for row in ways.rows if row.fits_at_all]
+def test_the_fastest_is_first(compared):
+    rates = [row.predicted.speed.samples_per_second for row in compared.rows if row.fits_at_all]
     assert rates == sorted(rates, reverse=True)
 
 
-def test_all_samples_of_a_step_are_dealt_out(ways):
-    for row in ways.rows:
+def test_all_samples_of_a_step_are_dealt_out(compared):
+    for row in compared.rows:
         config = row.predicted.config
         ranks = config.parallelism.data_parallel
         assert ranks * config.per_device_train_batch_size * row.predicted.accumulation_steps == 64
 
 
-def test_only_offload_takes_memory_of_the_host(ways):
-    assert all((row.host_bytes > 0) == (row.predicted.config.parallelism.offload != "none") for row in ways.rows)
+def test_only_offload_takes_memory_of_the_host(compared):
+    assert all((row.host_bytes > 0) == (row.predicted.config.parallelism.offload != "none") for row in compared.rows)
 
 
-def test_what_was_assumed_is_said(ways):
-    notes = " ".join(ways.notes)
+def test_what_was_assumed_is_said(compared):
+    notes = " ".join(compared.notes)
     for words in ("precision bf16 (--precision)", "NVLink 3", "counted with embeddings and head"):
         assert words in notes
 
 
-def test_the_table_is_80_columns_wide_and_names_every_way(ways):
+def test_the_table_is_80_columns_wide_and_names_every_way(compared):
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(estimate_table(ways))
+    console.print(estimate_table(compared))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
-    for row in ways.rows:
+    for row in compared.rows:
         assert row.way.partition(" on ")[0] in text  # what is longer goes on in the next line
     assert "4 x a100-80gb in one node" in text
 
@@ -116,8 +116,8 @@ def test_more_nodes_are_slower_and_said():
     assert "200 Gb/s a device (--network-gb-s)" in " ".join(two.notes)
 
 
-def test_components_sum_to_the_allocated_peak(ways):
-    for row in ways.rows:
+def test_components_sum_to_the_allocated_peak(compared):
+    for row in compared.rows:
         memory = row.predicted.memory
         parts = (
             memory.weights_bytes, memory.gradients_bytes, memory.optimizer_state_bytes, memory.activations_bytes,
@@ -197,3 +197,62 @@ def test_from_python_too(tiny_llama):
     )
     assert one.memory == two.memory
     assert one.communication_s < two.communication_s
+
+
+FACTS = make_facts(layers=12, tensor_parallel_heads=8)
+
+
+def found(devices: int = 64, per_node: int = 8, facts=FACTS, **point) -> tuple[Parallelism, ...]:
+    return ways(devices, per_node, facts, {f"parallelism.{name}": value for name, value in point.items()})
+
+
+def test_degrees_multiply_to_the_devices():
+    for way in found():
+        assert way.data_parallel * way.tensor_parallel * way.pipeline_parallel == 64
+
+
+def test_no_way_comes_twice():
+    assert len(set(found())) == len(found())
+
+
+def test_every_sharding_and_offload_is_there():
+    assert {way.sharding for way in found()} == {"none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full"}
+    assert {(w.sharding, w.offload) for w in found() if w.offload != "none"} >= {("zero_2", "optimizer")}
+
+
+def test_tensor_parallel_stays_inside_a_node_and_divides_the_heads():
+    assert {way.tensor_parallel for way in found()} == {1, 2, 4, 8}
+    assert {way.tensor_parallel for way in found(per_node=2)} == {1, 2}
+    assert {way.tensor_parallel for way in found(facts=make_facts(layers=12, tensor_parallel_heads=6))} == {1, 2}
+    assert {way.tensor_parallel for way in found(facts=make_facts(layers=12))} == {1}
+
+
+def test_a_pipelines_stages_divide_the_layers():
+    assert {way.pipeline_parallel for way in found()} == {1, 2, 4}
+
+
+def test_what_is_given_is_kept():
+    assert {way.sharding for way in found(sharding="zero_2")} == {"zero_2"}
+    assert {way.tensor_parallel for way in found(tensor_parallel=4)} == {4}
+    assert {way.ddp_bucket_cap_mb for way in found(ddp_bucket_cap_mb=50)} == {50}
+
+
+def test_nodes_hold_eight_devices_unless_they_are_counted():
+    assert [nodes_of(n, None) for n in (2, 8, 16, 64)] == [1, 1, 2, 8]
+    assert nodes_of(64, 16) == 16
+    with pytest.raises(InputError, match="--nodes 3: does not divide the 8 devices"):
+        nodes_of(8, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "ddp"),
+        ({"sharding": "zero_1"}, "zero_1"),
+        ({"sharding": "fsdp_full", "tensor_parallel": 8}, "fsdp_full, TP 8"),
+        ({"tensor_parallel": 8, "pipeline_parallel": 4}, "TP 8, PP 4, DP 2"),
+        ({"sharding": "zero_3", "offload": "parameters"}, "zero_3, weights on cpu"),
+    ],
+)
+def test_a_way_in_a_few_words(fields, words):
+    assert shown(Parallelism(world_size=64, **fields)) == words

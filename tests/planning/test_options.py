@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from pydantic import ValidationError
 
 import autotune
 from autotune.cli.main import app
@@ -106,3 +107,28 @@ def test_values_are_written_by_the_names_of_the_fields():
     options = options_of(SearchOptions, {"model": "m", "memory": "1GiB"})
     assert SearchOptions.model_validate_json(options.model_dump_json()) == options
     assert options.model_dump()["memory_bytes"] == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seq_len", 0),
+        ("target_len", -1),
+        ("global_batch", 0),
+        ("global_batch", "many"),
+        ("memory_bytes", 0),
+        ("max_trials", 0),
+        ("repeat", 0),
+        ("train_steps", 0),
+        ("train_steps", 10**400),
+        ("train_tokens", 0.0),
+        ("max_time_s", 0.0),
+        ("max_time_s", float("inf")),
+        ("max_time_s", float("nan")),
+        ("allow", "everything"),
+        ("effort", "enormous"),
+    ],
+)
+def test_options_out_of_range_are_refused_when_made(field, value):
+    with pytest.raises(ValidationError, match=field):
+        SearchOptions(model="gpt2", **{field: value})
