@@ -92,7 +92,7 @@ def time_features(config: TrainConfig) -> dict[str, float]:
     """Return what of a configuration may make the prediction of its time wrong."""
     features = {"all": 1.0, SIZE: math.log2(config.per_device_train_batch_size) / 4}
     for known, value in zip(_FEATURES.values(), _featured(config), strict=True):
-        feature = known.said(known.knob.feature, value)
+        feature = known.filled(known.knob.feature, value)
         if feature is not None:
             features[feature] = 1.0
     return features

@@ -19,6 +19,7 @@ from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
 from autotune.planning.plan import SearchPlan
+from autotune.search.guide import configs_of
 from autotune.storage.home import add_observations, rates_of, read_observations
 from autotune.value import Value, read_value
 from autotune.values.events import Note, Observer
@@ -30,16 +31,12 @@ _SHARE = 0.06
 _LIMIT_S = 60.0
 _GRACE_S = 120.0
 
-# Points of a space beyond which the families of the first ones stand for all.
-_MOST_POINTS = 20_000
-
 
 class Asker(Protocol):
     """What runs the tracing child: a LocalRunner."""
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
         """Return the directory that holds the child's answer."""
-        ...
 
 
 def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Observer) -> CostModel | None:
@@ -100,11 +97,8 @@ def _trace(plan: SearchPlan, runner: Asker) -> Traces:
 
 def _families(plan: SearchPlan) -> tuple[Family, ...]:
     """Return the families of a search, the baseline's first and then in the order of its points."""
-    space = plan.search_space()
-    found = {family_of(plan.baseline, plan.hardware): None}
-    for _, point in zip(range(_MOST_POINTS), space.points(), strict=False):
-        found[family_of(space.config(point), plan.hardware)] = None
-    return tuple(found)
+    configs = [plan.baseline, *configs_of(plan.search_space())]
+    return tuple(dict.fromkeys(family_of(config, plan.hardware) for config in configs))
 
 
 def _read(path: Path) -> Traces | None:

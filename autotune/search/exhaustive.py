@@ -45,16 +45,8 @@ def waiting(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrainConfi
     return found
 
 
-def how_long(left: int, results: Sequence[TrialResult], *, begun: int) -> str | None:
-    """Return how long the trials that are left will take, once that can be told; None before and afterwards.
-
-    Args:
-        left: Trials to go.
-        results: All trials so far.
-        begun: How many of them were run since this was first asked.
-    """
-    if len(results) < TELLING_TRIALS or (begun and len(results) > TELLING_TRIALS):
-        return None
+def how_long(left: int, results: Sequence[TrialResult]) -> str:
+    """Say how long the trials that are left will take, by the median of those so far."""
     typical_s = statistics.median(r.duration_s for r in results)
     return f"{left} trials to go: some {show_time(left * typical_s)} at the {typical_s:.1f} s of those so far"
 

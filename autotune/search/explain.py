@@ -164,23 +164,22 @@ class Explainer:
         """Run what is missing, as far as the time allows, and return what is known then."""
         waiting = self.waiting()
         whole_s = sum(self._expected_s(config) for config in waiting)
-        self._observer(
-            Note(
-                text=f"{len(self._wanted)} of the winner's knobs to take away, {len(waiting)} trials: roughly "
-                f"{show_time(whole_s)}, at most {show_time(self._limit_s)} (--max-time)"
-            )
+        self._say(
+            f"{len(self._wanted)} of the winner's knobs to take away, {len(waiting)} trials: roughly "
+            f"{show_time(whole_s)}, at most {show_time(self._limit_s)} (--max-time)"
         )
         while (config := next(self._schedule(), None)) is not None:
             if self._left_s() < self._expected_s(config):
                 left = len(self.waiting())
-                self._observer(Note(text=f"the time is spent; {left} trials were not run: `autotune explain` goes on"))
+                self._say(f"the time is spent; {left} trials were not run: `autotune explain` goes on")
                 break
             if self._run(config, runner).measurement is None and config == self._result.best.config:
-                self._observer(
-                    Note(text="the winner itself failed when measured again: there is nothing to hold it to")
-                )
+                self._say("the winner itself failed when measured again: there is nothing to hold it to")
                 break
         return self.explanation
+
+    def _say(self, text: str) -> None:
+        self._observer(Note(text=text))
 
     def _schedule(self) -> Iterator[TrainConfig]:
         """Yield what is still to be run, round by round, the winner first; another that failed isn't run again."""

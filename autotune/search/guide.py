@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -27,8 +28,8 @@ from autotune.values.trial import Prediction, TrialResult
 
 Vector = NDArray[np.float64]
 
-# Configurations that are ranked; of a larger space, those that come first.
-MOST_CONFIGS = 20_000
+# Configurations that are ranked and traced; of a larger space, those that come first.
+_MOST_CONFIGS = 20_000
 
 # Standard deviations by which a prediction counts for more than it says: what is unknown is worth a trial.
 _CURIOSITY = 0.5
@@ -50,6 +51,11 @@ _COMPILE_S = 60.0
 LEAST_TRIALS = 2
 
 
+def configs_of(space: SearchSpace) -> list[TrainConfig]:
+    """Return the legal configurations of a space, each once; of a large one, those that come first."""
+    return list(dict.fromkeys(map(space.config, itertools.islice(space.points(), _MOST_CONFIGS))))
+
+
 class Guide:
     """The cost model of one search, with all configurations of its space.
 
@@ -64,8 +70,7 @@ class Guide:
         self._budget_bytes = plan.memory_bytes
         self._host_bytes = plan.hardware.host_memory_bytes
         self._run_samples = plan.objective.run_samples
-        points = (point for _, point in zip(range(MOST_CONFIGS), space.points(), strict=False))
-        self._configs = list(dict.fromkeys(map(space.config, points)))
+        self._configs = configs_of(space)
 
     @functools.cached_property
     def _predicted(self) -> Predictions:
@@ -81,7 +86,7 @@ class Guide:
         return self._predicted.chance_to_fit(self._budget_bytes)
 
     def _over_the_run(self, rates: Vector, configs: Sequence[TrainConfig]) -> Vector:
-        """Return the rates with the start of what is compiled spread over the run, as the objective has it."""
+        """Return the rates with the time of compiling spread over the run, where the objective knows its length."""
         if self._run_samples is None:
             return rates
         compiled = [config.torch_compile_backend == "inductor" for config in configs]
@@ -101,8 +106,8 @@ class Guide:
             for outdated in ("_predicted", "_rates", "_fits"):
                 self.__dict__.pop(outdated, None)
 
-    def believing(self, results: Sequence[TrialResult]) -> Guide:
-        """Return a guide that takes `results` for measured; this one stays as it is."""
+    def assuming(self, results: Sequence[TrialResult]) -> Guide:
+        """Return a guide that has learned from `results` too; this one stays as it is."""
         other = copy.copy(self)
         other.observe(*results)
         return other

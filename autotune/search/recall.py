@@ -3,7 +3,9 @@
 Pure. The record never answers for a measurement: the baseline is measured, and then the old winner. How much faster or
 slower the machine is than it was shows in the baseline; if the old winner agrees with the record after that, what was
 recorded counts as measured when the next trial is chosen, and only then. Memory doesn't drift: what ran out of it
-within this budget or a larger one is refused either way. Finals and answer see the trials of their own search alone.
+within this budget or a larger one is refused either way. Time does: what did not end in its time is refused only once
+the baseline has told how fast the machine is now, and the baseline itself is always tried. Finals and answer see the
+trials of their own search alone.
 """
 
 from __future__ import annotations
@@ -16,64 +18,16 @@ from typing import Literal
 
 from autotune.planning.plan import SearchPlan
 from autotune.search.progress import HOPELESS_FACTOR, HOPELESS_S
-from autotune.search.recorded_trials import Known, beyond, scaled, tried
+from autotune.search.recorded_trials import Known, beyond, scaled, speed, tried
 from autotune.space.history import History, is_no_harder
 from autotune.space.space import SearchSpace
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_rate, show_time
-from autotune.values.budget import Budget
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Measurement, TrialResult, TrialStatus
 
-# What the lasting record knows of trials that did not end in their time: who needs no other, and what helps. Pure;
-# called by `autotune.search.recall`. Time is not memory: the machine may have been busy then. So nothing is refused
-# before the baseline has told how fast the machine is beside what it was, and the baseline itself is always tried.
-
-
-def foreword(baseline: Known | None, budget: Budget) -> str | None:
-    """Return what is to be known before the baseline is tried again; None if it wasn't too slow for its time."""
-    if baseline is None or baseline.result.status is not TrialStatus.TIMED_OUT:
-        return None
-    took, limit = show_time(baseline.recorded.duration_s), show_time(budget.trial_timeout_s)
-    text = f"the baseline did not end within {took} on {baseline.recorded.day} (record); it is tried for {limit} now"
-    return text if baseline.recorded.duration_s < budget.trial_timeout_s else f"{text}; {budget.against_timeouts}"
-
-
-def speed(then: Known | None, now: TrialResult | None) -> float | None:
-    """Return how many times as fast the machine is as it was, by a configuration's trials; None: they don't tell.
-
-    One that doesn't end now either, or that did then, says that the machine is not faster.
-    """
-    if then is None or now is None:
-        return None
-    if now.measurement is None:
-        return 1.0 if now.status is TrialStatus.TIMED_OUT else None
-    if then.result.measurement is None:
-        return None
-    return now.measurement.samples_per_second / then.result.measurement.samples_per_second
-
-
-def refusal(known: Known, speed: float | None, leader: TrialResult | None, budget: Budget) -> str | None:
-    """Return why a recorded trial that did not end wouldn't end now either, or None.
-
-    Args:
-        known: It.
-        speed: How many times as fast the machine is.
-        leader: The best so far, beside which a trial is ended early.
-        budget: Of the search.
-    """
-    if speed is None or known.result.status is not TrialStatus.TIMED_OUT:
-        return None
-    limit_s = budget.trial_timeout_s
-    if leader is not None and known.config.torch_compile_backend is None:
-        limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
-    if known.recorded.duration_s / speed < limit_s:
-        return None
-    return f"did not end within {show_time(known.recorded.duration_s)} on {known.recorded.day} (record)"
-
-
 # By how much the logarithm of a rate differs from one process to the next, beyond what its own steps show: 4 % for
-# models of 2M to 4M weights on a shared CPU; a GPU is taken at what `search.history` calls noise.
+# models of 2M to 4M weights on a shared CPU; a GPU is taken at what `space.history` calls noise.
 _TRIAL_NOISE = {"cpu": 0.04, "cuda": 0.01}
 
 # Half of a 95 % interval, in standard deviations.
@@ -81,9 +35,6 @@ _Z = 1.96
 
 # More lessons than these only repeat what they say together.
 _MOST_LESSONS = 120
-
-# A trial that was cut short after so many times the winner's duration was slow; before, it was out of time.
-_HOPELESS_FACTOR = 2.5
 
 _CONFIRMED_VERDICTS = ("faster", "no clear winner", "baseline did not complete")
 
@@ -126,8 +77,14 @@ class Recall:
 
     @property
     def foreword(self) -> str | None:
-        """What is to be known before the first trial."""
-        return foreword(self._latest.get(self._plan.baseline), self._plan.budget)
+        """What is to be known before the baseline is tried again; None if it wasn't too slow for its time."""
+        known, budget = self._latest.get(self._plan.baseline), self._plan.budget
+        if known is None or known.result.status is not TrialStatus.TIMED_OUT:
+            return None
+        took_s, limit = known.recorded.duration_s, show_time(budget.trial_timeout_s)
+        text = f"the baseline did not end within {show_time(took_s)} on {known.recorded.day} (record)"
+        text = f"{text}; it is tried for {limit} now"
+        return text if took_s < budget.trial_timeout_s else f"{text}; {budget.against_timeouts}"
 
     @property
     def is_empty(self) -> bool:
@@ -250,7 +207,7 @@ class Recall:
         return statistics.geometric_mean(ratios) if ratios else 1.0
 
     def _anchors(self, search: int, history: History) -> list[Measurement]:
-        """Return the measurements of the baseline that the drift was told from."""
+        """Return the measurements of the baseline, now and then, that the drift is known from."""
         now, then = history.known(self._plan.baseline), self._runs[search].get(self._plan.baseline)
         if now is None or then is None or now.measurement is None or then.result.measurement is None:
             return []
@@ -276,15 +233,22 @@ class Recall:
         return max(known.recorded.day for known in self._latest.values())
 
     def _was_out_of_time(self, known: Known) -> bool:
-        """Whether a trial was cut short for want of time, not because it was slow."""
+        """Whether a trial was cut short for want of time, before it was hopelessly slower than the winner."""
         usual_s = self._candidate.recorded.duration_s if self._candidate else 0.0
-        return known.result.status is TrialStatus.TIMED_OUT and known.recorded.duration_s < _HOPELESS_FACTOR * usual_s
+        return known.result.status is TrialStatus.TIMED_OUT and known.recorded.duration_s < HOPELESS_FACTOR * usual_s
 
     def _refused_for_time(self, config: TrainConfig) -> str | None:
+        """Return why a configuration whose recorded trial did not end wouldn't end now either, or None."""
         known = self._latest.get(config)
-        if known is None or config == self._plan.baseline:
+        if known is None or config == self._plan.baseline or known.result.status is not TrialStatus.TIMED_OUT:
             return None
-        return refusal(known, self._speeds[known.search], self._leader, self._plan.budget)
+        drift, took_s = self._speeds[known.search], known.recorded.duration_s
+        limit_s = self._plan.budget.trial_timeout_s
+        if self._leader is not None and config.torch_compile_backend is None:
+            limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * self._leader.duration_s)
+        if drift is None or took_s / drift < limit_s:
+            return None
+        return f"did not end within {show_time(took_s)} on {known.recorded.day} (record)"
 
     def _refused_for_memory(self, config: TrainConfig) -> str | None:
         if config in self._too_large:

@@ -1,6 +1,6 @@
 """Recorded trials as a search sees them: results of configurations, at another speed, against another budget.
 
-Pure; called by `autotune.search.recall`.
+Pure.
 """
 
 from __future__ import annotations
@@ -69,6 +69,20 @@ def _result(plan: SearchPlan, recorded: RecordedTrial) -> TrialResult | None:
     limits = request.limits.model_copy(update={"memory_bytes": recorded.memory_bytes})
     request = request.model_copy(update={"limits": limits})
     return TrialResult(request=request, outcome=outcome, duration_s=recorded.duration_s)
+
+
+def speed(then: Known | None, now: TrialResult | None) -> float | None:
+    """Return how many times as fast the machine is as it was, by a configuration's trials; None: they don't tell.
+
+    A trial that doesn't end now either, or that did then, says that the machine is not faster.
+    """
+    if then is None or now is None:
+        return None
+    if now.measurement is None:
+        return 1.0 if now.status is TrialStatus.TIMED_OUT else None
+    if then.result.measurement is None:
+        return None
+    return now.measurement.samples_per_second / then.result.measurement.samples_per_second
 
 
 def scaled(result: TrialResult, factor: float) -> TrialResult:

@@ -30,7 +30,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
-from autotune.search.guide import MOST_CONFIGS, Guide
+from autotune.search.guide import Guide, configs_of
 from autotune.search.proposals import proposals
 from autotune.search.recall import Recall
 from autotune.search.study import StudyTrials
@@ -39,14 +39,17 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, Purpose, TrialResult
 from autotune.verification.state import SearchState
 
-# Points of TPE in a row that are known or refused: it is content with what it has.
+# Points of TPE in a row that are known or refused, after which another open one is taken.
 PATIENCE_DRAWS = 20
 
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class _Next(NamedTuple):
-    """What is known of the next trial: what it is; or one of those that TPE may choose from; None: there is none."""
+    """The next trial: `config`; where that is None what TPE draws, or `one_of` where it draws nothing new.
+
+    If both are None, nothing is worth a trial.
+    """
 
     config: TrainConfig | None
     one_of: TrainConfig | None
@@ -57,7 +60,7 @@ class CostModelSampler(BaseSampler):
 
     Trials of the study are told as usual: with their samples per second, with the constraint "memory" (peak over
     budget, less 1) where the peak is known, as pruned where they ran out of memory, as failed where they failed
-    otherwise. Who has a whole `TrialResult` hands it over by `tell`.
+    otherwise. Who has a whole `TrialResult` hands it over by `tell`. One thread asks and tells at a time.
 
     Args:
         plan: The search: space, baseline, memory budget, objective and seed.
@@ -81,7 +84,7 @@ class CostModelSampler(BaseSampler):
         self._trials = StudyTrials(plan, self.space)
         self._whole: dict[int, TrialResult] = {}  # results that were handed over, by the trial's number in the study
         self._learned: set[int] = set()  # numbers of the study's trials
-        self._observed = 0
+        self._observed = 0  # calls of `observe`: what was known when `_found` was found
         self._found: tuple[object, _Next] | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -92,8 +95,6 @@ class CostModelSampler(BaseSampler):
                 n_startup_trials=6,
                 constant_liar=True,
             )
-
-    # What a loop calls
 
     def is_done(self, study: Study) -> bool:
         """Whether nothing is worth another trial; while trials are running, their ends may change that.
@@ -148,8 +149,6 @@ class CostModelSampler(BaseSampler):
         """Return what is expected of a configuration now, None if nothing is known."""
         return self._guide.prediction(config) if self._guide is not None else None
 
-    # What Optuna calls
-
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Refuse a study that doesn't maximise one value."""
         self._raise_error_if_multi_objective(study)
@@ -183,8 +182,6 @@ class CostModelSampler(BaseSampler):
     def reseed_rng(self) -> None:
         """Draw anew, as one of several processes."""
         self._tpe.reseed_rng()
-
-    # How the next trial is found
 
     def _next(self, study: Study, asked: int | None = None) -> _Next:
         """Return what the next trial is; the same again until something was learned or begun."""
@@ -225,7 +222,7 @@ class CostModelSampler(BaseSampler):
             for config in pending
             if (prediction := self._guide.prediction(config)) is not None
         ]
-        guide = self._guide.believing(assumed) if assumed else self._guide
+        guide = self._guide.assuming(assumed) if assumed else self._guide
         history = self._history.with_results(assumed) if assumed else self._history
         return guide.next(history, lambda config: self._is_open(config, pending), recalled=self._recall.counted)
 
@@ -263,13 +260,13 @@ class CostModelSampler(BaseSampler):
 
     @functools.cached_property
     def _in_any_order(self) -> list[TrainConfig]:
-        """The configurations of the space, or the first of a large one, in an order drawn from the seed."""
-        points = (point for _, point in zip(range(MOST_CONFIGS), self.space.points(), strict=False))
-        configs = list(dict.fromkeys(map(self.space.config, points)))
+        """The configurations of the space in an order drawn from the seed."""
+        configs = configs_of(self.space)
         random.Random(self._plan.workload.seed).shuffle(configs)
         return configs
 
     def _drawn(self, study: Study, trial: FrozenTrial) -> Point:
+        """Return a whole point of TPE's, which may be known or refused."""
         found = self._tpe.sample_relative(study, trial, self._tpe.infer_relative_search_space(study, trial))
         point: Point = {}
         for dimension in self.space.dimensions:

@@ -134,8 +134,6 @@ class Tuner:
         if results:
             self._observer(Note(text=f"going on after {len(results)} finished trials"))
 
-    # The search
-
     def _search(self) -> None:
         """Measure the baseline, then whatever is worth a trial, until the budget ends.
 
@@ -188,8 +186,6 @@ class Tuner:
             self._observer(Note(text=self._recall.statements[-1]))
             self._sampler.observe(*self._recall.lessons(self._state.history))
 
-    # Trials that run alone
-
     def _measure_again(self) -> None:
         """Measure the leaders and the baseline again, in turn; then check the winner, or the next if it fails.
 
@@ -214,13 +210,15 @@ class Tuner:
         """Run every configuration as often as the plan says, and write the table however that ends."""
         try:
             waiting = exhaustive.waiting(self._plan, self._state.results)
+            said = False
             for index, config in enumerate(waiting):
                 left = len(waiting) - index
                 if not self._pace.may_go_on():
                     self._observer(Note(text=f"the budget is spent; {left} trials were not run"))
                     return
-                if (text := exhaustive.how_long(left, self._state.results, begun=index)) is not None:
-                    self._observer(Note(text=text))
+                if not said and len(self._state.results) >= exhaustive.TELLING_TRIALS:
+                    said = True
+                    self._observer(Note(text=exhaustive.how_long(left, self._state.results)))
                 is_first = config == self._plan.baseline and self._state.history.known(config) is None
                 self._run(config, Purpose.BASELINE if is_first else Purpose.SEARCH)
         finally:
@@ -233,8 +231,6 @@ class Tuner:
         result = self._pool.run(self._begun(config, purpose, check))
         self._state.take_in(result)
         self._ended(result)
-
-    # Every trial
 
     def _begun(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialRequest:
         """Return the request of a trial that is begun now."""

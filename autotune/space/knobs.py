@@ -58,7 +58,7 @@ def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, A
     for (name, (knob, _)), before, after in values:
         if before != after:
             change = Difference(before, after, problem.facts, config.precision, rounds)
-            yield name, before, after, Allowance(knob.depth_of(change))
+            yield name, before, after, Allowance(knob.allowance_of(change))
 
 
 def _in_words(value: Any) -> str:

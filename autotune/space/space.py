@@ -33,9 +33,6 @@ _COMPANIONS = ("precision", "parallelism.sharding", "parallelism.tensor_parallel
 
 MICRO_BATCH = "per_device_train_batch_size"
 
-# Micro-batches offered when the global batch is free.
-LARGEST_FREE_MICRO_BATCH = 1024
-
 
 class Dimension(Value):
     """One parameter with the choices that are open here, in the order of trying."""
@@ -206,8 +203,7 @@ def micro_batches(global_batch: int | None) -> tuple[int, ...]:
     Multiples of 8, and of 64 on A100-class devices, keep tensor cores busy (NVIDIA's matrix-multiplication guide).
     """
     if global_batch is None:
-        small = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-        return small + tuple(s for s in (128, 192, 256, 384, 512, 768, 1024) if s <= LARGEST_FREE_MICRO_BATCH)
+        return (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 192, 256, 384, 512, 768, 1024)
     up_to_root = [d for d in range(1, math.isqrt(global_batch) + 1) if global_batch % d == 0]
     divisors = sorted({*up_to_root, *(global_batch // d for d in up_to_root)})
     lattice = [d for d in divisors if d % 8 == 0 or d in (1, 2, 4)]

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from autotune.values.model import ModelFacts
 
 # The values of `config.Allowance`.
-Depth = Literal["exact", "numerics", "optimizer", "method"]
+AllowanceName = Literal["exact", "numerics", "optimizer", "method"]
 
 
 class Difference(NamedTuple):
@@ -37,8 +37,8 @@ class Difference(NamedTuple):
     rounds: bool
 
 
-# A text in which {} stands for the value, said of every value but the field's default; or a function of the value.
-Said = str | Callable[[Any], str | None]
+# A text in which {} stands for the value, used for every value but the field's default; or a function of the value.
+Template = str | Callable[[Any], str | None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Knob:
     """A knob beside its field's type, default and description.
 
     Attributes:
-        depth: The class of a change, or a function that returns it.
+        allowance: The class of a change, or a function that returns it.
         short: Its name in tables and on the command line; None: the field's, with hyphens.
         help: Of its option; None: the choices that its type has, or the field's description.
         argument: Whether the argument of `TrainingArguments` with the field's name is given its value: always, or
@@ -57,19 +57,19 @@ class Knob:
         is_later: It came when ids of configurations were on record: at its default they are what they were without it.
     """
 
-    depth: Depth | Callable[[Difference], Depth]
+    allowance: AllowanceName | Callable[[Difference], AllowanceName]
     short: str | None = None
     _: KW_ONLY
     help: str | None = None
     argument: Literal["always", "unless default"] | None = None
     is_traced: bool = True
-    feature: Said | None = None
-    word: Said | None = None
+    feature: Template | None = None
+    word: Template | None = None
     is_later: bool = False
 
-    def depth_of(self, difference: Difference) -> Depth:
+    def allowance_of(self, difference: Difference) -> AllowanceName:
         """Return the class of a change."""
-        return self.depth(difference) if callable(self.depth) else self.depth
+        return self.allowance(difference) if callable(self.allowance) else self.allowance
 
 
 class KnobField(NamedTuple):
@@ -78,11 +78,11 @@ class KnobField(NamedTuple):
     knob: Knob
     field: FieldInfo
 
-    def said(self, said: Said | None, value: Any) -> str | None:
-        """Return what the knob's feature or word says of a value, None for nothing."""
-        if callable(said):
-            return said(value)
-        return None if said is None or value == self.field.default else said.format(value)
+    def filled(self, template: Template | None, value: Any) -> str | None:
+        """Return the text of a template of the knob for a value; None: it has none for it."""
+        if callable(template):
+            return template(value)
+        return None if template is None or value == self.field.default else template.format(value)
 
 
 def knobs_of(kind: type[BaseModel], prefix: str = "") -> dict[str, KnobField]:
@@ -103,13 +103,13 @@ def knobs_of(kind: type[BaseModel], prefix: str = "") -> dict[str, KnobField]:
     return found
 
 
-def each(text: str) -> Said:
-    """Return what says a text of every value, the default too."""
+def each(text: str) -> Template:
+    """Return a template for every value, the default too."""
     return text.format
 
 
-def only(special: object, text: str) -> Said:
-    """Return what says a text of one value."""
+def only(special: object, text: str) -> Template:
+    """Return a template for one value alone."""
     return lambda value: text if value == special else None
 
 
@@ -117,14 +117,14 @@ def only(special: object, text: str) -> Said:
 _SAME_OPTIMIZER = frozenset({"adamw_torch", "adamw_torch_fused"})
 
 
-def of_split(change: Difference) -> Depth:
+def of_split(change: Difference) -> AllowanceName:
     """Return the class of another micro-batch: exact, unless what is computed is coupled over its samples."""
     if change.facts.split_changes is not None:
         return "method"
     return "numerics" if change.facts.batch_coupled else "exact"
 
 
-def of_redrawing(change: Difference) -> Depth:
+def of_redrawing(change: Difference) -> AllowanceName:
     """Return the class of what lays the same samples out otherwise, in rows or over ranks.
 
     Dropout draws other random numbers then, and what is coupled over a micro-batch is so by its padding and over a
@@ -133,27 +133,27 @@ def of_redrawing(change: Difference) -> Depth:
     return "numerics" if change.facts.has_dropout or change.facts.batch_coupled else "exact"
 
 
-def of_rounding(change: Difference) -> Depth:
+def of_rounding(change: Difference) -> AllowanceName:
     """Return the class of what may switch TF32 on."""
     return "numerics" if change.rounds else "exact"
 
 
-def of_compiling(change: Difference) -> Depth:
+def of_compiling(change: Difference) -> AllowanceName:
     """Return the class of a compiler: it may switch TF32 on, and compiled dropout draws other random numbers."""
     return "numerics" if change.facts.has_dropout or change.rounds else "exact"
 
 
-def of_optimizer(change: Difference) -> Depth:
+def of_optimizer(change: Difference) -> AllowanceName:
     """Return the class of another optimizer."""
     return "exact" if {change.before, change.after} <= _SAME_OPTIMIZER else "optimizer"
 
 
-def of_precision(change: Difference) -> Depth:
+def of_precision(change: Difference) -> AllowanceName:
     """Return the class of another precision."""
     return "method" if "pure_bf16" in (change.before, change.after) else "numerics"
 
 
-def of_sharding(change: Difference) -> Depth:
+def of_sharding(change: Difference) -> AllowanceName:
     """Return the class of another sharding.
 
     Who keeps which shard changes no number in fp32; with 16-bit arithmetic each library rounds in other places: DDP

@@ -85,17 +85,17 @@ def test_words_and_features_are_said_of_what_is_not_the_default():
 
 def test_what_is_said_can_be_a_function_of_the_value():
     planted = knobs_of(Nested)["planted"]
-    assert [planted.said(each("x={}"), value) for value in (1, 2)] == ["x=1", "x=2"]
-    assert [planted.said("x={}", value) for value in (1, 2)] == [None, "x=2"]
-    assert [planted.said(only(2, "two"), value) for value in (1, 2)] == [None, "two"]
-    assert planted.said(None, 2) is None
+    assert [planted.filled(each("x={}"), value) for value in (1, 2)] == ["x=1", "x=2"]
+    assert [planted.filled("x={}", value) for value in (1, 2)] == [None, "x=2"]
+    assert [planted.filled(only(2, "two"), value) for value in (1, 2)] == [None, "two"]
+    assert planted.filled(None, 2) is None
 
 
 def test_the_class_of_a_change_is_fixed_or_worked_out():
     change = Difference("fsdp_full", "zero_3", make_facts(), "bf16", rounds=False)
-    assert Knob("optimizer").depth_of(change) == "optimizer"
-    assert Knob(of_sharding).depth_of(change) == "numerics"
-    assert Knob(of_sharding).depth_of(change._replace(precision="fp32")) == "exact"
+    assert Knob("optimizer").allowance_of(change) == "optimizer"
+    assert Knob(of_sharding).allowance_of(change) == "numerics"
+    assert Knob(of_sharding).allowance_of(change._replace(precision="fp32")) == "exact"
 
 
 def test_short_names_and_options_are_those_of_the_knobs():
