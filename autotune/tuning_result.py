@@ -114,7 +114,7 @@ class TuningResult(ResultData):
     def prepare_model(self, model: Any) -> Any:
         """Return `model` as the trials trained it: the adapter put on, if there is one, and the loss normalised.
 
-        The loss of a user's own code is left alone where the code computes it.
+        A user's own code that computes the loss itself is left as it is.
         """
         from autotune.training.adapters import prepare_model, put_on
 

@@ -28,7 +28,7 @@ from searching.samplers import model_of
 
 from autotune.cost.attainable import table_rates
 from autotune.cost.profile import Profile
-from autotune.cost.time import step_seconds
+from autotune.cost.time import StepCost
 from autotune.search.exhaustive import plan_of
 from autotune.values.recorded_table import load_table
 
@@ -107,7 +107,7 @@ def _published_rate(setup: Setup, profile: Profile) -> float:
     gpu, size = setup.gpu, np.array([float(setup.micro_batch)])
     rates = table_rates(gpu.peak_flops, gpu.bandwidth, gpu.capability, name=gpu.name)
     steps = np.array([float(setup.accumulation)])
-    return float(steps[0] * size[0] / step_seconds(profile, rates, setup.optim, size, steps)[0])
+    return float(steps[0] * size[0] / StepCost(profile, rates, setup.optim).seconds(size, steps)[0])
 
 
 def _figures(name: str, predicted: list[float], measured: list[float]) -> dict[str, Any]:

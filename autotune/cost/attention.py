@@ -29,7 +29,7 @@ Kernel = Literal["flash", "efficient", "math"]
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class Asked(NamedTuple):
+class AttentionCall(NamedTuple):
     """The arguments of `scaled_dot_product_attention`."""
 
     query: torch.Tensor  # (batch, heads, length, width)
@@ -42,31 +42,31 @@ class Asked(NamedTuple):
     grouped: bool = False  # enable_gqa
 
 
-def chosen(asked: Asked, generation: Generation) -> Kernel:
+def chosen(call: AttentionCall, generation: Generation) -> Kernel:
     """Return the kernel that torch takes."""
-    if _flash_can(asked, generation):
+    if _flash_can(call, generation):
         return "flash"
-    return "efficient" if _efficient_can(asked, generation) else "math"
+    return "efficient" if _efficient_can(call, generation) else "math"
 
 
-def _flash_can(asked: Asked, generation: Generation) -> bool:
-    query, key, value = asked.query, asked.key, asked.value
+def _flash_can(call: AttentionCall, generation: Generation) -> bool:
+    query, key, value = call.query, call.key, call.value
     width = query.shape[-1]
     trained = any(t.requires_grad for t in (query, key, value))
-    too_wide = generation == "small_ampere" and trained and width > 192 and (width <= 224 or asked.dropout > 0)
+    too_wide = generation == "small_ampere" and trained and width > 192 and (width <= 224 or call.dropout > 0)
     return (
         generation != "turing"
-        and asked.mask is None
+        and call.mask is None
         and width == key.shape[-1] == value.shape[-1] <= 256
         and not too_wide
-        and not (asked.causal and query.shape[-2] != key.shape[-2])
+        and not (call.causal and query.shape[-2] != key.shape[-2])
         and query.dtype in _HALF
-        and (asked.grouped or query.shape[1] == key.shape[1] == value.shape[1])
+        and (call.grouped or query.shape[1] == key.shape[1] == value.shape[1])
     )
 
 
-def _efficient_can(asked: Asked, generation: Generation) -> bool:
-    query, key, value = asked.query, asked.key, asked.value
+def _efficient_can(call: AttentionCall, generation: Generation) -> bool:
+    query, key, value = call.query, call.key, call.value
     half = query.dtype in _HALF
     if query.dtype is torch.bfloat16 and generation == "turing":
         return False
@@ -81,20 +81,20 @@ def _efficient_can(asked: Asked, generation: Generation) -> bool:
     )
 
 
-def attention(recorder: Recorder, asked: Asked, generation: Generation) -> torch.Tensor:
+def attention(recorder: Recorder, call: AttentionCall, generation: Generation) -> torch.Tensor:
     """Return an output of the kernel that torch takes, without computing it; the recorder writes it down."""
-    mask = asked.mask
+    mask = call.mask
     if mask is not None and mask.dtype is torch.bool:  # convert_boolean_attn_mask
-        mask = torch.zeros_like(mask, dtype=asked.query.dtype)
-    asked = asked._replace(mask=mask)
-    kernel = chosen(asked, generation)
+        mask = torch.zeros_like(mask, dtype=call.query.dtype)
+    call = call._replace(mask=mask)
+    kernel = chosen(call, generation)
     recorder.attention.add(kernel)
     if kernel == "math":
-        return _math(asked)
+        return _math(call)
     if kernel == "flash":
-        return flash(recorder, asked.query, asked.key, asked.value, causal=asked.causal)
+        return flash(recorder, call.query, call.key, call.value, causal=call.causal)
     result: torch.Tensor = _Efficient.apply(  # type: ignore[no-untyped-call]
-        asked.query, asked.key, asked.value, _expanded(asked), recorder, asked.causal, generation
+        call.query, call.key, call.value, _expanded(call), recorder, call.causal, generation
     )
     return result
 
@@ -110,31 +110,31 @@ def flash(
     return result[..., :width]
 
 
-def _expanded(asked: Asked) -> torch.Tensor | None:
+def _expanded(call: AttentionCall) -> torch.Tensor | None:
     """Return the mask for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8."""
-    mask = asked.mask
+    mask = call.mask
     if mask is None:
         return None
     if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
         last = mask.shape[-1]
         mask = pad(mask, (0, 8 - last % 8))[..., :last]
-    batch, heads, length, _ = asked.query.shape
-    return mask.expand(batch, heads, length, asked.key.shape[2])
+    batch, heads, length, _ = call.query.shape
+    return mask.expand(batch, heads, length, call.key.shape[2])
 
 
-def _math(asked: Asked) -> torch.Tensor:
+def _math(call: AttentionCall) -> torch.Tensor:
     """Attend as `_scaled_dot_product_attention_math` does, operator by operator."""
-    query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
+    query, key, value, mask = call.query, call.key, call.value, call.mask
     given = query.dtype
     if given in _HALF:
         query, key, value = query.float(), key.float(), value.float()
-    root = math.sqrt(asked.scale if asked.scale is not None else 1 / math.sqrt(query.shape[-1]))
+    root = math.sqrt(call.scale if call.scale is not None else 1 / math.sqrt(query.shape[-1]))
     query = query * root
-    if asked.causal:
+    if call.causal:
         below = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
         mask = torch.zeros_like(below, dtype=query.dtype)
         del below
-    if asked.grouped:
+    if call.grouped:
         times = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     scores = torch.matmul(query, key.transpose(-2, -1) * root)
@@ -143,8 +143,8 @@ def _math(asked: Asked) -> torch.Tensor:
     shares = torch.ops.aten._safe_softmax(scores, -1)
     del scores
     returned = shares.to(given)
-    if asked.dropout > 0:
-        shares = torch.native_dropout(shares, asked.dropout, True)[0]
+    if call.dropout > 0:
+        shares = torch.native_dropout(shares, call.dropout, True)[0]
     output = torch.matmul(shares, value).to(given)
     del returned  # with the output, and dropped
     return output

@@ -73,6 +73,10 @@ class Network:
         return Channel(min(self.link, self.node * inside / self.devices_per_node), _NETWORK_LATENCY_S)
 
 
+# One device, which sends nothing.
+ALONE = Network(devices_per_node=1, link=1.0, node=1.0)
+
+
 def network_of(
     hardware: Hardware, world: int, *, nodes: int = 1, gb_s: float | None = None, host_bandwidth: float
 ) -> Network:

@@ -1,10 +1,10 @@
 """Makes a trace run the operators that the real device would run.
 
-The meta device, on which most traces run, has no autocast, no fused attention and no fused dropout, and can't answer
-questions about data. A :class:`Semantics` is a function mode that puts these in: autocast by the lists in torch's
-`autocast_mode.h`, with its cache of cast weights; fused attention as an operator that saves query, key, value, output
-and log-sum-exp and never a matrix of scores; dropout that saves a mask of bytes. What it is asked about data is
-answered as for a batch without padding whose tokens are shared out evenly between the experts.
+The meta device, on which most traces run, has no autocast, no fused attention, no fused dropout and no values. A
+:class:`Semantics` is a function mode that puts these in: autocast by the lists in torch's `autocast_mode.h`, with its
+cache of cast weights; fused attention as an operator that saves query, key, value, output and log-sum-exp and never a
+matrix of scores; dropout that saves a mask of bytes. Questions about values are answered as for a batch without padding
+whose tokens are shared out evenly between the experts.
 
 Not covered: operators that a library writes itself in CUDA and that aren't installed here.
 """
@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from autotune.cost.attention import Asked, attention
+from autotune.cost.attention import AttentionCall, attention
 from autotune.cost.family import Generation
 from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention_on_cpu
 from autotune.cost.tape import Recorder
@@ -54,14 +54,14 @@ _FP32: dict[Device, frozenset[str]] = {
 
 
 class Semantics(TorchFunctionMode):
-    """The device's own way of running what a model asks for.
+    """Runs torch's functions as the device would.
 
     Args:
-        device: Whose way.
+        device: The device.
         autocast: Type of mixed precision's arithmetic, None for none.
         recorder: Writes down the kernels that only exist there.
         padded: Whether batches hold padding.
-        experts: Between how many experts tokens are routed.
+        experts: Number of experts that tokens are routed to.
         generation: Of a CUDA device.
     """
 
@@ -108,7 +108,7 @@ class Semantics(TorchFunctionMode):
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Hold for a part of the forward pass that is run again during the backward pass."""
+        """Run a part of the forward pass again during the backward pass."""
         self._recorder.recomputing = True
         try:
             with self, self.casting():
@@ -164,22 +164,22 @@ class Semantics(TorchFunctionMode):
 
     def _nonzero(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return which experts are chosen: all; which tokens choose one: its share; else every position."""
-        asked = args[0]
+        mask = args[0]
         as_tuple = func.__name__ == "where"
-        if len(args) != 1 or not _is_valueless(asked) or kwargs:
+        if len(args) != 1 or not _is_valueless(mask) or kwargs:
             return NotImplemented
         # With one more for tokens that no expert takes, where transformers masks them.
-        if self._experts > 1 and asked.shape in ((self._experts,), (self._experts + 1,)):
+        if self._experts > 1 and mask.shape in ((self._experts,), (self._experts + 1,)):
             found = torch.arange(self._experts)[:, None]  # looped over, so their numbers must be real
         else:
-            share = asked.numel() // (self._experts if asked.dim() > 1 else 1)
-            found = torch.empty((max(1, share), asked.dim()), dtype=torch.long, device=asked.device)
+            share = mask.numel() // (self._experts if mask.dim() > 1 else 1)
+            found = torch.empty((max(1, share), mask.dim()), dtype=torch.long, device=mask.device)
         return found.unbind(1) if as_tuple else found
 
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        asked = Asked(
+        call = AttentionCall(
             given["query"],
             given["key"],
             given["value"],
@@ -190,12 +190,10 @@ class Semantics(TorchFunctionMode):
             bool(given.get("enable_gqa", False)),
         )
         if self._device == "cuda":
-            return attention(self._recorder, asked, self._generation)
-        if asked.dropout > 0 or (asked.mask is not None and asked.mask.requires_grad):
+            return attention(self._recorder, call, self._generation)
+        if call.dropout > 0 or (call.mask is not None and call.mask.requires_grad):
             return NotImplemented  # torch's CPU kernel has neither: use_flash_attention_cpp in sdp_utils_cpp.cpp
-        return fused_attention_on_cpu(
-            self._recorder, asked.query, asked.key, asked.value, asked.mask, causal=asked.causal
-        )
+        return fused_attention_on_cpu(self._recorder, call.query, call.key, call.value, call.mask, causal=call.causal)
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, p, training = _dropout_arguments(args, kwargs)

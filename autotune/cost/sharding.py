@@ -1,9 +1,9 @@
-"""What one of several devices holds of weights, gradients and optimizer states, and what it takes to put them together.
+"""What one of several devices holds of weights, gradients and optimizer states, and what gathering them takes.
 
 Data-parallel ranks either hold everything (DDP) or deal parts out among them: the optimizer's states, the gradients and
 the weights, which are the three stages of ZeRO (arXiv:1910.02054) and what FSDP does (arXiv:2304.11277). What is dealt
-out has to be put together again for a moment; how much at once depends on the library. Tensor and pipeline parallelism
-are in the profile already, whose model is one device's part. Bytes only; pure.
+out has to be gathered for a moment; how much at once depends on the library. Tensor and pipeline parallelism are in the
+profile already, whose model is one device's part. Bytes only; pure.
 
 Sources: torch 2.13 (`fsdp/_fully_shard`, `csrc/distributed/c10d/reducer.cpp`), accelerate 1.15 (`fsdp2_prepare_model`),
 transformers 5.23 (`Trainer._inner_training_loop`), DeepSpeed 0.19 (`zero/stage_1_and_2.py`, `zero/stage3.py`,

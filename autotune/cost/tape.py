@@ -12,7 +12,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,15 @@ _NO_WORK = frozenset(
         "is_same_size",
     }
 )  # fmt: skip
+
+
+class _Operator(NamedTuple):
+    name: str
+    kind: int
+    flops: float
+    moved_bytes: float
+    half: bool
+    recomputed: bool
 
 
 @dataclass
@@ -77,12 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, known: list[torch.Tensor], scratch: Callable[[str, Any, Any], int] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names: list[str] = []
-        self._kinds: list[int] = []
-        self._flops: list[float] = []
-        self._moved: list[float] = []
-        self._half: list[bool] = []
-        self._recomputed: list[bool] = []
+        self._operators: list[_Operator] = []
         self._storages: list[_Storage] = []
         self._by_id: dict[int, _Storage | None] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -122,18 +126,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._watch(tensor)
         taken = 0 if self._scratch is None else self._scratch(name, args, out)
         if taken:
-            self._storages.append(_Storage(nbytes=taken, made=len(self._names) - 1, freed=len(self._names)))
+            self._storages.append(_Storage(nbytes=taken, made=len(self._operators) - 1, freed=len(self._operators)))
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
     def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool) -> None:
         """Write down an operator that torch doesn't run here, such as a fused kernel that isn't installed."""
-        self._names.append(name)
-        self._kinds.append(kind)
-        self._flops.append(flops)
-        self._moved.append(moved)
-        self._half.append(half)
-        self._recomputed.append(self.recomputing)
+        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing))
 
     def note_kernel(self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION) -> None:
         """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
@@ -142,17 +141,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def end_of_forward(self) -> None:
         """Mark the end of the forward pass: what comes now is the backward pass."""
-        self._forward_end = len(self._names)
+        self._forward_end = len(self._operators)
 
     def is_gradient(self, tensor: torch.Tensor) -> None:
         """Mark `tensor` as the gradient of a parameter."""
         storage = self._by_id.get(_key(tensor))
         if storage is not None:
-            storage.accumulated = len(self._names)
+            storage.accumulated = len(self._operators)
 
     def tape(self) -> Tape:
         """Return what was written down."""
-        count = len(self._names)
+        count = len(self._operators)
         for storage in self._storages:
             _add_in_place(storage)
         live = np.zeros((count + 1, 4))
@@ -167,12 +166,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gradient = storage.accumulated >= 0
             storages.append((storage.made, storage.accumulated if gradient else end, storage.nbytes, gradient))
         return Tape(
-            names=tuple(self._names),
-            kinds=np.array(self._kinds, dtype=np.int8),
-            flops=np.array(self._flops),
-            moved_bytes=np.array(self._moved),
-            half=np.array(self._half, dtype=bool),
-            recomputed=np.array(self._recomputed, dtype=bool),
+            names=tuple(o.name for o in self._operators),
+            kinds=np.array([o.kind for o in self._operators], dtype=np.int8),
+            flops=np.array([o.flops for o in self._operators]),
+            moved_bytes=np.array([o.moved_bytes for o in self._operators]),
+            half=np.array([o.half for o in self._operators], dtype=bool),
+            recomputed=np.array([o.recomputed for o in self._operators], dtype=bool),
             live=np.cumsum(live, axis=0)[:count],
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 4),
@@ -195,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         entry = None
         if not known:
-            entry = _Storage(nbytes=storage.nbytes(), made=len(self._names) - 1)
+            entry = _Storage(nbytes=storage.nbytes(), made=len(self._operators) - 1)
             self._storages.append(entry)
         self._by_id[key] = entry
         self._references[key] = weakref.ref(storage, functools.partial(self._forget, key))
@@ -204,7 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry = self._by_id.pop(key, None)
         self._references.pop(key, None)
         if entry is not None:
-            entry.freed = len(self._names)
+            entry.freed = len(self._operators)
 
 
 def _add_in_place(storage: _Storage) -> None:

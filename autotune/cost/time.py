@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.communication import Passes, exposed_seconds, host_seconds
-from autotune.cost.network import Network
+from autotune.cost.network import ALONE, Network
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import CONTRACTION, TRANSFER, Profile
-from autotune.cost.sharding import Spread, stepped
+from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
 from autotune.values.config import LengthProfile, Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Arithmetic, Rates
 
@@ -52,18 +52,14 @@ class StepCost:
     profile: Profile
     rates: Rates
     optim: str
-    spread: Spread
-    network: Network
+    spread: Spread = ONE_DEVICE
+    network: Network = ALONE
     tf32: bool = False
     compiled: bool = False
 
     def seconds(self, samples: Vector, accumulation: Vector) -> Vector:
         """Return the seconds of a step for each micro-batch with its accumulation."""
-        if self.parallelism.is_single:
-            return step_seconds(
-                self.profile, self.rates, self.optim, samples, accumulation, tf32=self.tf32, compiled=self.compiled
-            )
-        adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth
+        adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
         computing = accumulation * self._micro(samples) + (accumulation - 1) * adding
         return computing + self._stepping() + self.waiting(samples, accumulation)
 
@@ -102,34 +98,10 @@ class StepCost:
         """Return the seconds of the optimizer's step, of which a device does its part where states are dealt out."""
         if self.parallelism.offload != "none" and not self.network.on_cpu:
             return 0.0
-        part = self.profile.model_copy(update={"parameters": stepped(self.profile, self.spread)})
+        part = self.profile
+        if not self.parallelism.is_single:
+            part = part.model_copy(update={"parameters": stepped(part, self.spread)})
         return optimizer_seconds(part, self._rates, self.optim)
-
-
-def step_seconds(
-    profile: Profile,
-    rates: Rates,
-    optim: str,
-    micro_batches: Vector,
-    accumulation: Vector,
-    *,
-    tf32: bool = False,
-    compiled: bool = False,
-) -> Vector:
-    """Return the seconds of a step for each micro-batch with its accumulation.
-
-    Args:
-        profile: Of the family.
-        rates: Of the device.
-        optim: The optimizer.
-        micro_batches: Samples.
-        accumulation: Micro-batches of a step.
-        tf32: Whether fp32 contractions use tensor cores.
-        compiled: Whether element-wise operators are fused.
-    """
-    micro = micro_step_seconds(profile, rates, micro_batches, tf32=tf32, compiled=compiled)
-    adding = 3.0 * profile.gradients_bytes / rates.bandwidth  # read both, write one
-    return accumulation * micro + (accumulation - 1) * adding + optimizer_seconds(profile, rates, optim)
 
 
 def micro_step_seconds(profile: Profile, rates: Rates, micro_batches: Vector, *, tf32: bool, compiled: bool) -> Vector:

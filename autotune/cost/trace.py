@@ -1,7 +1,4 @@
-"""Runs one micro-step of a model on the meta device and returns what was recorded.
-
-Building the model and the inputs is the foundations' business; recording is `tape`'s.
-"""
+"""Runs one micro-step of a model, on the meta device mostly, and returns its tape."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
     Args:
         model: In training mode, with its adapter; on the meta device, or of fake or real tensors.
         family: How it is run.
-        shape: What it is fed with.
+        shape: Its inputs.
         batch: Samples.
     """
     for parameter in model.parameters():

@@ -1,1 +1,1 @@
-"""What people see: the table and the progress of a search. Called by the command line alone."""
+"""What people see: tables, the live display, reports, views in notebooks. Values become text; nothing is decided."""

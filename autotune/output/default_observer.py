@@ -1,8 +1,7 @@
-"""Who hears of a search that is started from Python without an observer of its own.
+"""The observer of a search that is started from Python without one.
 
-A program whose log takes what this package logs finds it there, line by line (logger `autotune`, level INFO). Otherwise
-somebody who sits at a terminal or a notebook is shown on stderr how the search goes, and nobody else is told anything.
-Nothing is ever printed on stdout. Called by `autotune.api`.
+Where logging is set up for the logger `autotune` at level INFO, progress is logged line by line. Otherwise it is shown
+on stderr if that is a terminal or belongs to a notebook, and nowhere else. Nothing is ever printed on stdout.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _COLUMNS = 120
 
 @contextlib.contextmanager
 def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Observer]:
-    """Yield who hears of a search: the one that was given, or whoever is there.
+    """Yield the observer of a search.
 
     Args:
-        observer: Of the user.
-        quiet: Whether nobody is told where none was given.
+        observer: The user's; None: the default one.
+        quiet: Without an observer of the user, progress is shown nowhere.
     """
     console = _console() if observer is None and not quiet else None
     if console is None:
@@ -44,13 +43,13 @@ def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Obse
 
 
 def _console() -> Console | None:
-    """Return where to a search is told; None: nobody would read it."""
+    """Return the console that progress is shown on; None: nobody would read it."""
     from autotune.output.terminal import Console
 
     if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
         return Console(file=_Log(), width=_COLUMNS, color_system=None, force_jupyter=False)
     console = Console(stderr=True)
-    if console.is_jupyter:  # in plain lines below the cell: rich's own way there is to print each on stdout's place
+    if console.is_jupyter:  # plain lines below the cell: rich itself would print them as output of stdout
         return Console(file=sys.stderr, width=_COLUMNS, color_system=None, force_jupyter=False)
     return console if sys.stderr is not None and sys.stderr.isatty() else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -28,7 +29,7 @@ class SearchGroup(Value):
 
 
 def groups(searches: Sequence[RecordedSearch]) -> list[SearchGroup]:
-    """Return searches by key, in their order; what changes from one to the next is the latest's."""
+    """Return searches by key, in their order; where searches differ, the latest's value stands."""
     by_key: dict[str, list[RecordedSearch]] = {}
     for search in searches:
         by_key.setdefault(search.key.short, []).append(search)
@@ -105,13 +106,16 @@ def _shown(value: float | None, show: Callable[[float], str]) -> str:
     return "" if value is None else show(value)
 
 
-def _differences(config: dict[str, object], baseline: dict[str, object]) -> str:
-    changed = [
-        f"{SHORT_NAMES.get(name, name)} {_short(value)}"
-        for name, value in config.items()
-        if value != baseline.get(name)
-    ]
-    return ", ".join(changed) or "nothing"
+def _differences(config: dict[str, Any], baseline: dict[str, Any]) -> str:
+    """Return in words what differs; both are read as they were written, by whatever version."""
+    before = _by_knob(baseline)
+    changed = {knob: value for knob, value in _by_knob(config).items() if value != before.get(knob)}
+    return ", ".join(f"{SHORT_NAMES.get(knob, knob)} {_short(value)}" for knob, value in changed.items()) or "nothing"
+
+
+def _by_knob(config: dict[str, Any]) -> dict[str, Any]:
+    single = {name: value for name, value in config.items() if name != "parallelism"}
+    return {**single, **{f"parallelism.{name}": value for name, value in (config.get("parallelism") or {}).items()}}
 
 
 def _short(value: object) -> object:

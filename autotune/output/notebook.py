@@ -7,15 +7,14 @@ theme of JupyterLab, VS Code and Colab, or else the system's. All texts are esca
 from __future__ import annotations
 
 import io
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from autotune.output import report_facts as facts
-from autotune.output.panels import Panel, panels
-from autotune.output.report_html import page_environment
+from autotune.output.panels import panels
+from autotune.output.report_html import legend_of, page_environment, summary
 from autotune.output.run_report import RunReport
-from autotune.output.svg import tag, variables
+from autotune.output.svg import variables
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
 from autotune.space.knobs import with_changes
@@ -77,21 +76,14 @@ def report_of(result: ResultData) -> RunReport:
 
 def result_html(report: RunReport) -> str:
     """Return the fragment; the report has a result."""
-    result = report.result
-    assert result is not None
     environment = page_environment()
-    chart_css = environment.get_template("chart.css").render()
-    context: dict[str, Any] = {
-        "style": Markup(style(chart_css)),
-        "subject": facts.subject(report),
-        "answer": facts.answer(report),
-        "sides": list(facts.sides_of(result)),
-        "against": facts.against(result),
-        "knobs": facts.knobs(result),
-        "charts": [chart for panel in panels(report) if (chart := _chart(panel)) is not None],
-        "told": facts.told(report),
-    }
-    return environment.get_template("result.html.j2").render(**context)
+    sheet = Markup(style(environment.get_template("chart.css").render()))
+    charts = [
+        Chart(panel.title, Markup(chart.svg()), legend_of(panel))
+        for panel in panels(report)
+        if panel.name in _CHARTS and (chart := panel.draw(_CHART_WIDTH)) is not None
+    ]
+    return environment.get_template("result.html.j2").render(**summary(report), style=sheet, charts=charts)
 
 
 def style(chart_css: str) -> str:
@@ -102,12 +94,3 @@ def style(chart_css: str) -> str:
         rules.append(f"{', '.join(f'{host} {SCOPE}' for host in hosts)} {{ {variables(theme)} }}")
     rules += [f"{SCOPE} {rule}" for rule in chart_css.splitlines() if rule.strip()]
     return "\n".join(rules)
-
-
-def _chart(panel: Panel) -> Chart | None:
-    chart = panel.draw(_CHART_WIDTH) if panel.name in _CHARTS else None
-    if chart is None:
-        return None
-    icons = (Markup(tag("svg", key.drawn, viewBox="0 0 18 16", aria_hidden="true")) for key in panel.legend)
-    legend = tuple(zip(icons, (key.words for key in panel.legend), strict=True))
-    return Chart(panel.title, Markup(chart.svg()), legend)

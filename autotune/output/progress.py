@@ -1,6 +1,7 @@
-"""Shows a running search: a live display in a terminal, a plain line an event elsewhere. Listens to the tuner's events.
+"""Shows a running search by its events: a live display in a terminal, a plain line for each event elsewhere.
 
-What has happened is printed in both, so that it stays in the scroll-back or the log.
+What has happened is printed in both, so that it stays in the scroll-back or the log. `--verbose` adds what is expected
+of each trial, what went on beside it, and where its seconds went.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from autotune.output.bars import component_sizes
 from autotune.output.explanation_table import contribution_rows
 from autotune.output.run_report import RunReport
 from autotune.output.scatter import median_error, misses
-from autotune.output.table import show_config, show_interval, told_lines, verdict_line
+from autotune.output.table import remark_lines, show_config, show_interval, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.result import Contender, ResultData
@@ -156,11 +156,11 @@ def memory_rows(report: RunReport) -> tuple[Row, list[Row]]:
     return ("component", *(b.name for b in found)), rows
 
 
-def told(report: RunReport) -> list[str]:
-    """Return what else is to be known, a line each."""
+def remarks(report: RunReport) -> list[str]:
+    """Return checks, permissions, conditions and notes, a line each."""
     if report.result is None:
         return []
-    return [*told_lines(report.result), *(f"note: {line}" for line in report.result.notes)]
+    return [*remark_lines(report.result), *(f"note: {line}" for line in report.result.notes)]
 
 
 def machine(report: RunReport) -> list[Row]:

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from autotune.exports import launch_files
 from autotune.output import report_facts as facts
 from autotune.output.bars import component_icon, component_sizes
-from autotune.output.panels import panels
+from autotune.output.panels import Panel, panels
 from autotune.output.run_report import RunReport
 from autotune.output.svg import tag, variables
 from autotune.units import visible
@@ -64,21 +64,16 @@ def _context(report: RunReport) -> dict[str, Any]:
     heading, memory_rows = facts.memory_rows(report)
     icons = {name: _icon(component_icon(name), "key") for name in component_sizes(report)}
     return {
+        **summary(report),
         "report": report,
         "light": variables("light"),
         "dark": variables("dark"),
-        "subject": facts.subject(report),
-        "answer": facts.answer(report),
         "state": facts.state(report),
-        "against": facts.against(result) if result is not None else [],
-        "sides": list(facts.sides_of(result)) if result is not None else [],
-        "knobs": facts.knobs(result) if result is not None else [],
         "contributions": facts.contributions(report),
         "explained": with_code(facts.explained(report)),
         "accuracy": facts.accuracy(report),
         "memory_heading": heading,
         "memory_rows": [{"icon": icons.get(row[0], ""), "cells": row} for row in memory_rows],
-        "told": facts.told(report),
         "machine": facts.machine(report),
         "versions": facts.versions(report),
         "columns": facts.TRIAL_COLUMNS,
@@ -87,6 +82,24 @@ def _context(report: RunReport) -> dict[str, Any]:
         "arguments": escape(json.dumps(result.arguments.training_arguments, indent=2)) if result is not None else "",
         **_drawings(report),
     }
+
+
+def summary(report: RunReport) -> dict[str, Any]:
+    """Return what pages and notebooks show in common."""
+    result = report.result
+    return {
+        "subject": facts.subject(report),
+        "answer": facts.answer(report),
+        "sides": list(facts.sides_of(result)) if result is not None else [],
+        "against": facts.against(result) if result is not None else [],
+        "knobs": facts.knobs(result) if result is not None else [],
+        "remarks": facts.remarks(report),
+    }
+
+
+def legend_of(panel: Panel) -> tuple[tuple[Markup, str], ...]:
+    """Return icons and words of a chart's legend."""
+    return tuple((_icon(key.drawn), key.words) for key in panel.legend)
 
 
 def breakable(words: str) -> Markup:
@@ -113,11 +126,10 @@ def _drawings(report: RunReport) -> dict[str, Drawing]:
     found = {}
     for panel in panels(report):
         wide, narrow = panel.draw(WIDE), panel.draw(NARROW)
-        legend = tuple((_icon(key.drawn), key.words) for key in panel.legend)
-        if wide is None or narrow is None:
-            found[panel.name] = Drawing()
-        else:
-            found[panel.name] = Drawing(Markup(wide.svg("wide")), Markup(narrow.svg("narrow")), legend)
+        found[panel.name] = Drawing()
+        if wide is not None and narrow is not None:
+            drawings = Markup(wide.svg("wide")), Markup(narrow.svg("narrow"))
+            found[panel.name] = Drawing(*drawings, legend_of(panel))
     return found
 
 

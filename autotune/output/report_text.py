@@ -42,8 +42,8 @@ def markdown_report(report: RunReport) -> str:
         parts += ["## Where the time went", _table(("", "time", "share"), spent)]
     cells = [tuple(c.shown for c in facts.trial_cells(t, at)) for at, t in enumerate(report.trials)]
     parts += ["## All trials", _table(facts.TRIAL_COLUMNS, cells)]
-    if facts.told(report):
-        parts += ["## Checks and notes", _lines(facts.told(report))]
+    if facts.remarks(report):
+        parts += ["## Checks and notes", _lines(facts.remarks(report))]
     parts += ["## Machine and versions", _table(("", ""), [*facts.machine(report), *facts.versions(report)])]
     parts.append("## To reproduce it")
     parts.append(_fenced("bash", report.command) if report.command else "The command was not recorded.")

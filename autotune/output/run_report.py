@@ -1,4 +1,4 @@
-"""All that is known of a search and its answer, for who draws or writes it. Values only: `reporting` gathers them."""
+"""All that is known of a search and its answer, to be drawn or written. Values only; `gather` makes them."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ from autotune.values.problem import Change
 from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
 
-# A share of padding from which on it is told.
+# The least share of padding that is worth a line.
 WORTH_A_WORD = 0.05
 
-# Half an interval, as a share: what is smaller would be shown as none.
+# The least half-width of an interval, as a share of the rate, that is shown as a number.
 _SMALLEST_SHOWN = 0.005
 
-# A part of the search's time from which on it is told.
+# The least share of the search's time that is worth a word.
 WORTH_A_SHARE = 0.005
 
 
@@ -93,8 +93,8 @@ def _launch_lines(result: ResultData, answer_path: str) -> list[str]:
     ]
 
 
-def told_lines(result: ResultData) -> list[str]:
-    """Return what else is to be told of an answer, a line each: compiling, checks, permissions, conditions."""
+def remark_lines(result: ResultData) -> list[str]:
+    """Return lines on compiling, checks, permissions and conditions."""
     lines = [*_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
     return [*lines, *_closing_notes(result)]
 

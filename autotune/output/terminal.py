@@ -1,7 +1,7 @@
 """The terminal: a console that prints texts of others as they are, and tables that fit where they are printed.
 
 Names of models, files and devices are printed with their brackets and colons, and what can't be seen as its escape (see
-`visible`). New lines are left alone: tables have some of their own. Who prints a line makes it one.
+`visible`). New lines are left alone: tables have some of their own. A caller that prints one line removes them.
 
 None of a table's words is broken, as long as the longest alone has room. Where the columns can't stand side by side
 like that, each row becomes a paragraph of what its columns say.

@@ -1,20 +1,19 @@
-"""The one folder in which everything of a search lives.
+"""The folder that holds everything of one search.
 
 ::
 
     runs/t5-small-20261121-020000/
-        search.json           what was asked for and found out before the first trial
+        search.json           the plan: what was asked for and found out before the first trial
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
         table.jsonl           every measurement, if the whole space was recorded
         data/                 tokenized real data
-        record.json           by what name the lasting record knows this search
+        record.json           the identity of this search in the lasting record
         explain/trials/       trials of `autotune explain`, with numbers of their own
         report.html           of `autotune report`
         lock                  held while a search runs
 
-It is opened, locked and written before anything else is done. Whatever is
-built from the result files, as Optuna's study is, is built anew from them.
+It is opened, locked and written before anything else is done. Optuna's study is built anew from the result files.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ ANSWER_FILE = "best-config.json"
 TABLE_FILE = "table.jsonl"
 EXPLAIN_FOLDER = "explain"
 
-# So often a directory is made that others remove meanwhile.
+# Attempts at making a directory that other processes remove meanwhile.
 _ATTEMPTS = 10
 
 
@@ -56,8 +55,8 @@ def default_run_directory(model: str) -> Path:
 class RunDirectory:
     """A run directory, locked for one search while entered.
 
-    The lock is held on the file that has the lock's name: it is never replaced, and a lock on a file that lies
-    elsewhere by now (its directory was removed) counts for nothing.
+    The lock is held on the file `lock`, which is never replaced; a lock on a file that is no longer in the directory,
+    because the directory was removed, counts for nothing.
     """
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
@@ -132,7 +131,7 @@ class RunDirectory:
         raise AssertionError("the last attempt returns or raises")
 
     def _is_lock(self, lock: IO[str]) -> bool:
-        """Whether `lock` is the file that others would open, too."""
+        """Whether `lock` is the file that another process would open."""
         try:
             return os.path.samestat(os.fstat(lock.fileno()), (self.path / "lock").stat())
         except OSError:
@@ -147,7 +146,7 @@ class RunDirectory:
             raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
 
     def _remove(self) -> None:
-        """Remove the directory at once, so that nobody begins a search in what is about to be deleted."""
+        """Remove the directory by a rename first, so that no search begins in what is about to be deleted."""
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.rename(aside)
@@ -187,7 +186,7 @@ class RunDirectory:
         return RunDirectory(self.path / EXPLAIN_FOLDER).results()
 
     def write_plan(self, plan: Value) -> None:
-        """Write what the search is about."""
+        """Write the plan of the search."""
         write_value(plan, self.path / PLAN_FILE)
         self._is_new = False
 
@@ -231,7 +230,7 @@ def _made(path: Path) -> bool:
 
 
 def read_plan(run_dir: Path) -> SearchPlan:
-    """Return what the search in a run directory is about.
+    """Return the plan of the search in a run directory.
 
     Raises:
         RunDirectoryError: It can't be read, or was written by a version of autotune with another schema.

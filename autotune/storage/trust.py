@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ FOLDER = "trusted"
 _HUB_KERNELS = re.compile(r'"\w*(?:attn|experts)_implementation\w*": "([^"]*/[^"]*)"')
 
 
-class Deed(NamedTuple):
+class Action(NamedTuple):
     """Something that a search does beyond training a model of the library's."""
 
     shown: str
@@ -55,11 +55,11 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
     Raises:
         RunDirectoryError: It would run such things; the message names them.
     """
-    found = [deed for deed in deeds(plan) if delivers or deed not in _delivery(plan)]
+    found = [action for action in actions(plan) if delivers or action not in _delivery(plan)]
     if trusted:
         _note(found)
         return
-    unknown = [deed.shown for deed in found if not _is_noted(deed)]
+    unknown = [action.shown for action in found if not _is_noted(action)]
     if unknown:
         raise RunDirectoryError(
             f"{run_dir}: was not begun by you on this machine, and going on {', '.join(unknown)}; if you trust whoever "
@@ -69,46 +69,46 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
 
 def remember(plan: SearchPlan) -> None:
     """Note that this user has handed over what a search runs; where the home can't be written, resuming has to ask."""
-    _note(deeds(plan))
+    _note(actions(plan))
 
 
-def deeds(plan: SearchPlan) -> tuple[Deed, ...]:
+def actions(plan: SearchPlan) -> tuple[Action, ...]:
     """Return all that a search does beyond training a model of the library's."""
-    return (*_own(plan), *_models(plan.workload.model), *_cluster(plan), *_delivery(plan))
+    return (*_user_code(plan), *_models(plan.workload.model), *_cluster(plan), *_delivery(plan))
 
 
-def _own(plan: SearchPlan) -> Iterator[Deed]:
+def _user_code(plan: SearchPlan) -> Iterator[Action]:
     code, step = plan.workload.own_code, plan.workload.own_step
     if code is not None:
         key = _key(code.model_dump(mode="json", include={"kind", "command", "is_module", "directory", "sha256"}))
         runs = f"runs `{code.command_line}` in {code.directory}" if code.command else f"unpickles data/{CODE_FILE}"
-        yield Deed(runs, key)
+        yield Action(runs, key)
     if step is not None:
         key = _key(step.model_dump(mode="json", include={"directory", "search_path", "sha256"}))
-        yield Deed(f"unpickles data/{STEP_FILE}", key)
+        yield Action(f"unpickles data/{STEP_FILE}", key)
 
 
-def _models(spec: ModelSpec) -> Iterator[Deed]:
+def _models(spec: ModelSpec) -> Iterator[Action]:
     config = json.dumps(spec.config, sort_keys=True)
     if spec.trust_remote_code:
         code = spec.config.get("auto_map") or {}
         named = [spec.name, spec.path, *(str(value).partition("--")[0] for value in _texts(code))]
         # The library takes a folder of that name, where there is one, for the repository of the hub.
         places = [str(Path(name).resolve()) if name and Path(name).exists() else name for name in named]
-        yield Deed(f"runs code of the model {spec.name}", _key([places, code, spec.source, spec.revision]))
+        yield Action(f"runs code of the model {spec.name}", _key([places, code, spec.source, spec.revision]))
     for kernel in _HUB_KERNELS.findall(config):
-        yield Deed(f"runs kernels of {kernel}", _key(["kernel", kernel]))
+        yield Action(f"runs kernels of {kernel}", _key(["kernel", kernel]))
 
 
-def _cluster(plan: SearchPlan) -> Iterator[Deed]:
+def _cluster(plan: SearchPlan) -> Iterator[Action]:
     if plan.fleet.address is not None:
-        yield Deed(f"joins the cluster at {plan.fleet.address}", _key(["cluster", plan.fleet.address]))
+        yield Action(f"joins the cluster at {plan.fleet.address}", _key(["cluster", plan.fleet.address]))
 
 
-def _delivery(plan: SearchPlan) -> tuple[Deed, ...]:
+def _delivery(plan: SearchPlan) -> tuple[Action, ...]:
     if plan.output is None:
         return ()
-    return (Deed(f"writes its answer to {plan.output}", _key(["output", plan.output])),)
+    return (Action(f"writes its answer to {plan.output}", _key(["output", plan.output])),)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -123,16 +123,16 @@ def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _is_noted(deed: Deed) -> bool:
+def _is_noted(action: Action) -> bool:
     try:
-        return (home() / FOLDER / deed.digest).is_file()
+        return (home() / FOLDER / action.digest).is_file()
     except AutotuneError:  # no home: nothing is noted
         return False
 
 
-def _note(found: tuple[Deed, ...] | list[Deed]) -> None:
+def _note(found: Sequence[Action]) -> None:
     if found:
         with contextlib.suppress(AutotuneError, OSError):
             folder = writable(FOLDER)
-            for deed in found:
-                (folder / deed.digest).touch()
+            for action in found:
+                (folder / action.digest).touch()

@@ -27,12 +27,12 @@ class Contribution(Value):
     ratio: float | None = Field(default=None, description="throughput with it over throughput without it")
     interval: Interval | None = Field(default=None, description="of the ratio")
     samples_per_second: float | None = Field(default=None, description="without it; of basis 'elsewhere' unknown")
-    trials: tuple[str, ...] = Field(default=(), description="that tell")
+    trials: tuple[str, ...] = Field(default=(), description="that the ratio was read from")
     cause: str | None = Field(default=None, description="why there is no ratio")
 
     @property
     def is_settled(self) -> bool:
-        """Whether measuring could tell no more."""
+        """Whether further measurements would change nothing."""
         return self.basis in ("in turn", "fails", "slow")
 
 

@@ -1,6 +1,6 @@
 """Reads from the trials of a search, and from those of `autotune explain`, what each knob of the winner brought.
 
-Pure. A knob is removed from the winner by putting it back to the baseline's value. What tells most is a configuration
+Pure. A knob is removed from the winner by putting it back to the baseline's value. The best evidence is a configuration
 without it that was measured in the same rounds as the winner; then one that the search has measured once; then any two
 trials of the search that differ in this knob alone, which may say little about the winner.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.values.config import Parallelism, TrainConfig
-from autotune.values.explanation import Contribution, Explanation
+from autotune.values.explanation import Basis, Contribution, Explanation
 from autotune.values.problem import Change
 from autotune.values.result import ResultData
 from autotune.values.statistics import ratio_of_means
@@ -107,7 +107,7 @@ def explanation_of(
     )
 
 
-class Told(NamedTuple):
+class Reading(NamedTuple):
     """What trials say of a knob."""
 
     ratio: float
@@ -128,20 +128,20 @@ class Evidence:
         self.result = result
         self._trials = [t for t in trials if t.request.task is None]
 
-    def in_turn(self, config: TrainConfig) -> Told | None:
-        """Return what trials tell that ran in the same rounds as the winner."""
+    def in_turn(self, config: TrainConfig) -> Reading | None:
+        """Return the reading of trials that ran in the same rounds as the winner."""
         for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
-            told = self._compare(self.result.best.config, config, (purpose,))
-            if told is not None:
-                return told
+            reading = self._compare(self.result.best.config, config, (purpose,))
+            if reading is not None:
+                return reading
         return None
 
-    def once(self, config: TrainConfig) -> Told | None:
-        """Return what the search's own trials tell of the winner and of `config`."""
+    def once(self, config: TrainConfig) -> Reading | None:
+        """Return the reading of the search's own trials of the winner and of `config`."""
         return self._compare(self.result.best.config, config, (Purpose.BASELINE, Purpose.SEARCH))
 
-    def elsewhere(self, knobs: Sequence[str]) -> Told | None:
-        """Return what two of the search's trials tell that differ in `knobs` alone, the nearest to the winner."""
+    def elsewhere(self, knobs: Sequence[str]) -> Reading | None:
+        """Return the reading of two trials of the search that differ in `knobs` alone, the nearest to the winner."""
         best, baseline = self.result.best.config, self.result.baseline.config
         purposes = (Purpose.BASELINE, Purpose.SEARCH)
         measured = dict.fromkeys(t.request.config for t in self._completed(purposes))
@@ -160,7 +160,7 @@ class Evidence:
         return self._compare(config, without, purposes)
 
     def failure(self, config: TrainConfig) -> TrialResult | None:
-        """Return a trial of `config` that failed; one that the search cut short tells nothing."""
+        """Return a trial of `config` that failed; one that the search cut short is no evidence."""
         for trial in self._trials:
             if trial.request.config != config or trial.outcome.kind != "failure":
                 continue
@@ -177,7 +177,7 @@ class Evidence:
         found = [t for t in self._trials if t.measurement is not None and t.request.purpose in purposes]
         return [t for t in found if config is None or t.request.config == config]
 
-    def _compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> Told | None:
+    def _compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> Reading | None:
         """Return the throughput of one configuration over that of another, by their trials of `purposes`."""
         with_it, without_it = self._completed(purposes, ours), self._completed(purposes, without)
         if not with_it or not without_it:
@@ -188,7 +188,7 @@ class Evidence:
         times = self._times(without, purposes)
         ratio, interval = ratio_of_means(times, self._times(ours, purposes), rounds)
         rate = 1 / statistics.fmean(t for trial in times for t in trial)
-        return Told(ratio, interval, tuple(map(label, (*with_it, *without_it))), rate)
+        return Reading(ratio, interval, tuple(map(label, (*with_it, *without_it))), rate)
 
     def _times(self, config: TrainConfig, purposes: tuple[Purpose, ...]) -> list[list[float]]:
         """Return the seconds per sample of each measured step, its share of the start included, a list per trial."""
@@ -199,39 +199,28 @@ class Evidence:
 
 
 def _contribution(evidence: Evidence, removal: Removal, refused: Mapping[TrainConfig, str]) -> Contribution:
-    config, changes = removal.config, removal.changes
+    config = removal.config
+
+    def found(basis: Basis, **fields: Any) -> Contribution:
+        return Contribution(changes=removal.changes, config=config, basis=basis, **fields)
+
     if config is None:
-        return Contribution(changes=changes, config=None, basis="fails", cause=removal.cause)
-    told = evidence.in_turn(config)
-    if told is not None:
-        return Contribution(changes=changes, config=config, basis="in turn", **told._asdict())
-    failed = evidence.failure(config)
-    if failed is not None:
-        return _failed(removal, failed)
+        return found("fails", cause=removal.cause)
+    if (reading := evidence.in_turn(config)) is not None:
+        return found("in turn", **reading._asdict())
+    if (failed := evidence.failure(config)) is not None:
+        cause = failed.outcome.cause if failed.outcome.kind == "failure" else ""
+        basis: Basis = "slow" if failed.status is TrialStatus.TIMED_OUT else "fails"
+        return found(basis, cause=f"{failed.status}: {cause} (trial {label(failed)})", trials=(label(failed),))
     if config in refused:
-        return Contribution(changes=changes, config=config, basis="fails", cause=refused[config])
-    told = evidence.once(config)
-    if told is not None:
-        return Contribution(changes=changes, config=config, basis="once", **told._asdict())
-    told = evidence.elsewhere([c.knob for c in changes])
-    if told is not None:
-        return Contribution(
-            changes=changes, config=config, basis="elsewhere", **{**told._asdict(), "samples_per_second": None}
-        )
+        return found("fails", cause=refused[config])
+    if (reading := evidence.once(config)) is not None:
+        return found("once", **reading._asdict())
+    if (reading := evidence.elsewhere([c.knob for c in removal.changes])) is not None:
+        return found("elsewhere", **{**reading._asdict(), "samples_per_second": None})
     why = evidence.refusal(config)
     cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
-    return Contribution(changes=changes, config=config, basis="unknown", cause=cause)
-
-
-def _failed(removal: Removal, trial: TrialResult) -> Contribution:
-    cause = trial.outcome.cause if trial.outcome.kind == "failure" else ""
-    return Contribution(
-        changes=removal.changes,
-        config=removal.config,
-        basis="slow" if trial.status is TrialStatus.TIMED_OUT else "fails",
-        cause=f"{trial.status}: {cause} (trial {label(trial)})",
-        trials=(label(trial),),
-    )
+    return found("unknown", cause=cause)
 
 
 def _distance(config: TrainConfig, other: TrainConfig) -> int:

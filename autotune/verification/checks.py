@@ -85,16 +85,16 @@ class Proof:
             return None
         soaks = self._state.trials(config, Purpose.SOAK)
         if soaks and soaks[-1].has_failed and self._next_soak(config) is None:
-            return _told(soaks[-1])
+            return _ending(soaks[-1])
         uneven = self._state.trials(config, Purpose.ROUTING)
         if uneven and uneven[-1].status is TrialStatus.OUT_OF_MEMORY:
-            return _told(uneven[-1])
+            return _ending(uneven[-1])
         verdict = self.verdict(config)
         if verdict is not None:
             return None if verdict.passed else verdict.statement
         own = self._loss_run(config, self._loss_task())
         if own is not None and config != self.reference() and own.has_failed:
-            return _told(own)
+            return _ending(own)
         return None
 
     def soaked(self, config: TrainConfig) -> Soaked | None:
@@ -234,7 +234,7 @@ class Proof:
 
     def _why_not(self, trials: Sequence[TrialResult]) -> str:
         failed = next((r for r in reversed(trials) if r.measurement is None), None)
-        return _told(failed) if failed is not None else "the search ended before, by its time or by hand"
+        return _ending(failed) if failed is not None else "the search ended before, by its time or by hand"
 
     def _losses_s(self) -> float:
         """Return the seconds of all runs of one comparison, by what the search measured."""
@@ -281,7 +281,7 @@ def _curve_of(result: TrialResult) -> LossCurve | None:
     return result.measurement.curve if result.measurement is not None else None
 
 
-def _told(result: TrialResult) -> str:
+def _ending(result: TrialResult) -> str:
     """Return how a trial ended: 'soak, trial 12: out of memory: while saving ...'."""
     cause = result.outcome.cause if result.outcome.kind == "failure" else ""
     return f"{result.request.purpose}, trial {result.request.number}: {result.status}{': ' + cause if cause else ''}"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.cost.attention import Asked, attention, chosen
+from autotune.cost.attention import AttentionCall, attention, chosen
 from autotune.cost.family import generation_of
 from autotune.cost.profile import CONTRACTION
 from autotune.cost.tape import ACTIVATION, Recorder, Tape
@@ -18,16 +18,16 @@ def part(heads: int = HEADS, dtype=torch.bfloat16, width: int = WIDTH, length: i
     return laid_out.transpose(1, 2).requires_grad_()
 
 
-def asked(dtype=torch.bfloat16, *, key_heads: int = HEADS, width: int = WIDTH, **more) -> Asked:
+def asked(dtype=torch.bfloat16, *, key_heads: int = HEADS, width: int = WIDTH, **more) -> AttentionCall:
     query, key, value = part(dtype=dtype, width=width), *(part(key_heads, dtype, width) for _ in range(2))
-    return Asked(query, key, value, grouped=key_heads != HEADS, **more)
+    return AttentionCall(query, key, value, grouped=key_heads != HEADS, **more)
 
 
 def mask(dtype=torch.bool, heads: int = 1, length: int = LENGTH) -> torch.Tensor:
     return torch.empty(BATCH, heads, length, length, device="meta", dtype=dtype)
 
 
-def tape_of(what: Asked, generation="ampere") -> Tape:
+def tape_of(what: AttentionCall, generation="ampere") -> Tape:
     recorder = Recorder([t for t in what if isinstance(t, torch.Tensor)])
     with recorder:
         result = attention(recorder, what, generation)
@@ -122,7 +122,7 @@ def test_a_mask_that_is_trained_gets_a_gradient_for_every_sample():
 def test_a_mask_whose_rows_are_no_multiple_of_eight_is_copied():
     def kept(length):
         query = part(length=length)
-        tape = tape_of(Asked(query, query, query, mask(torch.bfloat16, length=length)))
+        tape = tape_of(AttentionCall(query, query, query, mask(torch.bfloat16, length=length)))
         return float(tape.live[tape.forward_end - 1].sum())
 
     assert kept(508) - kept(512) > 0.9 * 2 * BATCH * 508 * 512

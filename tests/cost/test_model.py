@@ -23,7 +23,7 @@ from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import Excerpt
 from autotune.cost.reserve import held_bytes
-from autotune.cost.time import expected_longest, step_seconds
+from autotune.cost.time import StepCost, expected_longest
 from autotune.units import GIB
 from autotune.values.config import LengthProfile, Parallelism
 from autotune.values.trial import Memory
@@ -93,7 +93,7 @@ def test_an_estimate_is_the_prediction_in_detail(model, config):
 
 def test_before_anything_is_measured_the_time_is_that_of_the_rates(model):
     config = make_config(4, optim="sgd")
-    expected = step_seconds(make_profile(), make_rates(), "sgd", np.array([4.0]), np.array([4.0]))
+    expected = StepCost(make_profile(), make_rates(), "sgd").seconds(np.array([4.0]), np.array([4.0]))
     assert model.estimate(config).step_time_s == pytest.approx(expected[0])
 
 

@@ -9,7 +9,7 @@ from profiles import MB, make_family, make_group, make_profile, make_rates, make
 from autotune.cost.network import Network
 from autotune.cost.profile import ELEMENTWISE
 from autotune.cost.sharding import Spread
-from autotune.cost.time import TRAINER_S, StepCost, dense_peak, micro_step_seconds, optimizer_seconds, step_seconds
+from autotune.cost.time import TRAINER_S, StepCost, dense_peak, micro_step_seconds, optimizer_seconds
 from autotune.values.config import Parallelism, Precision
 
 SIZES = np.array([1.0, 2, 8, 64])
@@ -23,7 +23,8 @@ def micro(profile, rates=None, *, size=8.0, tf32=False, compiled=False) -> float
 
 
 def step(profile, *, size: float, accumulation: float, rates=None, optim="sgd") -> float:
-    return float(step_seconds(profile, rates or make_rates(), optim, np.array([size]), np.array([accumulation]))[0])
+    cost = StepCost(profile, rates or make_rates(), optim)
+    return float(cost.seconds(np.array([size]), np.array([accumulation]))[0])
 
 
 def test_work_over_rate():
@@ -174,7 +175,9 @@ def seconds(step: StepCost) -> float:
 
 def test_one_device_takes_what_it_took():
     step = cost(SLOW)
-    assert step.seconds(FOUR, TWO) == step_seconds(step.profile, step.rates, step.optim, FOUR, TWO)
+    adding = 3 * step.profile.gradients_bytes / step.rates.bandwidth
+    micro = micro_step_seconds(step.profile, step.rates, FOUR, tf32=False, compiled=False)
+    assert step.seconds(FOUR, TWO) == 2 * micro + adding + optimizer_seconds(step.profile, step.rates, step.optim)
     assert step.waiting(FOUR, TWO) == 0
 
 

@@ -224,7 +224,7 @@ def test_the_theme_is_the_systems_until_it_is_chosen(opened, theme):
 def test_a_mark_tells_what_it_is(opened):
     page = opened("explained")
     page.locator("#pareto svg.wide .best").hover()
-    assert page.locator("#tip").inner_text().startswith("best: micro-batch 16, precision bf16")
+    assert page.locator("#tip").inner_text().startswith("winner: micro-batch 16, precision bf16")
 
 
 def test_a_search_that_was_explained_says_so(opened):

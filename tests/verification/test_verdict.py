@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 import pytest
+from answers import ADAFACTOR, BASE, BF16, BIG, COMPILED, LORA, TIMED_OUT, Trials, answer, compiled, noisy
 from factories import (
     CRASHED,
     OUT_OF_MEMORY,
-    make_budget,
     make_config,
-    make_failure,
     make_measurement,
-    make_plan,
-    make_result,
 )
-from rich.console import Console
 
-from autotune.errors import InfrastructureError, NothingFitsError
-from autotune.output.table import result_table, verdict_line
+from autotune.output.table import verdict_line
 from autotune.training.arguments import plan as training_plan
-from autotune.tuning_result import TuningResult, with_methods
-from autotune.units import GIB
-from autotune.values.config import Allowance, TrainConfig
+from autotune.values.config import Allowance
 from autotune.values.problem import Objective
-from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
-from autotune.verification.finals import Finals
-from autotune.verification.remarks import nothing_found
-from autotune.verification.state import SearchState
-from autotune.verification.verdict import RUNNERS_UP, assemble
-
-Trials = list[tuple[TrainConfig, Outcome | float]]
-
-BASE = make_config()
-BIG = make_config(16)
-BF16 = make_config(16, precision="bf16")
-ADAFACTOR = make_config(16, precision="bf16", optim="adafactor")
-LORA = make_config(16, adapter={})
-COMPILED = make_config(torch_compile_backend="inductor")
-
-TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "cut short")
-
-
-def noisy(rate: float) -> Outcome:
-    return make_measurement(rate, spread=0.2)
-
-
-def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | None:
-    """The answer of a search in which BASE is the baseline; `finals` come in the order in which they were run."""
-    plan = make_plan(**{"budget": make_budget(finalists=2), "baseline": BASE, **fields})
-    results = []
-    for number, (config, outcome) in enumerate(searched):
-        purpose = Purpose.BASELINE if config == BASE else Purpose.SEARCH
-        results.append(make_result(config, outcome, number=number, purpose=purpose))
-    for number, (config, outcome) in enumerate(finals, len(results)):
-        results.append(make_result(config, outcome, number=number, purpose=Purpose.FINAL))
-    return assemble(Finals(SearchState(plan, results, {make_config(2): "hopeless"})), 60.0)
+from autotune.values.trial import Outcome, TrialStatus
+from autotune.verification.verdict import RUNNERS_UP
 
 
 def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
@@ -66,11 +27,6 @@ def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
     assert result.speedup.reference == "the baseline"
     assert result.best.confirmed
     assert result.best.trials == (1, 3, 5)
-
-
-def compiled(rate: float, start_s: float) -> Outcome:
-    measured = make_measurement(rate)
-    return measured.model_copy(update={"first_step_s": measured.step_times_s[0] + start_s})
 
 
 @pytest.mark.parametrize(("run_samples", "winner"), [(None, "inductor"), (160.0, None), (16_000.0, "inductor")])
@@ -226,51 +182,6 @@ def test_runners_up_are_the_next_fastest_without_best_and_baseline():
     assert [c.config for c in result.runners_up] == [config for config, _ in others[:RUNNERS_UP]]
 
 
-def test_a_trial_that_was_faster_than_the_answer_is_explained_by_its_finals():
-    result = answer([(BASE, 10.0), (BIG, 20.0), (BF16, 19.0)], [(BASE, 10.0), (BIG, 15.0), (BF16, 17.0)] * 2)
-    assert result.best.config == BF16
-    assert result.outshone == (
-        "trial 1 (micro-batch 16) gave 20 samples/s, more than the answer: one trial of 4 steps; "
-        "measured again, in turn with the others, it gave 15"
-    )
-    assert f"note: {result.outshone}" in " ".join(str(with_methods(result)).split())
-
-
-def test_so_is_one_that_can_not_be_told_from_a_simpler_answer():
-    result = answer([(BASE, 10.0), (BIG, noisy(12.0))], [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2)
-    assert result.best.config == BASE
-    assert result.outshone.endswith("it gave 10.5, which can't be told from an answer that changes less")
-
-
-def test_so_is_one_that_was_not_measured_again():
-    searched = [(BASE, 10.0), (BIG, 20.0), (BF16, 19.8)]
-    result = answer(searched, [(BASE, 10.0), (BIG, 19.0)] * 2, budget=make_budget(finalists=1))
-    assert result.outshone == (
-        "trial 2 (micro-batch 16, precision bf16) gave 19.8 samples/s, more than the answer: one trial of 4 steps; "
-        "the fastest of the search is measured again (--effort quick)"
-    )
-
-
-def test_so_is_one_that_there_was_no_time_for_or_that_failed():
-    searched = [(BASE, 10.0), (BIG, 20.0), (BF16, 19.9)]
-    assert answer(searched, [(BASE, 10.0), (BF16, 18.0)]).outshone.endswith("no time to measure it again")
-    failed = [(BASE, 10.0), (BIG, OUT_OF_MEMORY), (BF16, 18.0), (BASE, 10.0), (BF16, 18.0)]
-    assert answer(searched, failed).outshone.endswith("it failed when it was measured again")
-
-
-def test_so_is_one_whose_start_is_not_won_back():
-    trials = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
-    result = answer(trials, trials * 2, objective=Objective(run_samples=160.0))
-    assert result.best.config == BASE
-    assert result.outshone.endswith("what it takes at the start isn't won back in a run of this length")
-
-
-def test_where_the_answer_is_the_fastest_there_is_nothing_to_explain():
-    assert answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2).outshone is None
-    assert answer([(BASE, 10.0), (BIG, 16.0)], [(BASE, 10.0), (BIG, 15.0)] * 2).outshone is None, "of the answer itself"
-    assert answer([(BASE, 10.0), (BIG, 15.0)]).outshone is None, "nothing was measured again"
-
-
 def test_the_story_has_every_trial_and_every_refusal():
     result = answer([(BASE, 10.0), (BIG, OUT_OF_MEMORY)], [(BASE, 10.0)])
     assert [(t.number, t.status) for t in result.trials] == [
@@ -287,59 +198,6 @@ def test_arguments_are_those_of_the_one_mapping():
     mapping = training_plan(LORA, result.workload, result.hardware)
     assert result.arguments.training_arguments == mapping.tuned
     assert (result.arguments.model, result.arguments.adapter) == (mapping.model, mapping.adapter)
-
-
-def refused(trials: Trials, **fields) -> Exception:
-    results = [make_result(config, outcome, number=n) for n, (config, outcome) in enumerate(trials)]
-    return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results, "runs/x")
-
-
-def test_nothing_fits_names_the_closest_miss_and_what_would_help():
-    seen = make_failure(TrialStatus.OUT_OF_MEMORY, memory=Memory(resident_bytes=GIB))
-    error = refused([(BASE, OUT_OF_MEMORY), (make_config(1, checkpointing="full"), seen)], allowance=Allowance.EXACT)
-    assert isinstance(error, NothingFitsError)
-    assert str(error) == (
-        "nothing fits 2.00 GiB: the closest, micro-batch 1, checkpointing full, still ran out "
-        "(it had reached 1.00 GiB); what could make it fit: --allow method (LoRA, pure bf16), a larger --memory, "
-        "a shorter --seq-len"
-    )
-
-
-def test_what_is_allowed_already_is_no_advice():
-    assert "--allow" not in str(refused([(BASE, OUT_OF_MEMORY)], allowance=Allowance.METHOD))
-    assert "the closest, the baseline, still ran out;" in str(refused([(BASE, OUT_OF_MEMORY)]))
-
-
-def test_one_lack_of_memory_among_crashes_is_nothing_fits():
-    assert isinstance(refused([(BASE, CRASHED), (BIG, OUT_OF_MEMORY), (BF16, CRASHED)]), NothingFitsError)
-
-
-@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.INVALID])
-def test_failures_of_another_kind_name_the_first_and_its_log(status):
-    error = refused([(BASE, make_failure(status, "it broke")), (BIG, make_failure(status, "again"))])
-    assert isinstance(error, InfrastructureError)
-    assert f"no trial completed; trial 0 {status}: it broke (its log: runs/x/trials/0000/log.txt)" in str(error)
-    assert ("a shorter --seq-len" in str(error)) is (status is TrialStatus.TIMED_OUT)
-
-
-def test_what_is_there_to_be_pasted_is_never_wrapped():
-    console = Console(width=40, file=StringIO())
-    path = "a/rather/long/path/to/the/place/of/best-config.json"
-    console.print(result_table(answer([(BASE, 10.0), (BIG, 15.0)]), path, "runs/gpt2-20261121-020000"), crop=False)
-    lines = console.file.getvalue().splitlines()
-    assert f"written: {path}" in lines
-    assert "all of it: runs/gpt2-20261121-020000 (autotune report runs/gpt2-20261121-020000)" in lines
-
-
-def test_padding_of_the_baseline_is_told():
-    def shown(share: float) -> str:
-        console = Console(width=200, file=StringIO())
-        searched = [(BASE, make_measurement(10.0, padding_share=share)), (BIG, 15.0)]
-        console.print(result_table(answer(searched), "best-config.json", "runs/gpt2"))
-        return console.file.getvalue()
-
-    assert "note: 40% of what the baseline runs is padding, which tokens/s leaves out" in shown(0.4)
-    assert "padding" not in shown(0.01)
 
 
 def short(rate: float) -> Outcome:

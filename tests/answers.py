@@ -1,0 +1,44 @@
+"""Answers of searches of which a test names only what trials and finals measured."""
+
+from __future__ import annotations
+
+from factories import make_budget, make_config, make_failure, make_measurement, make_plan, make_result
+
+from autotune.tuning_result import TuningResult
+from autotune.values.config import TrainConfig
+from autotune.values.trial import Outcome, Purpose, TrialStatus
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
+from autotune.verification.verdict import assemble
+
+Trials = list[tuple[TrainConfig, Outcome | float]]
+
+BASE = make_config()
+BIG = make_config(16)
+BF16 = make_config(16, precision="bf16")
+ADAFACTOR = make_config(16, precision="bf16", optim="adafactor")
+LORA = make_config(16, adapter={})
+COMPILED = make_config(torch_compile_backend="inductor")
+
+TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "cut short")
+
+
+def noisy(rate: float) -> Outcome:
+    return make_measurement(rate, spread=0.2)
+
+
+def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | None:
+    """The answer of a search in which BASE is the baseline; `finals` come in the order in which they were run."""
+    plan = make_plan(**{"budget": make_budget(finalists=2), "baseline": BASE, **fields})
+    results = []
+    for number, (config, outcome) in enumerate(searched):
+        purpose = Purpose.BASELINE if config == BASE else Purpose.SEARCH
+        results.append(make_result(config, outcome, number=number, purpose=purpose))
+    for number, (config, outcome) in enumerate(finals, len(results)):
+        results.append(make_result(config, outcome, number=number, purpose=Purpose.FINAL))
+    return assemble(Finals(SearchState(plan, results, {make_config(2): "hopeless"})), 60.0)
+
+
+def compiled(rate: float, start_s: float) -> Outcome:
+    measured = make_measurement(rate)
+    return measured.model_copy(update={"first_step_s": measured.step_times_s[0] + start_s})
