@@ -1,6 +1,5 @@
 """Values: frozen, strict, the same after a journey through JSON; in files whole or not at all."""
 
-import math
 import os
 import subprocess
 import sys
@@ -8,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from factories import make_config, make_result, make_workload
+from factories import make_config, make_workload
 from pydantic import ValidationError
 
 from autotune.value import Value, check_savable, read_value, save_bytes, save_text, write_text, write_value
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Interval, TrialResult
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -169,13 +167,3 @@ def test_digest_does_not_depend_on_the_order_of_keys():
     one = make_workload(fixed_arguments={"a": 1, "b": 2})
     other = make_workload(fixed_arguments={"b": 2, "a": 1})
     assert one.digest() == other.digest()
-
-
-def test_infinity_survives_json():
-    interval = Interval(low=0.0, high=math.inf)
-    assert Interval.model_validate_json(interval.model_dump_json()) == interval
-
-
-def test_a_whole_trial_survives_json():
-    result = make_result()
-    assert TrialResult.model_validate_json(result.model_dump_json()) == result

@@ -1,0 +1,95 @@
+"""A trial as a value: what follows from its figures, and that they survive JSON."""
+
+import math
+
+import pytest
+from factories import make_config, make_measurement, make_result
+from pydantic import ValidationError
+
+from autotune.values.conditions import Conditions
+from autotune.values.config import Parallelism
+from autotune.values.trial import Failure, Interval, Memory, Phases, Purpose, TrialResult, TrialStatus, worst_memory
+
+
+def test_a_whole_trial_survives_json():
+    result = make_result()
+    assert TrialResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_infinity_survives_json():
+    interval = Interval(low=0.0, high=math.inf)
+    assert Interval.model_validate_json(interval.model_dump_json()) == interval
+
+
+@pytest.mark.parametrize(
+    ("figures", "peak"),
+    [
+        ({"allocated_bytes": 1}, 1),
+        ({"allocated_bytes": 1, "resident_bytes": 2}, 2),
+        ({"allocated_bytes": 1, "reserved_bytes": 3}, 3),
+        ({"allocated_bytes": 1, "reserved_bytes": 3, "device_bytes": 4}, 4),
+        ({"device_bytes": 0, "reserved_bytes": 3}, 0),
+    ],
+)
+def test_the_peak_is_the_most_complete_figure_that_is_known(figures, peak):
+    assert Memory(**figures).is_known
+    assert Memory(**figures).peak_bytes == peak
+
+
+def test_without_a_figure_there_is_no_peak():
+    assert not Memory().is_known
+    with pytest.raises(ValueError, match="without any memory figure"):
+        _ = Memory().peak_bytes
+
+
+def test_of_several_ranks_the_highest_figure_of_each_kind_counts():
+    ranks = [Memory(allocated_bytes=5, reserved_bytes=6), Memory(allocated_bytes=4, reserved_bytes=9), Memory()]
+    assert worst_memory(ranks) == Memory(allocated_bytes=5, reserved_bytes=9)
+    assert worst_memory([]) == Memory()
+
+
+def test_a_rate_that_was_measured_beside_others_is_shown_no_surer_than_what_they_took():
+    known = {"samples_per_second": 100.0, "samples_per_second_interval": Interval(low=99.0, high=101.0)}
+    assert make_measurement(**known).shown_interval == Interval(low=99.0, high=101.0)
+    disturbed = make_measurement(**known, conditions=Conditions(others_share=0.1))
+    assert (disturbed.shown_interval.low, disturbed.shown_interval.high) == pytest.approx((90.0, 110.0))
+
+
+def test_what_took_place_decides_how_a_trial_ended():
+    completed = make_result()
+    assert (completed.status, completed.has_failed) == (TrialStatus.COMPLETED, False)
+    for status, has_failed in ((TrialStatus.TIMED_OUT, False), (TrialStatus.OUT_OF_MEMORY, True)):
+        failed = completed.model_copy(update={"outcome": Failure(status=status, cause="x")})
+        assert (failed.status, failed.has_failed, failed.measurement) == (status, has_failed, None)
+
+
+def test_the_overhead_of_a_trial_is_what_its_steps_and_checks_leave():
+    phases = Phases(model_s=4.0, first_step_s=2.0, discarded_s=1.0, measured_s=3.0, check_s=1.0)
+    result = make_result()
+    for duration_s, overhead_s in ((10.0, 3.0), (6.5, 0.0)):
+        outcome = result.outcome.model_copy(update={"phases": phases})
+        timed = result.model_copy(update={"outcome": outcome, "duration_s": duration_s})
+        assert timed.overhead_s == pytest.approx(overhead_s)
+    unknown = result.outcome.model_copy(update={"phases": None})
+    assert result.model_copy(update={"outcome": unknown}).overhead_s is None
+
+
+def test_a_purpose_either_explores_closes_or_explains():
+    kinds = {purpose: (purpose.explores, purpose.closes) for purpose in Purpose}
+    assert {p for p, kind in kinds.items() if kind == (True, False)} == {Purpose.BASELINE, Purpose.SEARCH}
+    assert {p for p, kind in kinds.items() if kind == (False, False)} == {Purpose.EXPLAIN}
+    assert (True, True) not in kinds.values()
+    assert (Purpose.EXPLAIN.label(2), Purpose.FINAL.label(2)) == ("explain 2", "2")
+
+
+def test_ranks_are_started_where_several_devices_train():
+    request = make_result().request
+    assert request.ranks is None
+    spread = make_config(parallelism=Parallelism(world_size=2))
+    assert request.model_copy(update={"config": spread}).ranks == 2
+
+
+def test_limits_that_can_not_be_kept_are_refused():
+    limits = make_result().request.limits
+    with pytest.raises(ValidationError, match="measure_steps"):
+        type(limits)(**{**limits.model_dump(), "measure_steps": 1})
