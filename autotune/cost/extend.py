@@ -142,7 +142,7 @@ def _needed_flops(pair: Pair) -> NDArray[np.float64]:
 
 
 def _align(short: Tape, long: Tape, *, late: bool) -> NDArray[np.int64]:
-    """Return for each operator of `short` its like in `long`."""
+    """Return for each operator of `short` the corresponding one of `long`."""
     ends = short.forward_end, long.forward_end
     first = _match(short.names[: ends[0]], long.names[: ends[1]], late=late)
     second = _match(short.names[ends[0] :], long.names[ends[1] :], late=late)

@@ -231,7 +231,7 @@ def _repeated(rows: Rows, repeat: Repeat, end: float) -> Rows:
 
 
 def _ends_with_layer(rows: Rows, length: int) -> NDArray[np.bool_]:
-    """Return of each storage whether its like, made `length` operators earlier, ends elsewhere, or isn't there."""
+    """Return of each storage whether the one made `length` operators earlier ends elsewhere, or isn't there."""
     seen: Counter[float] = Counter()
     keys = []
     for position in rows[:, _MADE].tolist():  # an operator may make several
