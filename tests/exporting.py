@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import yaml
 from factories import make_config, make_gpu, make_hardware, make_plan, make_result, make_spec, make_workload
 
 from autotune.exports.targets import draft
@@ -70,3 +71,37 @@ def drafted(target: str, **answer: Any) -> Draft:
 
 
 CPU = make_hardware()
+
+# Answers for the parsers of other trainers.
+ANSWERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bf16": {"precision": "bf16", "tf32": True, "optim": "paged_adamw_8bit"},
+    "pure-bf16": {"precision": "pure_bf16", "optim": "adafactor", "checkpointing": "reentrant"},
+    "fp16": {"precision": "fp16", "checkpointing": "full", "use_liger_kernel": True},
+    "compiled": {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune", "precision": "bf16"},
+    "lora": {"adapter": {"kind": "lora", "dropout": 0.1}, "precision": "bf16", "attn_implementation": "eager"},
+    "dora": {"adapter": {"kind": "dora", "target_modules": "attention"}, "precision": "bf16"},
+    "rslora": {"adapter": {"kind": "rslora"}, "precision": "bf16"},
+    "qlora": {"adapter": {"kind": "lora"}, "quantization": "nf4-double", "precision": "bf16"},
+    "int8": {"adapter": {"kind": "lora"}, "quantization": "int8", "precision": "fp16"},
+    "flash": {"attn_implementation": "flash_attention_2", "precision": "bf16", "packing": True},
+    "data": {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4},
+    "by-length": {"train_sampling_strategy": "group_by_length"},
+    "own": {"own": {"learning_rate": 1e-4, "lr_scheduler_type": "cosine", "warmup_steps": 10, "weight_decay": 0.01}},
+    "run": {"own": {"num_train_epochs": 5.0, "save_steps": 77, "logging_steps": 9, "neftune_noise_alpha": 5.0,
+                    "warmup_steps": 0.1, "max_steps": 50, "save_total_limit": 2, "report_to": ["tensorboard"],
+                    "accelerator_config": {"split_batches": False}, "eval_strategy": "steps", "data_seed": 7}},
+    "ddp": {"parallelism": {"world_size": 2}},
+    "fsdp": {"parallelism": {"world_size": 2, "sharding": "fsdp_full"}, "precision": "bf16", "checkpointing": "full"},
+    "offload": {"checkpointing": "offload"},
+    "experts": {"experts_implementation": "grouped_mm"},
+}  # fmt: skip
+
+
+def ranks(name: str) -> int:
+    return ANSWERS[name].get("parallelism", {}).get("world_size", 1)
+
+
+def document(target: str, **answer: Any) -> dict[str, Any]:
+    (text,) = drafted(target, **answer).files.values()
+    return yaml.safe_load(text)

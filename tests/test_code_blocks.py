@@ -212,6 +212,15 @@ def test_the_map_of_the_code_names_every_folder_and_module_at_the_top():
     assert [name for name in names if not re.search(rf"(?<![\w/]){re.escape(name)}(?!\w)", block.text)] == []
 
 
+def test_walks_through_the_code_are_short_and_pass_no_module_twice():
+    walks = re.split(r"^\*\*.*\*\*", (ROOT / "docs/code.md").read_text(), flags=re.MULTILINE)[1:]
+    stations = [re.findall(r"^\d+\. `([\w/]+\.py)`", walk, re.MULTILINE) for walk in walks]
+    assert len(stations) == 3
+    for walk in stations:
+        assert 5 <= len(walk) == len(set(walk)) <= 10
+        assert [name for name in walk if not (ROOT / "autotune" / name).exists()] == []
+
+
 # Below: what takes longer.
 
 # Commands that run on any machine, with nothing but what pages show.

@@ -6,6 +6,7 @@ that is weighted wrongly. Learning rate and weight decay are large, so that each
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -18,8 +19,9 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from conftest import ROOT, TINY_LLAMA, write_model
-from exporting import answer_of
+from conftest import TINY_LLAMA, write_model
+from exported_scripts import tokenizer
+from exporting import ANSWERS, CPU, answer_of, answer_with, drafted
 from factories import make_config, make_hardware, make_workload
 from transformers import Trainer, default_data_collator, set_seed
 
@@ -31,18 +33,21 @@ from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
 from autotune.values.model import Task
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from exported_scripts import tokenizer
-
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),  # peft 0.21 asks for it
 ]
 
+
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {**TINY_LLAMA, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 96},
     "gpt2": {
@@ -67,17 +72,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "dropout": 0.0, **SPECIAL,
     },
 }  # fmt: skip
+
+
 STEPS = 3
+
+
 OWN = {"learning_rate": 0.02, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 1}
-
-
-@pytest.fixture(autouse=True)
-def fresh_state():
-    """Each script is a process by itself, and finds no accelerator that another has set up."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    torch.compiler.reset()
 
 
 @pytest.fixture
@@ -249,3 +249,92 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
     assert done.returncode == 0, done.stderr
     (printed,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
     assert json.loads(printed)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+SCRIPTS = ("python", "accelerate-loop", "trl")
+
+
+# Another value of each knob that a configuration has, apart from those of other devices.
+KNOBS = {
+    "precision": "bf16",
+    "tf32": True,
+    "optim": "adamw_bnb_8bit",
+    "checkpointing": "every-2nd",
+    "attn_implementation": "flash_attention_2",
+    "experts_implementation": "grouped_mm",
+    "experts_per_token": 1,
+    "expert_capacity": 8,
+    "use_liger_kernel": True,
+    "torch_compile_backend": "inductor",
+    "adapter": {"kind": "lora"},
+    "dataloader_num_workers": 2,
+    "dataloader_pin_memory": True,
+    "torch_empty_cache_steps": 4,
+    "train_sampling_strategy": "group_by_length",
+    "packing": True,
+    "micro_batch": 8,
+}
+
+
+@pytest.mark.parametrize("target", SCRIPTS)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"adapter": {"kind": "lora"}, "quantization": "nf4", "precision": "bf16"},
+        {"adapter": {"kind": "bitfit"}},
+        {"adapter": {"kind": "p-tuning"}},
+        {"parallelism": {"world_size": 2}, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
+        {
+            "name": 'weird"name\\',
+            "optim": "adamw_bnb_8bit",
+            "own": {"warmup_steps": 0.1, "lr_scheduler_type": "cosine"},
+        },
+        {"hardware": CPU, "train_sampling_strategy": "group_by_length", "dataloader_num_workers": 2},
+    ],
+    ids=["plain", "qlora", "bitfit", "p-tuning", "ddp", "names", "cpu"],
+)
+def test_scripts_are_python_that_needs_no_autotune(target, answer):
+    (source,) = drafted(target, **answer).files.values()
+    tree = ast.parse(source)
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not [name for name in imported if name.startswith("autotune")]
+    assert max(map(len, source.splitlines())) <= 120
+
+
+def test_trls_own_defaults_are_overruled():
+    (source,) = drafted("trl").files.values()
+    tree = ast.parse(source)
+    told = {n.targets[0].id: n.value for n in tree.body if isinstance(n, ast.Assign)}
+    arguments = ast.literal_eval(told["SFT_ARGUMENTS"])
+    assert arguments["activation_checkpointing"] is False
+    assert arguments["bf16"] is False
+    assert arguments["learning_rate"] == 5e-5
+    assert arguments["loss_type"] == "nll"
+    assert arguments["max_length"] == 128
+
+
+def test_a_single_gpu_is_the_only_one_that_a_script_sees():
+    assert drafted("python").launch == ("CUDA_VISIBLE_DEVICES=0 python train.py",)
+    assert drafted("python", hardware=CPU).launch == ("python train.py",)
+    several = drafted("accelerate-loop", parallelism={"world_size": 2}).launch
+    assert several == ("OMP_NUM_THREADS=4 torchrun --standalone --nproc_per_node 2 accelerate_loop.py",)
+
+
+@pytest.mark.filterwarnings("default")  # the imports of TRL
+@pytest.mark.parametrize("name", list(ANSWERS))
+def test_sft_config_takes_its_arguments(name, tmp_path):
+    trl = pytest.importorskip("trl")
+    ours = {**ANSWERS[name], "hardware": CPU}
+    ours = {key: value for key, value in ours.items() if key not in ("parallelism", "tf32")}
+    if ours.get("precision") == "fp16":
+        pytest.skip("TrainingArguments takes fp16 on a GPU alone")
+    (source,) = draft(answer_with(**ours), "trl").files.values()
+    (told,) = [
+        n.value for n in ast.parse(source).body if isinstance(n, ast.Assign) and n.targets[0].id == "SFT_ARGUMENTS"
+    ]
+    arguments = trl.SFTConfig(str(tmp_path), **ast.literal_eval(told))
+    assert arguments.bf16 == (ours.get("precision") == "bf16")
+    assert bool(arguments.activation_checkpointing) == ("checkpointing" in ours)
+    assert bool(arguments.gradient_checkpointing) == ("checkpointing" in ours)

@@ -12,6 +12,7 @@ import yaml
 from exporting import drafted
 from transformers import TrainingArguments
 
+from autotune.exports.winner import DEFAULTS
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import _LEFT_OUT, _REFUSED, _WITHOUT_EFFECT, read_arguments
 
@@ -42,12 +43,15 @@ VALUES: dict[str, Any] = {
     "debug": "underflow_overflow",
 }
 
+
 # Their places in files where they have other names, or are no plain arguments.
 AXOLOTL = {
     "num_train_epochs": "num_epochs",
     "per_device_eval_batch_size": "eval_batch_size",
     "lr_scheduler_type": "lr_scheduler",
 }
+
+
 LOOP = {
     "learning_rate": '"lr": 0.25005',
     "adam_beta1": '"betas": (0.8, ',
@@ -61,6 +65,8 @@ LOOP = {
     "seed": "set_seed(45)",
     "max_steps": '"--steps", type=int, default=321',
 }
+
+
 VALUES |= {"adam_beta1": 0.8, "adam_beta2": 0.998, "adam_epsilon": 1e-7}
 
 
@@ -123,18 +129,6 @@ def test_each_of_the_users_arguments_is_carried_or_told(target, own):
     assert not both
 
 
-def test_what_tools_have_fields_for_is_carried():
-    own = {"num_train_epochs": 5.0, "save_steps": 77, "logging_steps": 9, "neftune_noise_alpha": 5.0}
-    for target in ("axolotl", "llama-factory"):
-        made = drafted(target, own=own)
-        document = yaml.safe_load(next(iter(made.files.values())))
-        assert made.lost == ()
-        assert document["num_epochs" if target == "axolotl" else "num_train_epochs"] == 5.0
-        assert {name: document[name] for name in ("save_steps", "logging_steps", "neftune_noise_alpha")} == {
-            "save_steps": 77, "logging_steps": 9, "neftune_noise_alpha": 5.0
-        }  # fmt: skip
-
-
 @pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl", "axolotl", "llama-factory"])
 def test_arguments_that_all_are_the_defaults_are_not_told(target, tmp_path):
     path = tmp_path / "args.json"
@@ -159,7 +153,5 @@ def test_a_value_that_a_target_can_not_say_is_told(target, own, line):
     assert drafted(target, own=own).lost == (line,)
 
 
-def test_a_share_of_steps_to_warm_up_over_is_one_for_axolotl():
-    document = yaml.safe_load(drafted("axolotl", own={"warmup_steps": 0.125}).files["axolotl.yaml"])
-    assert document["warmup_ratio"] == 0.125
-    assert "warmup_steps" not in document
+def test_defaults_that_are_written_out_are_those_of_the_trainer(tmp_path):
+    assert {name: getattr(TrainingArguments(str(tmp_path), use_cpu=True), name) for name in DEFAULTS} == DEFAULTS
