@@ -19,13 +19,15 @@ from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.explanation import Basis, Contribution
 from autotune.values.hardware import Hardware, installed_versions
 from autotune.values.model import ModelFacts, ModelSpec, Task
-from autotune.values.problem import Problem
+from autotune.values.problem import Change, Problem
 from autotune.values.statistics import rate_interval
 from autotune.values.techniques import Checkpointing, checkpointing_arguments
 from autotune.values.trial import (
     Failure,
+    Interval,
     Limits,
     Measurement,
     Memory,
@@ -269,3 +271,13 @@ def product_rate(factors: dict[str, dict[Any, float]]) -> Callable[[TrialRequest
         return math.prod(table[getattr(request.config, knob)] for knob, table in factors.items())
 
     return rate
+
+
+def make_contribution(knob: str, ratio: float | None, basis: Basis = "in turn", **fields: Any) -> Contribution:
+    """What putting a knob back from 'b' to 'a' tells; the interval is a tenth wide either way."""
+    defaults = {
+        "changes": (Change(knob=knob, before="a", after="b", allowance=Allowance.EXACT),),
+        "config": make_config(),
+        "interval": Interval(low=ratio * 0.9, high=ratio * 1.1) if ratio else None,
+    }
+    return Contribution(**{**defaults, "basis": basis, "ratio": ratio, **fields})

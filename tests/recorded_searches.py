@@ -37,7 +37,7 @@ def recorded_search(*trials: RecordedTrial, plan: SearchPlan | None = None, **fi
     found = trials if any(t.purpose is Purpose.BASELINE for t in trials) else (baseline, *trials)
     defaults = {
         "id": "a",
-        "key": key_of(plan.workload, plan.facts, plan.hardware),
+        "key": key_of(plan),
         "model": plan.workload.model.name,
         "shape": "causal-lm, sequence 128, batch 16",
         "device": plan.hardware.name,

@@ -61,6 +61,15 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+@contextlib.contextmanager
+def writing(where: str) -> Iterator[None]:
+    """Turn a file that can't be written into bad input; `where` names it in the message."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{where}: can't be written: {error.strerror}") from None
+
+
 def error_document(error: AutotuneError) -> dict[str, Any]:
     """Return an error as `--json` prints it."""
     return {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}

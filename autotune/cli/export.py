@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.console import Json, guarded, print_json, print_text
+from autotune.cli.console import Json, guarded, print_json, print_text, writing
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.exports.winner import Draft
-    from autotune.tuning_result import TuningResult
 
 _TARGETS = (
     "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, dockerfile, "
@@ -31,43 +30,25 @@ def export(
 ) -> None:
     """Write the best configuration as a script, or as files that other tools read."""
     from autotune.exports import targets
-
-    result = _result(best)
-    if to == targets.ALL:
-        found, left_out = targets.drafts(result)
-        _save_all(result, found, left_out, output, as_json=as_json, quiet=quiet)
-        return
-    draft = targets.draft(result, to)
-    if output is None and not as_json:
-        _print(draft, quiet=quiet)
-        return
-    draft, paths = _save(draft, output)
-    _tell(paths, draft.launch, {to: draft.lost}, {}, as_json=as_json, quiet=quiet)
-
-
-def _result(best: Path) -> TuningResult:
     from autotune.storage.run_directory import ANSWER_FILE
     from autotune.tuning_result import load
 
-    return load(best / ANSWER_FILE if best.is_dir() else best)
-
-
-def _save_all(
-    result: TuningResult,
-    found: dict[str, Draft],
-    left_out: dict[str, str],
-    directory: Path | None,
-    *,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    from autotune.exports import targets
-
-    if directory is None:
-        raise InputError("--to all needs a directory for the files (--output DIR)")
-    paths = _written(targets.files_of_all(result, found), directory)
+    result = load(best / ANSWER_FILE if best.is_dir() else best)
+    left_out: dict[str, str] = {}
+    if to == targets.ALL:
+        found, left_out = targets.drafts(result)
+        if output is None:
+            raise InputError("--to all needs a directory for the files (--output DIR)")
+        launch, paths = result.launch_commands, _written(targets.files_of_all(result, found), output)
+    else:
+        draft = targets.draft(result, to)
+        if output is None and not as_json:
+            _print(draft, quiet=quiet)
+            return
+        draft, paths = _save(draft, output)
+        found, launch = {to: draft}, draft.launch
     lost = {target: draft.lost for target, draft in found.items()}
-    _tell(paths, result.launch_commands, lost, left_out, as_json=as_json, quiet=quiet)
+    _tell(paths, launch, lost, left_out, as_json=as_json, quiet=quiet)
 
 
 def _save(draft: Draft, output: Path | None) -> tuple[Draft, list[Path]]:
@@ -83,10 +64,8 @@ def _save(draft: Draft, output: Path | None) -> tuple[Draft, list[Path]]:
 def _written(files: dict[str, str], directory: Path) -> list[Path]:
     from autotune.exports.launch_files import written
 
-    try:
+    with writing(f"--output {directory}"):
         return list(written(files, directory))
-    except OSError as error:
-        raise InputError(f"--output {directory}: can't be written: {error.strerror}") from None
 
 
 def _print(draft: Draft, *, quiet: bool) -> None:

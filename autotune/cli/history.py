@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.console import Json, guarded, print_json, print_text, stdout
+from autotune.cli.console import Json, guarded, print_json, print_text, stdout, writing
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def export(
         return
     from autotune.value import save_text
 
-    try:
+    with writing(str(file)):
         save_text(json.dumps(_document(found), indent=2) + "\n", file)
-    except OSError as error:
-        raise InputError(f"{file}: can't be written: {error.strerror}") from None
     trials = sum(len(search.trials) for search in found)
     if as_json:
         print_json({"file": str(file), "searches": len(found), "trials": trials})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.console import Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout
+from autotune.cli.console import Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout, writing
 from autotune.cli.options import TrustRunDir
 from autotune.errors import InputError
 
@@ -39,9 +39,12 @@ def report(
     chosen = form or format_of(out)
     path = out or run_dir / f"report.{chosen}"
     from autotune.output.gather import gather
+    from autotune.value import save_bytes, write_bytes
 
     found = gather(run_dir)
-    _write(render(found, chosen), path, is_named=out is not None)
+    content = render(found, chosen)
+    with writing(f"--out {path}"):
+        (write_bytes if out is None else save_bytes)(content, path)
     from autotune.output.report_facts import answer
 
     if as_json:
@@ -85,15 +88,6 @@ def render(found: RunReport, chosen: Format) -> bytes:
     from autotune.output.report_text import csv_report, markdown_report
 
     return (csv_report(found) if chosen is Format.CSV else markdown_report(found)).encode()
-
-
-def _write(content: bytes, path: Path, *, is_named: bool) -> None:
-    from autotune.value import save_bytes, write_bytes
-
-    try:
-        (save_bytes if is_named else write_bytes)(content, path)
-    except OSError as error:
-        raise InputError(f"--out {path}: can't be written: {error.strerror}") from None
 
 
 @guarded

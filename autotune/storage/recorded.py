@@ -18,6 +18,7 @@ from autotune.value import Value
 from autotune.values.config import Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
+from autotune.values.problem import Problem
 from autotune.values.trial import Failure, Purpose, TrialResult, TrialStatus
 from autotune.values.trial_row import TrialRow
 from autotune.version import __version__
@@ -57,11 +58,12 @@ class _Digested(Value):
     of: dict[str, Any]
 
 
-def key_of(workload: Workload, facts: ModelFacts, hardware: Hardware) -> Key:
+def key_of(problem: Problem) -> Key:
     """Return the key of a search."""
+    workload, hardware = problem.workload, problem.hardware
     device = hardware.model_copy(update={"free_bytes": 0, "device": hardware.kind, "versions": {}})
     return Key(
-        model=_model(workload, facts),
+        model=_model(workload, problem.facts),
         workload=_shape(workload),
         hardware=device.digest(leave_out=frozenset({"count"})),
         versions=_digest(versions_of(hardware)),

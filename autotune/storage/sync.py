@@ -85,7 +85,7 @@ def described(plan: SearchPlan, identity: Identity, run_directory: str) -> Recor
     words = (str(workload.task), workload.shown_length, target, batch, data)
     search = RecordedSearch(
         id=identity.id,
-        key=key_of(workload, plan.facts, plan.hardware),
+        key=key_of(plan),
         model=workload.model.name,
         shape=", ".join(filter(None, words)),
         device=plan.hardware.name,

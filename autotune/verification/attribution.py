@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.values.config import Parallelism, TrainConfig
-from autotune.values.explanation import Contribution, Explanation
+from autotune.values.explanation import Basis, Contribution, Explanation
 from autotune.values.problem import Change
 from autotune.values.result import ResultData
 from autotune.values.statistics import ratio_of_means
@@ -199,39 +199,28 @@ class Evidence:
 
 
 def _contribution(evidence: Evidence, removal: Removal, refused: Mapping[TrainConfig, str]) -> Contribution:
-    config, changes = removal.config, removal.changes
+    config = removal.config
+
+    def found(basis: Basis, **fields: Any) -> Contribution:
+        return Contribution(changes=removal.changes, config=config, basis=basis, **fields)
+
     if config is None:
-        return Contribution(changes=changes, config=None, basis="fails", cause=removal.cause)
-    reading = evidence.in_turn(config)
-    if reading is not None:
-        return Contribution(changes=changes, config=config, basis="in turn", **reading._asdict())
-    failed = evidence.failure(config)
-    if failed is not None:
-        return _failed(removal, failed)
+        return found("fails", cause=removal.cause)
+    if (reading := evidence.in_turn(config)) is not None:
+        return found("in turn", **reading._asdict())
+    if (failed := evidence.failure(config)) is not None:
+        cause = failed.outcome.cause if failed.outcome.kind == "failure" else ""
+        basis: Basis = "slow" if failed.status is TrialStatus.TIMED_OUT else "fails"
+        return found(basis, cause=f"{failed.status}: {cause} (trial {label(failed)})", trials=(label(failed),))
     if config in refused:
-        return Contribution(changes=changes, config=config, basis="fails", cause=refused[config])
-    reading = evidence.once(config)
-    if reading is not None:
-        return Contribution(changes=changes, config=config, basis="once", **reading._asdict())
-    reading = evidence.elsewhere([c.knob for c in changes])
-    if reading is not None:
-        return Contribution(
-            changes=changes, config=config, basis="elsewhere", **{**reading._asdict(), "samples_per_second": None}
-        )
+        return found("fails", cause=refused[config])
+    if (reading := evidence.once(config)) is not None:
+        return found("once", **reading._asdict())
+    if (reading := evidence.elsewhere([c.knob for c in removal.changes])) is not None:
+        return found("elsewhere", **{**reading._asdict(), "samples_per_second": None})
     why = evidence.refusal(config)
     cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
-    return Contribution(changes=changes, config=config, basis="unknown", cause=cause)
-
-
-def _failed(removal: Removal, trial: TrialResult) -> Contribution:
-    cause = trial.outcome.cause if trial.outcome.kind == "failure" else ""
-    return Contribution(
-        changes=removal.changes,
-        config=removal.config,
-        basis="slow" if trial.status is TrialStatus.TIMED_OUT else "fails",
-        cause=f"{trial.status}: {cause} (trial {label(trial)})",
-        trials=(label(trial),),
-    )
+    return found("unknown", cause=cause)
 
 
 def _distance(config: TrainConfig, other: TrainConfig) -> int:

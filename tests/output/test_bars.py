@@ -5,30 +5,20 @@ import math
 import xml.etree.ElementTree as ET
 
 import pytest
+from factories import make_config
+from factories import make_contribution as part
 from finished_searches import make_breakdown, make_report
 
 from autotune.output.bars import memory_bars, memory_parts, time_bars, waterfall, waterfall_steps
-from autotune.output.explanation_table import how_known, ratio_words
 from autotune.output.run_report import Breakdown
 from autotune.units import GIB
-from autotune.values.config import Allowance, TrainConfig
 from autotune.values.explanation import Contribution, Explanation
-from autotune.values.problem import Change
 from autotune.values.time_spent import Spent
-from autotune.values.trial import Interval
-
-CONFIG = TrainConfig(per_device_train_batch_size=8)
-
-
-def part(knob: str, ratio: float | None, basis: str = "in turn", **fields) -> Contribution:
-    change = Change(knob=knob, before="a", after="b", allowance=Allowance.EXACT)
-    interval = Interval(low=ratio * 0.9, high=ratio * 1.1) if ratio else None
-    return Contribution(changes=(change,), config=CONFIG, basis=basis, ratio=ratio, interval=interval, **fields)
 
 
 def explained(*parts: Contribution, baseline: float | None = 10.0, total: float | None = 3.0) -> Explanation:
     return Explanation(
-        winner=CONFIG,
+        winner=make_config(),
         winner_samples_per_second=30.0,
         baseline_samples_per_second=baseline,
         total=total,
@@ -56,8 +46,6 @@ def test_what_was_not_measured_in_turn_looks_otherwise():
 def test_a_knob_without_which_nothing_runs_has_words_for_a_bar():
     needed = waterfall_steps(explained(part("precision", 3.0), part("checkpointing", None, "fails", cause="no memory")))
     assert (needed[1].value, needed[1].start, needed[1].tip) == ("needed", None, "no memory")
-    assert ratio_words(part("precision", None, "slow")) == "too slow"
-    assert ratio_words(part("precision", None, "unknown")) == "not told"
 
 
 def test_without_a_baseline_each_bar_ends_at_the_winner():
@@ -79,20 +67,6 @@ def test_bars_join_where_the_last_one_ended(width):
 
 def test_nothing_is_drawn_where_nothing_is_told():
     assert waterfall(explained(part("precision", None, "unknown"), total=None), 620.0) is None
-
-
-def test_how_a_factor_is_known_names_the_trials():
-    said = "measured in turn with the winner (explain trials 0, 1, 10)"
-    assert how_known(part("precision", 1.5, trials=("explain 10", "explain 0", "explain 1"))) == said
-    once = how_known(part("precision", 1.5, "once", trials=("4", "3")))
-    assert once == "told by one trial of the search each (trials 3, 4)"
-    assert how_known(part("precision", None, "fails", cause="no memory", trials=("3",))) == "no memory"
-
-
-def test_a_factor_has_its_interval_where_it_has_an_end():
-    assert ratio_words(part("precision", 1.5)) == "×1.50 (1.35 to 1.65)"
-    endless = part("precision", 1.5).model_copy(update={"interval": Interval(low=0.0, high=math.inf)})
-    assert ratio_words(endless) == "×1.50"
 
 
 def test_components_come_to_the_peak():

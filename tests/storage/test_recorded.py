@@ -10,6 +10,7 @@ from factories import (
     make_gpu,
     make_hardware,
     make_measurement,
+    make_problem,
     make_result,
     make_spec,
     make_workload,
@@ -24,9 +25,8 @@ LENGTHS = LengthProfile(samples=9, mean=20, minimum=1, median=20, p95=40, maximu
 
 
 def key(workload=None, facts=None, hardware=None) -> str:
-    return key_of(
-        workload or make_workload(), facts or make_facts(architecture="abc"), hardware or make_hardware()
-    ).short
+    fields = {"workload": workload, "facts": facts or make_facts(architecture="abc"), "hardware": hardware}
+    return key_of(make_problem(**{name: value for name, value in fields.items() if value is not None})).short
 
 
 USUAL = key()
