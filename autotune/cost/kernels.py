@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autotune.cost.attention import by_position, flash, output_of
+from autotune.cost.attention import AttentionCall, by_position, flash, output_of
 from autotune.cost.profile import NORMALISATION
 from autotune.cost.tape import Recorder
 
@@ -22,27 +22,10 @@ from autotune.cost.tape import Recorder
 _ROWS_PER_PART = 10
 
 
-def fused_attention_on_cpu(
-    recorder: Recorder,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    *,
-    causal: bool,
-) -> torch.Tensor:
-    """Return an output of the CPU's fused attention without computing it.
-
-    Args:
-        recorder: Writes down the work.
-        query: (batch, heads, length, width).
-        key: (batch, key heads, key length, width).
-        value: As `key`.
-        mask: Added to the scores, or booleans.
-        causal: Whether half of the scores are left out.
-    """
+def fused_attention_on_cpu(recorder: Recorder, call: AttentionCall) -> torch.Tensor:
+    """Return an output of the CPU's fused attention without computing it; the recorder writes it down."""
     result: torch.Tensor = _FusedAttention.apply(  # type: ignore[no-untyped-call]
-        query, key, value, mask, recorder, causal
+        call.query, call.key, call.value, call.mask, recorder, call.causal
     )
     return result
 

@@ -193,7 +193,7 @@ class Semantics(TorchFunctionMode):
             return attention(self._recorder, call, self._generation)
         if call.dropout > 0 or (call.mask is not None and call.mask.requires_grad):
             return NotImplemented  # torch's CPU kernel has neither: use_flash_attention_cpp in sdp_utils_cpp.cpp
-        return fused_attention_on_cpu(self._recorder, call.query, call.key, call.value, call.mask, causal=call.causal)
+        return fused_attention_on_cpu(self._recorder, call)
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, p, training = _dropout_arguments(args, kwargs)

@@ -111,8 +111,8 @@ class Explainer:
         plan: The search.
         result: Its answer.
         searched: Its trials.
-        directory: Where the trials are kept, which no other uses meanwhile.
-        observer: Who listens.
+        directory: Where the trials lie; no other process uses it meanwhile.
+        observer: Is called with each event.
         max_time_s: What they may take together; the search's limit by default.
         clock: Seconds from some moment on.
     """

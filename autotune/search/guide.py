@@ -47,7 +47,7 @@ _LEAST_FIT = 0.1
 # A cold compile of small models took inductor 20 to 79 s on two cores; larger ones on a GPU take minutes.
 _COMPILE_S = 60.0
 
-# So many trials beside the baseline are run whatever the chances: a prediction alone never ends a search.
+# So many trials after the baseline are run whatever the chances: a prediction alone never ends a search.
 LEAST_TRIALS = 2
 
 

@@ -1,6 +1,6 @@
-"""How far a search is: what is left of its time and trials, and what is told of it to who listens.
+"""How far a search is: what is left of its time and trials, and the events that report it.
 
-:class:`Pace` says how long and how finely a trial may measure; :class:`Teller` tells of each trial before and after it,
+:class:`Pace` says how long and how finely a trial may measure; :class:`Teller` reports each trial before and after it,
 and how the search stands then. Neither decides what is tried.
 """
 
@@ -66,21 +66,21 @@ class Pace:
         return self._plan.budget.max_trials - self.searched() - self.running
 
     def may_go_on(self) -> bool:
-        """Whether another trial fits the budget, with time kept for the finalists."""
-        return self.trials_left() > 0 and self.left_s() > self.kept_s() + self._typical_s()
+        """Whether another trial fits the budget, with time reserved for the finalists."""
+        return self.trials_left() > 0 and self.left_s() > self.reserved_s() + self._typical_s()
 
-    def kept_s(self) -> float:
+    def reserved_s(self) -> float:
         """Return the time that finals and checks should take, or half of all where that is less.
 
-        Nothing is kept where it would leave no time for a single trial: an unconfirmed answer is better than none. A
-        recording has no finals.
+        Nothing is reserved where it would leave no time for a single trial: an unconfirmed answer is better than none.
+        A recording has no finals.
         """
         if self._plan.exhaustive:
             return 0.0
-        kept_s = min(self._finals.expected_s() + self._finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
-        if not self.searched() and self.left_s() <= kept_s + self._typical_s():
+        reserved_s = min(self._finals.expected_s() + self._finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
+        if not self.searched() and self.left_s() <= reserved_s + self._typical_s():
             return 0.0
-        return kept_s
+        return reserved_s
 
     def timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
         """Return the time limit of a trial: what is left for it, and of a search trial what a winner would need."""
@@ -89,7 +89,7 @@ class Pace:
             usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
         limit_s = min(usual_s, self.left_s())
         if purpose is Purpose.SEARCH and not self._plan.exhaustive:
-            limit_s = min(limit_s, self.left_s() - self.kept_s())
+            limit_s = min(limit_s, self.left_s() - self.reserved_s())
             leader = self._history.best()
             if leader is not None and config.torch_compile_backend is None:  # a cold compile may take minutes
                 limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
@@ -116,12 +116,12 @@ _NAMED = 3
 
 
 class Teller:
-    """Tells of one search.
+    """Reports the progress of one search.
 
     Args:
         finals: Of the search.
         pace: Its limits.
-        observer: Who listens.
+        observer: Is called with each event.
     """
 
     def __init__(self, finals: Finals, pace: Pace, observer: Observer) -> None:
@@ -132,11 +132,11 @@ class Teller:
         self._refused = finals.state.refused
         self._pace = pace
         self._observer = observer
-        self._refusals_told = 0
+        self._refusals_reported = 0
 
     def started(self, request: TrialRequest) -> None:
-        """Tell of a trial that is about to run, and of what was refused before it."""
-        self._tell_refusals()
+        """Report a trial that is about to run, and what was refused before it."""
+        self._report_refusals()
         self._observer(
             TrialStarted(
                 number=request.number,
@@ -151,7 +151,7 @@ class Teller:
         )
 
     def ended(self, result: TrialResult) -> None:
-        """Tell of a trial that has been taken in."""
+        """Report a trial that has ended and is part of the state."""
         best = self._history.best()
         self._observer(
             TrialEnded(
@@ -165,17 +165,17 @@ class Teller:
     def _changes(self, config: TrainConfig) -> tuple[Change, ...]:
         return changes(config, self._plan)
 
-    def _tell_refusals(self) -> None:
-        """Say, to who wants to know, how many configurations were refused since the last trial, and why."""
-        fresh = len(self._refused) - self._refusals_told
+    def _report_refusals(self) -> None:
+        """Report as details how many configurations were refused since the last trial, and why."""
+        fresh = len(self._refused) - self._refusals_reported
         if not fresh:
             return
-        named = islice(self._refused.items(), self._refusals_told, self._refusals_told + _NAMED)
+        named = islice(self._refused.items(), self._refusals_reported, self._refusals_reported + _NAMED)
         for config, reason in named:
             self._observer(Detail(text=f"refused: {shown_changes(self._changes(config))}: {reason}"))
         if fresh > _NAMED:
             self._observer(Detail(text=f"refused: {fresh - _NAMED} more (the report has them all)"))
-        self._refusals_told = len(self._refused)
+        self._refusals_reported = len(self._refused)
 
     def _standing(self) -> Standing:
         return _standing(self._plan.memory_bytes, self._results, len(self._refused), self._leader())
@@ -204,7 +204,7 @@ class Teller:
 
 
 def standing_of_answer(result: ResultData, trials: Sequence[TrialResult], refused: int) -> Standing:
-    """Return how a search stands that is over and whose answer is looked into by more `trials`."""
+    """Return the standing of a finished search whose answer is explained by more `trials`."""
     measured = result.best.measurement
     speedup = result.speedup.ratio if result.speedup is not None else None
     leader = _leader(result.best.changes, measured, speedup) if measured is not None else None

@@ -2,7 +2,7 @@
 
 Pure. While something completes, the next proposal is the leader's first untried neighbour. When nothing has completed
 yet, the proposals get lighter until something fits; if it isn't memory that trials fail for, they change one knob of
-the baseline at a time. What is left after that is the sampler's.
+the baseline at a time. What is left after that is TPE's (see `sampler`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a search that is planned: where its trials run, who keeps them, what predicts, and where the answer goes.
+"""Runs a search that is planned: where its trials run, what records them, what predicts, and where the answer goes.
 
 Trials run at one place, at several places of this machine, or on the nodes of a Ray cluster (:func:`backend_of`).
 """
@@ -111,7 +111,7 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
 def conduct(
     plan: SearchPlan, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> ResultData:
-    """Run a search or a recording to its end; what was observed is kept for the next one, however it ends.
+    """Run a search or a recording to its end; what was observed is stored for the next search, however it ends.
 
     Raises:
         NothingFitsError, InfrastructureError, SearchInterrupted: As the conductor.

@@ -246,7 +246,7 @@ class CostModelSampler(BaseSampler):
         return sum(result.request.purpose is Purpose.SEARCH for result in self._history.results)
 
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:
-        """Whether `config` is neither known, nor running, nor refused; the reason of a refusal is kept."""
+        """Whether `config` is neither known, nor running, nor refused; reasons are added to `state.refused`."""
         if self._history.known(config) is not None or config in pending:
             return False
         if config in (self._plan.baseline, self._recall.candidate):

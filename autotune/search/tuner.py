@@ -1,9 +1,9 @@
-"""The conductor of a search: ask, check, run, tell; then the finalists and the answer.
+"""The conductor of a search: ask, run, tell; then the finalists and the answer.
 
-As long as a place is free, the study is asked for the next configuration, and a trial of it begins there; results are
-taken in as they come. What is worth a trial is the sampler's matter (see `sampler`). Where there are several places,
-the baseline is measured beside other trials, like them. Finals and checks are compared closely, so they run one at a
-time, at one place. An exhaustive plan is measured point by point, and nothing is searched (see `exhaustive`).
+As long as a place is free, the study is asked for the next configuration and a trial of it begins there; results are
+taken in as they come. The sampler decides what is worth a trial (see `sampler`). With several places the baseline runs
+at the same time as other trials. Finals and checks are compared closely, so they run one at a time, at one place. An
+exhaustive plan is measured point by point, and nothing is searched (see `exhaustive`).
 
 Every result is on disk before the next trial starts, so a killed search goes on where it was.
 """
@@ -59,7 +59,7 @@ class Tuner:
         plan: What is searched.
         directory: Where everything is recorded, locked by the caller.
         pool: Where the trials run.
-        observer: Who listens.
+        observer: Is called with each event.
         clock: Seconds from some moment on.
         model: Predicts; None to search without.
         recall: What earlier searches recorded; nothing by default.
@@ -250,7 +250,7 @@ class Tuner:
         return request
 
     def _ended(self, result: TrialResult) -> None:
-        """Tell of a trial that was taken in, and write the answer as it stands.
+        """Report a trial that is part of the state, and write the answer as it stands.
 
         While others are running, it isn't written so often that places wait for it; it is again at the end.
         """
