@@ -82,8 +82,8 @@ class Recall:
         if known is None or known.result.status is not TrialStatus.TIMED_OUT:
             return None
         took_s, limit = known.recorded.duration_s, show_time(budget.trial_timeout_s)
-        text = f"the baseline did not end within {show_time(took_s)} on {known.recorded.day} (record)"
-        text = f"{text}; it is tried for {limit} now"
+        took = f"{show_time(took_s)} on {known.recorded.day}"
+        text = f"the baseline did not end within {took} (record); it is tried for {limit} now"
         return text if took_s < budget.trial_timeout_s else f"{text}; {budget.against_timeouts}"
 
     @property

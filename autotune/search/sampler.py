@@ -40,7 +40,7 @@ from autotune.values.trial import Prediction, Purpose, TrialResult
 from autotune.verification.state import SearchState
 
 # Points of TPE in a row that are known or refused, after which another open one is taken.
-PATIENCE_DRAWS = 20
+PATIENCE_DRAWS = 60
 
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 

@@ -50,7 +50,7 @@ class History:
         self._objective = objective or Objective()
         self._results: list[TrialResult] = []
         self._by_config: dict[TrainConfig, TrialResult] = {}
-        # Asked for at every proposal, over a thousand trials: what would take time is kept.
+        # Indexes, since every proposal asks for these, over up to a thousand trials.
         self._by_kind: dict[TrainConfig, dict[int, TrialResult]] = {}
         self._shortages: list[TrialResult] = []
         self._ranking: list[TrialResult] | None = None

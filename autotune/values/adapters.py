@@ -1,7 +1,7 @@
 """Adapters by name: what is trained in place of all weights, each kind with the fields it has.
 
-Values only, and a few facts of each kind that rules and the cost model read. What peft is told of them is in
-`peft_arguments`; all but BitFit are peft's.
+Values, and a few facts of each kind that rules and the cost model read. peft's arguments for them are in
+`training.adapters`; all but BitFit are peft's.
 """
 
 from __future__ import annotations

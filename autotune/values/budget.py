@@ -46,7 +46,7 @@ class Budget(Value):
 
     @property
     def when_measured_again(self) -> dict[str, float]:
-        """What replaces these limits for who is measured again: four times the steps, or until it is twice as sure.
+        """What replaces these limits when a configuration is measured again: four times the steps, half the interval.
 
         As `measure_time_s` stays, it is short steps, which noise disturbs the most, that are measured for longer.
         """

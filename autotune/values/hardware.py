@@ -19,7 +19,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from autotune.errors import InputError, MachineError
 from autotune.value import Value
-from autotune.values.nvml import capability_of, index_of, memory_of, nvml_handle, told_of, visible_indices
+from autotune.values.nvml import capability_of, driver_errors, index_of, memory_of, nvml_handle, visible_indices
 from autotune.values.optimizers import PACKAGES as OPTIMIZER_PACKAGES
 
 # Share of the free memory that the default budget leaves alone: other processes breathe, and the allocator of a
@@ -143,7 +143,7 @@ def like_devices(device: str) -> tuple[str, ...]:
     """Return the visible devices of the same name and memory as `device` ('cuda:N'), itself first.
 
     Raises:
-        MachineError: The driver doesn't tell.
+        MachineError: The driver doesn't answer.
     """
     import pynvml
 
@@ -152,7 +152,7 @@ def like_devices(device: str) -> tuple[str, ...]:
         return pynvml.nvmlDeviceGetName(handle), memory_of(handle).total
 
     own = index_of(device)
-    with told_of(device):
+    with driver_errors(device):
         others = [index for index in range(cuda_count()) if index != own and looks(index) == looks(own)]
     return tuple(f"cuda:{index}" for index in (own, *others))
 
@@ -174,9 +174,9 @@ def cuda_used_bytes(device: str) -> int | None:
     """Return the memory in use on a CUDA device (such as 'cuda:0'), by anyone; None: it shares the host's.
 
     Raises:
-        MachineError: The driver doesn't tell.
+        MachineError: The driver doesn't answer.
     """
-    with told_of(device):
+    with driver_errors(device):
         return memory_of(nvml_handle(index_of(device))).used
 
 
@@ -206,7 +206,7 @@ def _cuda(index: int) -> Hardware:
     import pynvml
 
     device = f"cuda:{index}"
-    with told_of(device):
+    with driver_errors(device):
         handle = nvml_handle(index)
         memory = memory_of(handle)
         name, capability = pynvml.nvmlDeviceGetName(handle), capability_of(handle)

@@ -1,4 +1,4 @@
-"""What NVML tells of the CUDA devices that this process may see: which they are, and their memory.
+"""The CUDA devices that this process may see, by NVML: which they are, and their memory.
 
 CUDA_VISIBLE_DEVICES is read as CUDA reads it: indices or UUIDs, which may be shortened as long as they fit one device,
 MIG instances among them; what stands behind an entry that fits none is not seen. A GPU in MIG mode that is named by its
@@ -142,11 +142,11 @@ def memory_of(handle: object) -> DeviceMemory:
 
 
 @contextlib.contextmanager
-def told_of(device: str) -> Iterator[None]:
-    """Make a clear line of what NVML says when it doesn't tell what is asked inside.
+def driver_errors(device: str) -> Iterator[None]:
+    """Turn errors of NVML within the block into one line about the device.
 
     Raises:
-        MachineError: It doesn't.
+        MachineError: NVML doesn't answer, or there is no such device.
     """
     import pynvml
 

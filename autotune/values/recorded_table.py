@@ -60,7 +60,7 @@ class TableTrial(Value):
 
     @classmethod
     def of(cls, result: TrialResult) -> TableTrial:
-        """Return what is kept of `result`."""
+        """Return what is recorded of `result`."""
         number, duration_s, outcome = result.request.number, result.duration_s, result.outcome
         if isinstance(outcome, Measurement):
             return cls(number=number, status=result.status, duration_s=duration_s, measurement=outcome)

@@ -1,7 +1,6 @@
 """Where the wall time of a search went: into measuring, and into all that measuring takes; and a stopwatch with laps.
 
-A search that was stopped and gone on with counts the trials of both parts, and of what lay between the trials that of
-the last part alone.
+A search that was resumed counts the trials of all its parts, and the time between trials of the last part alone.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Spent(Value):
 
 
 def wall_s(results: Sequence[TrialResult]) -> float:
-    """Return how long at least one of `results` ran; those that don't tell when they began ran alone."""
+    """Return how long at least one of `results` ran; those without a known start count as if they ran alone."""
     spans = sorted((r.began, r.began + r.duration_s) for r in results if r.began is not None)
     total, until = sum(r.duration_s for r in results if r.began is None), float("-inf")
     for began, ended in spans:

@@ -69,7 +69,7 @@ class Limits(Value):
     measure_time_s: float = Field(gt=0)
     relative_interval: float = Field(gt=0)
     beaten_step_s: float | None = Field(
-        default=None, gt=0, description="whose steps surely take longer has lost: measuring them more finely is no use"
+        default=None, gt=0, description="a trial whose steps surely take longer has lost, and isn't measured any finer"
     )
 
 

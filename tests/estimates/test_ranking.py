@@ -1,8 +1,17 @@
-"""What a ranking leaves out is said, with the reason."""
+"""Rankings: of a device and of all devices; what is left out is said, with the reason."""
 
+import itertools
+
+import pytest
+from conftest import TINY_LLAMA, write_model
 from factories import make_config, make_gpu, make_space
 
-from autotune.estimates.ranking import ranking_notes
+from autotune.cost.profiler import profile
+from autotune.errors import NothingFitsError
+from autotune.estimates.ranking import BEST, ranking_notes
+from autotune.estimates.report import DevicesReport, RankingReport
+from autotune.units import GIB
+from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import Allowance
 
 PARAMETERS = {
@@ -41,3 +50,87 @@ def test_values_that_only_came_out_behind_are_named():
 def test_where_all_is_shown_there_is_nothing_to_say():
     adafactor = make_config(precision="bf16", tf32=True, optim="adafactor")
     assert notes(BASE, adafactor, make_config(precision="pure_bf16", adapter={}), hardware=make_gpu()) == []
+
+
+def test_without_a_knob_the_best_are_ranked(estimated):
+    found = estimated()
+    assert isinstance(found, RankingReport)
+    assert 1 < len(found.best) <= BEST
+    assert found.considered >= found.fitting >= len(found.best)
+    rates = [one.speed.samples_per_second for one in found.best]
+    assert all(later <= 1.011 * earlier for earlier, later in itertools.pairwise(rates))
+    kinds = {
+        one.config.model_copy(update={"per_device_train_batch_size": 1, "tf32": False}).config_id for one in found.best
+    }
+    assert len(kinds) == len(found.best)
+    assert all(one.memory.device_peak_bytes <= found.device.memory_bytes for one in found.best)
+    assert any(note.startswith("not ranked: ") and "--allow optimizer does not admit" in note for note in found.notes)
+
+
+def test_of_equals_what_changes_the_training_least_comes_first(estimated):
+    assert estimated().best[0].config.optim == "adamw_torch_fused"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("allow", "precisions"),
+    [("exact", {"fp32"}), ("numerics", {"fp32", "bf16"}), ("method", {"fp32", "bf16", "pure_bf16"})],
+)
+def test_a_ranking_stays_within_the_allowance(estimated, allow, precisions):
+    found = estimated(allow=allow)
+    assert found.allowance == Allowance(allow)
+    assert {str(one.config.precision) for one in found.best} <= precisions
+    changes_the_method = [one for one in found.best if one.config.precision == "pure_bf16" or one.config.adapter]
+    assert bool(changes_the_method) == (allow == "method")
+    other_optimizers = {one.config.optim for one in found.best} - {"adamw_torch", "adamw_torch_fused"}
+    assert bool(other_optimizers) == (allow == "method")
+
+
+def test_of_a_device_of_which_only_the_memory_is_known_no_speed_is_told(estimated):
+    found = estimated(gpu=None, memory_bytes=8 * GIB)
+    assert found.device.rates is None
+    assert all(one.speed is None for one in found.best)
+    assert any("no speed" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_all_devices_are_compared_with_a_trace_for_each_family(estimated, monkeypatch):
+    traced = []
+
+    def counted(spec, family, shape, **options):
+        traced.append(family)
+        return profile(spec, family, shape, **options)
+
+    monkeypatch.setattr("autotune.cost.profiler.profile", counted)
+    found = estimated(gpu="all", model="gpt2", seq_len=512)
+    assert isinstance(found, DevicesReport)
+    assert {row.device.name for row in found.rows} == {gpu.name for gpu in gpus()}
+    assert len(traced) == len(set(traced)) <= 6
+    rates = [row.best.speed.samples_per_second for row in found.rows if row.best]
+    assert rates == sorted(rates, reverse=True)
+    for row in found.rows:
+        assert row.best.memory.device_peak_bytes <= row.device.memory_bytes
+        assert row.largest_micro_batch >= row.best.config.per_device_train_batch_size
+
+
+@pytest.mark.slow
+def test_a_device_that_can_not_run_the_configuration_says_why(estimated):
+    found = estimated(gpu="all", knobs={"precision": "bf16"})
+    rows = {row.device.name: row for row in found.rows}
+    assert rows["t4"].best is None
+    assert rows["t4"].why_not == "it has no bf16 (compute capability 8.0 or newer)"
+    assert rows["l4"].best.config.precision == "bf16"
+
+
+def test_a_device_that_is_too_small_says_what_it_takes(estimated):
+    found = estimated(gpu="all", model="gpt2", seq_len=1024, knobs={"micro-batch": "32"})
+    rows = {row.device.name: row for row in found.rows}
+    assert rows["rtx-3070"].why_not.startswith("the least takes")
+    assert rows["h200"].best.config.per_device_train_batch_size == 32
+
+
+@pytest.mark.slow
+def test_a_model_too_large_for_any_device_fits_nothing(estimated, tmp_path):
+    giant = {**TINY_LLAMA, "hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 40}
+    with pytest.raises(NothingFitsError, match="nothing fits"):
+        estimated(gpu="all", model=str(write_model(tmp_path / "giant", giant)), allow="exact")

@@ -1,0 +1,92 @@
+"""What fits a device, and what would; what a prediction stands on."""
+
+import pytest
+from factories import make_result
+
+from autotune.cost.family import family_of, shape_of
+from autotune.cost.model import CostModel
+from autotune.cost.profiler import profile
+from autotune.errors import NothingFitsError
+from autotune.estimates.estimate import report, shortfall
+from autotune.estimates.request import EstimateOptions
+from autotune.planning.options import options_of
+from autotune.storage.home import add_observations, rates_of
+from autotune.units import GIB
+from autotune.values.catalogue.gpus import gpu_named, hypothetical
+from autotune.values.config import TrainConfig, Workload
+
+GPU = "rtx-3070"  # 7.8 GiB
+
+
+def model_of(workload: Workload, config: TrainConfig, gpu: str = GPU) -> CostModel:
+    hardware = hypothetical(gpu_named(gpu))
+    traced = profile(workload.model, family_of(config, hardware), shape_of(workload))
+    return CostModel.of(workload, hardware, rates_of(hardware), [traced])
+
+
+def test_the_largest_micro_batch_of_a_free_global_batch_fits_and_the_next_does_not(estimated):
+    memory_bytes = 3 * GIB
+    found = estimated(global_batch="any", memory_bytes=memory_bytes, knobs={"micro-batch": "1"})
+    largest = found.largest_micro_batch
+    config = found.predicted.config
+
+    def peak(size: int) -> int:
+        again = config.model_copy(update={"per_device_train_batch_size": size})
+        return model_of(found.workload, config).estimate(again).memory.device_peak_bytes
+
+    assert largest > 1
+    assert peak(largest) <= memory_bytes < peak(largest + 1)
+
+
+def test_the_largest_micro_batch_of_a_given_global_batch_is_on_its_lattice(estimated):
+    assert estimated(global_batch=48, knobs={"micro-batch": "4"}).largest_micro_batch == 48
+    small = estimated(gpu="t4", model="gpt2", seq_len=512, knobs={"micro-batch": "8"})
+    assert small.largest_micro_batch in (8, 16)
+    assert small.predicted.fits_at_all
+
+
+def test_what_does_not_fit_is_a_report_with_the_one_change_that_would(estimated, wide_llama):
+    found = estimated(model=str(wide_llama), memory_bytes=3 * GIB, knobs={"micro-batch": "64"})
+    assert found.predicted.fits == "no"
+    assert found.largest_micro_batch < 64
+    assert f"with --micro-batch {found.largest_micro_batch} it takes" in found.would_fit
+    error = shortfall(found)
+    assert isinstance(error, NothingFitsError)
+    assert "rtx-3070 has 3.00 GiB" in str(error)
+    assert found.would_fit in str(error)
+
+
+@pytest.mark.slow
+def test_where_no_one_change_would_do_the_device_that_would_is_named(estimated):
+    found = estimated(model="gpt2", memory_bytes=1100 << 20, knobs={"micro-batch": "1"})
+    assert found.largest_micro_batch is None
+    assert "it fits" in found.would_fit
+    assert "(--gpu)" in found.would_fit
+
+
+def test_an_optimizer_that_nothing_is_known_of_is_said_to_be_taken_as_adamw(estimated):
+    assert "nothing is known of galore_adamw: taken as adamw_torch" in estimated(knobs={"optim": "galore_adamw"}).notes
+
+
+def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_llama):
+    with pytest.raises(NothingFitsError) as error:
+        estimated(model=str(wide_llama), allow="exact", gpu=None, memory_bytes=1060 << 20)
+    text = str(error.value)
+    assert "--micro-batch 1 --precision fp32" in text
+    assert "a GPU has 1.04 GiB" in text
+    assert "(--allow " in text
+    assert "which fits" in text
+
+
+def test_what_earlier_searches_measured_corrects_the_estimate(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+    options = options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "knobs": {"micro-batch": "8"}})
+    before = report(options)
+    config, workload = before.predicted.config, before.workload
+    hardware = before.device.hardware
+    traced = profile(workload.model, family_of(config, hardware), shape_of(workload))
+    model = CostModel.of(workload, hardware, rates_of(hardware), [traced])
+    add_observations(hardware, "llama", [model.observation(make_result(config, workload=workload))])
+    after = report(options)
+    assert "corrected by 1 trial of earlier searches" in after.notes
+    assert after.predicted.speed.samples_per_second != before.predicted.speed.samples_per_second

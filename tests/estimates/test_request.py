@@ -1,0 +1,95 @@
+"""What is asked of an estimate: its defaults are said, what can't be is refused in a line."""
+
+import pytest
+
+from autotune.errors import InputError, MachineError
+from autotune.estimates.estimate import report
+from autotune.estimates.request import EstimateOptions
+from autotune.planning.options import options_of
+from autotune.units import GIB
+from autotune.values.hardware import default_budget_bytes, detect
+
+GPU = "rtx-3070"  # 7.8 GiB
+REFUSED = {
+    "an unknown model": ({"model": "gpt-two"}, "unknown"),
+    "an unknown GPU": ({"gpu": "a100"}, "did you mean 'a100-80gb'"),
+    "more memory than the GPU has": ({"memory_bytes": 80 * GIB}, "--memory 80.00 GiB: rtx-3070 has"),
+    "memory of all GPUs": ({"gpu": "all", "memory_bytes": GIB}, "--memory: with --gpu all"),
+    "a GPU and a device": ({"device": "cpu"}, "--device cpu: is of this machine"),
+    "an allowance beside a configuration": ({"allow": "exact", "knobs": {"tf32": True}}, "--allow exact: is for a"),
+    "an unknown allowance": ({"allow": "all"}, "--allow all"),
+    "no samples": ({"global_batch": 0}, "--global-batch 0"),
+    "a sequence beyond the positions": ({"seq_len": 257}, "--seq-len 257: tiny-llama has 256 positions"),
+    "a target without a decoder": ({"target_len": 8}, "--target-len: the task causal-lm has no decoder targets"),
+    "a task without a head": ({"task": "image-classification"}, "has no head for image-classification"),
+    "a micro-batch of nothing": ({"knobs": {"micro-batch": "0"}}, "--micro-batch 0: expected a number above 0"),
+    "a micro-batch that doesn't divide": ({"knobs": {"micro-batch": "5"}}, "does not divide the global batch of 64"),
+    "an optimizer that doesn't exist": ({"knobs": {"optim": "adamw_trch"}}, "did you mean 'adamw_torch'"),
+    "an optimizer that is gone": ({"knobs": {"optim": "adamw_hf"}}, "--optim adamw_hf: adamw_hf is gone"),
+    "a knob the GPU lacks": ({"gpu": "t4", "knobs": {"precision": "bf16"}}, "not possible on t4: Tesla T4 has no bf16"),
+    "a kernel the model lacks": ({"knobs": {"attention": "paged"}}, "llama offers no paged attention"),
+    "a compiler nothing is known of": ({"knobs": {"compile": "tvm"}}, "--compile tvm: nothing is predicted for it"),
+    "prices without a run": ({"prices": "prices.yaml"}, "--prices prices.yaml: needs --tokens"),
+    "prices that aren't there": ({"prices": "nowhere.yaml", "tokens": 1e9}, "nowhere.yaml: No such file"),
+    "tokens of images": ({"model": "vit-base", "tokens": 1e9}, "--tokens: google/vit-base"),
+    "a knob that no GPU can": ({"gpu": "all", "knobs": {"micro-batch": "5"}}, "not possible on any device"),
+}  # fmt: skip
+
+
+def test_every_default_is_said(estimated):
+    said = " ".join(estimated(seq_len=None, model="t5-small", knobs={"precision": "bf16"}).notes)
+    for default in (
+        "sequence length 512",
+        "target length 512",
+        "global batch 64",
+        "--micro-batch 8",
+        "--optim adamw_torch_fused",
+        "--attention sdpa",
+        "rtx-3070 as its data sheet has it",
+        "meta device",
+    ):
+        assert default in said
+    assert "--precision" not in said
+
+
+def test_knobs_that_change_nothing_say_so(estimated):
+    notes = estimated(knobs={"workers": "4", "pin-memory": False}).notes
+    assert any("--workers, --pin-memory changes nothing" in note for note in notes)
+
+
+def test_flash_attention_is_taken_as_installed_on_a_device_of_the_table(estimated):
+    found = estimated(knobs={"attention": "flash_attention_2", "precision": "bf16"})
+    assert found.predicted.config.attn_implementation == "flash_attention_2"
+    assert "flash-attn taken as installed" in found.notes
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=list(REFUSED))
+def test_what_can_not_be_used_is_refused_in_one_line(estimated, options, said):
+    with pytest.raises(InputError) as error:
+        estimated(**options)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_device_that_is_not_there_is_refused(estimated):
+    with pytest.raises(MachineError, match="cuda:99"):
+        estimated(gpu=None, device="cuda:99")
+
+
+def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(tiny_llama):
+    found = report(
+        options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "knobs": {"precision": "bf16"}})
+    )
+    assert found.workload.sequence_length == 128
+    assert found.workload.global_batch_size == 16
+    assert found.device.hardware.is_cpu
+    assert found.device.memory_bytes == pytest.approx(default_budget_bytes(detect("cpu")), rel=0.3)
+    assert found.device.rates == "table"
+    assert any("autotune doctor --calibrate" in note for note in found.notes)
+    limited = report(
+        options_of(
+            EstimateOptions,
+            {"model": str(tiny_llama), "device": "cpu", "memory_bytes": GIB, "knobs": {"precision": "bf16"}},
+        )
+    )
+    assert limited.device.memory_bytes == GIB

@@ -1,0 +1,100 @@
+"""The answer applied to an unchanged script: it trains to its end, or is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from factories import make_config, make_hardware, make_measurement, make_plan, make_result, make_workload
+from own_trainings import SCRIPT, write
+
+from autotune.errors import InputError
+from autotune.integrations.apply import prepared, run
+from autotune.values.config import Parallelism
+from autotune.values.trial import Purpose
+from autotune.values.user_code import OwnCode
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
+from autotune.verification.verdict import assemble
+
+OWN = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory with a script, which the process is in until the test ends."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    write(tmp_path, SCRIPT)
+    return tmp_path
+
+
+@pytest.fixture
+def answer(here):
+    """Write the answer of a search of own code whose best is a configuration; return its path."""
+
+    def written(best):
+        workload = make_workload(own_code=OWN, global_batch_size=16)
+        baseline = make_config(attn_implementation=None)
+        trials = [
+            make_result(baseline, 10.0, purpose=Purpose.BASELINE, workload=workload),
+            make_result(best, make_measurement(20.0), number=1, workload=workload),
+        ]
+        plan = make_plan(workload=workload, hardware=make_hardware(), baseline=baseline)
+        found = assemble(Finals(SearchState(plan, trials)), 1.0)
+        assert found is not None
+        found.save(here / "best.json")
+        return here / "best.json"
+
+    return written
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_applied_answer_trains_the_unchanged_script_to_its_end_and_says_how_fast(answer, here, capfd):
+    best = make_config(4, attn_implementation=None, precision="bf16", optim="adafactor")
+    words = ["python", "train.py", "--output_dir", "out", "--max_steps", "16", "--disable_tqdm", "True"]
+    run(prepared(answer(best), words))
+    told = capfd.readouterr()
+    assert "trained to step 16" in told.out
+    assert "samples/s over" in told.err
+    assert "promised" in told.err
+    state = json.loads((here / "out" / "checkpoint-16" / "trainer_state.json").read_text())
+    assert state["train_batch_size"] == 4
+    production = json.loads((here / "out" / "autotune-production.jsonl").read_text())
+    assert production["samples_per_step"] == 16
+    assert not [r for r in production["reasons"] if "optim" in r or "bf16" in r]
+
+
+@pytest.mark.parametrize(
+    ("best", "message"),
+    [
+        ({"parallelism": Parallelism(world_size=2)}, "trains on several devices"),
+        ({"packing": True}, "packs samples, which your script puts into batches by itself"),
+        ({"quantization": "nf4", "adapter": {"rank": 4}}, "packed base weights"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_laid_over_a_script_is_refused(answer, best, message):
+    path = answer(make_config(8, attn_implementation=None, **best))
+    with pytest.raises(InputError, match=message):
+        prepared(path, ["python", "train.py"])
+
+
+def test_one_process_of_several_is_refused(answer, monkeypatch):
+    path = answer(make_config(16, attn_implementation=None))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="this is one of several"):
+        prepared(path, ["python", "train.py"])
+
+
+@pytest.mark.slow
+def test_a_scripts_own_failure_and_exit_code_stay_its_own(autotune, answer, here):
+    path = answer(make_config(16, attn_implementation=None))
+    write(here, "raise SystemExit(7)", "exits.py")
+    write(here, "1 / 0", "fails.py")
+    assert autotune("script", "--apply", path, "--", "python", "exits.py").returncode == 7
+    failed = autotune("script", "--apply", path, "--", "python", "fails.py")
+    assert failed.returncode == 1
+    assert "ZeroDivisionError" in failed.stderr
