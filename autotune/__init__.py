@@ -39,13 +39,15 @@ if TYPE_CHECKING:
         VeraAdapter,
     )
     from autotune.values.budget import Budget, Effort
-    from autotune.values.config import Allowance, Precision, TrainConfig, Workload
+    from autotune.values.config import Precision, TrainConfig
     from autotune.values.estimate import CostEstimate
+    from autotune.values.knob import Allowance
+    from autotune.values.workload import Workload
 
 _HOMES = {
     "find": "api",
     "resume": "api",
-    "Allowance": "values.config",
+    "Allowance": "values.knob",
     "Budget": "values.budget",
     "Effort": "values.budget",
     **dict.fromkeys(
@@ -66,7 +68,7 @@ _HOMES = {
     ),
     "Precision": "values.config",
     "TrainConfig": "values.config",
-    "Workload": "values.config",
+    "Workload": "values.workload",
     "AutotuneCallback": "integrations.callback",
     "AutotuneError": "errors",
     "CostEstimate": "values.estimate",

@@ -18,8 +18,8 @@ from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
-from autotune.values.config import Allowance
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
+from autotune.values.knob import Allowance
 from autotune.values.time_spent import Stopwatch
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from autotune.planning.workload import TRANSCRIPT_LENGTH
 from autotune.value import Value
-from autotune.values.config import Parallelism, Precision, TrainConfig, Workload
+from autotune.values.config import Parallelism, Precision, TrainConfig
+from autotune.values.workload import Workload
 
 SEED = 20261122
 

@@ -33,7 +33,7 @@ from typing import Any
 from allocator_plan import DEVICES, PARTS, SEED, Case, plan, workload_of
 from provenance import RESULTS, provenance
 
-from autotune.values.config import Workload
+from autotune.values.workload import Workload
 
 # More than any of these cards has: what is looked for is the peak of all configurations, and not which of them fit.
 MEMORY = "200GiB"

@@ -40,9 +40,10 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.value import write_text
 from autotune.values.adapters import LoraAdapter
 from autotune.values.budget import Effort
-from autotune.values.config import Allowance, Precision
+from autotune.values.config import Precision
 from autotune.values.events import Event, TrialEnded
 from autotune.values.hardware import detect
+from autotune.values.knob import Allowance
 from autotune.values.recorded_table import RecordedPoint, Table, TableTrial, load_table
 from autotune.values.trial import TrialResult
 

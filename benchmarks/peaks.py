@@ -32,9 +32,10 @@ from autotune.training.build import default_task, describe
 from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter
 from autotune.values.budget import Budget, Effort
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, default_budget_bytes, detect
 from autotune.values.trial import Limits, Purpose, TrialRequest, TrialResult
+from autotune.values.workload import Workload
 
 # Small enough for two cores; on a GPU the larger ones of the same kinds.
 MODELS = {

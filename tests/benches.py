@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.execution.runner import LocalRunner, trial_directory
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Limits, Purpose, TrialRequest, TrialResult
+from autotune.values.workload import Workload
 
 # Measuring ends after two steps: the interval is always narrow enough.
 LIMITS = Limits(

@@ -12,8 +12,8 @@ import transformers
 
 from autotune.errors import InputError
 from autotune.training.dataset import Corpus, prepare, training_data
-from autotune.values.config import Workload
 from autotune.values.model import ModelSpec, Task
+from autotune.values.workload import Workload
 
 VOCABULARY = 300
 

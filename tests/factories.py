@@ -18,9 +18,10 @@ from autotune.training.arguments import transformers_version
 from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.budget import Budget, Effort
-from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.explanation import Basis, Contribution
 from autotune.values.hardware import Hardware, installed_versions
+from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.problem import Change, Problem
 from autotune.values.statistics import rate_interval
@@ -37,6 +38,7 @@ from autotune.values.trial import (
     TrialResult,
     TrialStatus,
 )
+from autotune.values.workload import Workload
 
 VERSIONS = {"transformers": "5.23.0", "torch": "2.13.0", "bitsandbytes": "0.49.0"}
 

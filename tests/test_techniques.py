@@ -16,11 +16,12 @@ from autotune.training.arguments import transformers_version
 from autotune.training.build import default_task, describe
 from autotune.training.resolve import resolve
 from autotune.values.adapters import ADAPTERS
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.optimizers import OPTIMIZERS
 from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import TrialStatus
+from autotune.values.workload import Workload
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 MODELS: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, m
 from autotune.errors import InputError
 from autotune.training.arguments import plan
 from autotune.tuning_result import TuningResult, load, with_methods
-from autotune.values.config import Allowance
 from autotune.values.hardware import detect
+from autotune.values.knob import Allowance
 from autotune.values.problem import Change
 from autotune.values.result import Contender
 from autotune.values.trial import Interval, Purpose

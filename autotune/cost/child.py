@@ -15,7 +15,7 @@ from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.errors import InputError
 from autotune.value import Value, read_value, write_value
-from autotune.values.config import Workload
+from autotune.values.workload import Workload
 
 ENTRY = "autotune.cost.child:run_trace"
 

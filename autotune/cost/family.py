@@ -8,10 +8,11 @@ from pydantic import Field
 
 from autotune.value import Value
 from autotune.values.adapters import AnyAdapter
-from autotune.values.config import Precision, Quantization, TrainConfig, Workload
+from autotune.values.config import Precision, Quantization, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING, Checkpointing
+from autotune.values.workload import Workload
 
 # CUDA devices by the attention kernels that torch has for them: compute capability 7.5 and before; 8.0; 8.6, 8.9 and
 # 12.0, whose blocks have less shared memory; 9.0 and 10.0.

@@ -24,10 +24,11 @@ from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
 from autotune.cost.time import StepCost, dense_peak, padded_share
 from autotune.training.arguments import effective_tf32
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, Rates
 from autotune.values.hardware import Hardware
 from autotune.values.trial import Failure, Interval, TrialResult, TrialStatus
+from autotune.values.workload import Workload
 
 # A trial that ran out of memory is taken to have needed this much of its budget: how much more isn't known.
 _BEYOND = 1.01

@@ -22,8 +22,9 @@ from autotune.cost.network import ALONE, Network
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import CONTRACTION, TRANSFER, Profile
 from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
-from autotune.values.config import LengthProfile, Parallelism, Precision, TrainConfig
+from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Arithmetic, Rates
+from autotune.values.workload import LengthProfile
 
 Vector = NDArray[np.float64]
 

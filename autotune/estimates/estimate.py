@@ -32,8 +32,10 @@ from autotune.planning.options import options_of
 from autotune.space.knobs import point_of
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
-from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
+from autotune.values.knob import Allowance
+from autotune.values.workload import Workload
 
 # Knobs that say how several devices share a training. If none of them is given, all ways are compared.
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}

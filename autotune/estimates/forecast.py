@@ -27,9 +27,11 @@ from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
-from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
+from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
+from autotune.values.workload import Workload
 
 # Predicted rates that differ by less than this share count as equal; then the smaller allowance class comes first.
 _EQUAL_RATES = 0.01

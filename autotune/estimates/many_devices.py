@@ -18,7 +18,8 @@ from autotune.estimates.request import EstimateOptions, Target, config_of, refus
 from autotune.space.points import Scalar
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
-from autotune.values.config import Allowance, Parallelism, TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 
 _PREFIX = "parallelism."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.errors import InputError
-from autotune.values.config import Workload
+from autotune.values.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.cost.profiler import Shallow

@@ -12,8 +12,9 @@ from autotune.space.points import Scalar, make_point
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
-from autotune.values.config import Allowance, TrainConfig
+from autotune.values.config import TrainConfig
 from autotune.values.estimate import MemoryBreakdown
+from autotune.values.knob import Allowance
 
 BEST = 8  # configurations that a ranking shows
 

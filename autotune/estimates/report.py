@@ -11,10 +11,12 @@ from pydantic import Field
 
 from autotune.units import show_memory
 from autotune.value import Value
-from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.hardware import Hardware
+from autotune.values.knob import Allowance
 from autotune.values.trial import Interval
+from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
 

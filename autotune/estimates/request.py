@@ -27,11 +27,13 @@ from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
 from autotune.values.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
-from autotune.values.config import LARGEST_BATCH, Allowance, TrainConfig, Workload
+from autotune.values.config import LARGEST_BATCH, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware, default_budget_bytes, detect
+from autotune.values.knob import Allowance
 from autotune.values.model import FLASH_PACKAGES, ModelFacts
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.workload import Workload
 
 # GPU whose rates order the configurations where only the memory of a device is known.
 REFERENCE_GPU = "a100-80gb"

@@ -23,8 +23,8 @@ from autotune.errors import InputError
 from autotune.estimates.report import Predicted, RunCost
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpu_named
-from autotune.values.config import Workload
 from autotune.values.trial import Interval
+from autotune.values.workload import Workload
 
 PETAFLOP_S_DAY = 1e15 * 86_400
 

@@ -33,10 +33,10 @@ from autotune.training.build import HEADS, describe, kind_of, tasks_for
 from autotune.training.dataset import prepare
 from autotune.training.facts import facts_of
 from autotune.value import Value, read_value, write_value
-from autotune.values.config import LengthProfile, Workload
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
 from autotune.values.user_code import STEP_FILE, OwnCode, OwnFound
+from autotune.values.workload import LengthProfile, Workload
 
 Request = TypeVar("Request", bound=Value)
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from autotune.execution.checking import distinct_samples
 from autotune.training.batches import row_order
 from autotune.value import write_bytes
-from autotune.values.config import LengthProfile
 from autotune.values.trial import TrialRequest
 from autotune.values.user_code import LENGTHS_FILE
+from autotune.values.workload import LengthProfile
 
 _LIMIT_S = 10.0  # for reading samples one by one
 

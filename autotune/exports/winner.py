@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autotune.errors import InputError
 from autotune.training.adapters import BITFIT
 from autotune.units import show_rate
-from autotune.values.config import KNOBS, TrainConfig, Workload
+from autotune.values.config import KNOBS, TrainConfig
 from autotune.values.model import Task
+from autotune.values.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.values.result import ResultData

@@ -22,8 +22,9 @@ from autotune.estimates.report import (
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.units import GIB, show_memory, show_rate
-from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.trial import Interval
+from autotune.values.workload import Workload
 
 _FITS = {
     "yes": "fits {memory}",

@@ -13,10 +13,11 @@ from autotune.exports import launch_files
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
-from autotune.values.config import KNOBS, TrainConfig, Workload, knob_values
+from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
 from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
+from autotune.values.workload import Workload
 
 # The least share of padding that is worth a line.
 WORTH_A_WORD = 0.05

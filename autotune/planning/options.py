@@ -18,7 +18,7 @@ from autotune.errors import InputError, first_complaint
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
-from autotune.values.config import Allowance
+from autotune.values.knob import Allowance
 from autotune.values.placement import Engine, Fleet
 
 AnyOptions = TypeVar("AnyOptions", bound="WorkloadOptions")

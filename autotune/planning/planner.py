@@ -23,10 +23,10 @@ from autotune.values import hardware as machine
 from autotune.values.budget import Budget
 from autotune.values.checks import planned_loss_steps
 from autotune.values.conditions import other_processes
-from autotune.values.config import Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.placement import Allotment
+from autotune.values.workload import Workload
 
 LOW_DISK_BYTES = 1 << 30
 

@@ -47,11 +47,12 @@ from autotune.space.space import MICRO_BATCH
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.training.baseline import UserArguments
 from autotune.value import sha256_of
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest
 from autotune.values.user_code import ACCUMULATION, STEP_FILE, Choices, OwnStep
+from autotune.values.workload import Workload
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | None]
 

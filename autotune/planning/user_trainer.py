@@ -20,11 +20,12 @@ from autotune.planning.plan import SearchPlan
 from autotune.planning.workload import Outline, Subject, check_batch, keep_pickle
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.value import sha256_of
-from autotune.values.config import Precision, Workload
+from autotune.values.config import Precision
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Description
 from autotune.values.user_code import CODE_FILE, Held, OwnCode, OwnFound
+from autotune.values.workload import Workload
 
 # Options of a search that the user's code decides, or that don't go with it, and why.
 _THEIRS = "your code decides it"

@@ -21,11 +21,12 @@ from autotune.training.inputs import fixed_frames, least_frames
 from autotune.training.resolve import resolve
 from autotune.value import write_bytes
 from autotune.values.budget import Budget
-from autotune.values.config import LARGEST_BATCH, LONGEST_SAMPLE, Workload
+from autotune.values.config import LARGEST_BATCH
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.problem import Objective
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
+from autotune.values.workload import LONGEST_SAMPLE, Workload
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
 SPACE_OF_SEVERAL = "parallel"  # devices

@@ -20,9 +20,10 @@ from autotune.planning.plan import SearchPlan
 from autotune.space.file import SpaceFile
 from autotune.units import show_memory, show_time
 from autotune.values.budget import Budget, Effort
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.recorded_table import RecordedPoint, Table, TableHeader, TableTrial
 from autotune.values.trial import TrialResult
+from autotune.values.workload import Workload
 from autotune.version import __version__
 
 # Trials after which their median says how long the others will take; the first may have run out of memory at once.

@@ -10,9 +10,10 @@ from collections.abc import Collection
 
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
 from autotune.values.adapters import Adapter, PrefixAdapter
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts, Task
+from autotune.values.workload import Workload
 
 # Model types whose layers are transformers' Conv1D, which peft's LoHa and LoKr don't know.
 _CONV1D = frozenset({"gpt2", "imagegpt", "openai-gpt"})

@@ -21,8 +21,8 @@ from autotune.space.points import Scalar
 from autotune.training.arguments import effective_tf32
 from autotune.value import Value
 from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
-from autotune.values.config import KNOBS, Allowance, TrainConfig, knob_values
-from autotune.values.knob import Difference
+from autotune.values.config import KNOBS, TrainConfig, knob_values
+from autotune.values.knob import Allowance, Difference
 from autotune.values.problem import Change, Problem
 from autotune.values.techniques import why_not
 from autotune.values.trial_row import TrialRow

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from autotune.training.arguments import transformers_version
 from autotune.training.parallel_arguments import FSDP_KINDS, TENSOR_PARALLEL_SINCE, UNIT_PARAMETERS, ZERO_STAGES
-from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.workload import Workload
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 

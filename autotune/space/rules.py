@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from autotune.space import adapter_rules, parallel_rules
 from autotune.training.arguments import asks_for_tf32_the_old_way, transformers_version
-from autotune.values.config import Precision, TrainConfig, Workload
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware
 from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
 from autotune.values.optimizers import OPTIMIZERS
 from autotune.values.techniques import BACKENDS, CHECKPOINTING
+from autotune.values.workload import Workload
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 

@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value
-from autotune.values.config import Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Problem
 from autotune.values.trial import Failure, Purpose, TrialResult, TrialStatus
 from autotune.values.trial_row import TrialRow
+from autotune.values.workload import Workload
 from autotune.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,11 @@ from pydantic import Field
 from autotune.training.adapters import adapter_arguments, quantization_arguments
 from autotune.training.parallel_arguments import model_arguments, parallel_arguments
 from autotune.value import Value
-from autotune.values.config import KNOBS, Precision, TrainConfig, Workload
+from autotune.values.config import KNOBS, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.optimizers import OPTIMIZERS
 from autotune.values.techniques import checkpointing_arguments
+from autotune.values.workload import Workload
 
 
 class TrainingPlan(Value):

@@ -30,8 +30,8 @@ from autotune.training.text_file import (
     row_classes,
 )
 from autotune.value import Value
-from autotune.values.config import LengthProfile, Workload
 from autotune.values.model import ModelSpec, Task
+from autotune.values.workload import LengthProfile, Workload
 
 TOKENS = "tokens"  # the directory of tokenized rows, in the one that `prepare` is given
 MAX_SAMPLES = 10_000  # more than any trial trains on, and tokenized in seconds

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from autotune.training.batches import IGNORED, Collator, PackCollator, PadCollator, Sample, row_order
 from autotune.training.corpus import Corpus, load_rows, prepare, refuse_files, row_lengths
 from autotune.training.inputs import audio_input, image_input, labels_of
-from autotune.values.config import SYNTHETIC_SAMPLES, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.model import Task
+from autotune.values.workload import SYNTHETIC_SAMPLES, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor

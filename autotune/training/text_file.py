@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import InputError, one_line, suggestion
-from autotune.values.config import Workload
 from autotune.values.model import Task
+from autotune.values.workload import Workload
 
 # Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the byte-order mark of Windows editors.
 _READERS: dict[str, tuple[str, dict[str, str]]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
@@ -15,7 +16,31 @@ from pydantic.fields import FieldInfo
 
 from autotune.values.model import ModelFacts
 
-# The values of `config.Allowance`.
+
+class Allowance(StrEnum):
+    """How much a knob may change of the user's training; each class includes those before it.
+
+    Examples:
+        >>> Allowance.OPTIMIZER.admits(Allowance.NUMERICS), Allowance.OPTIMIZER.admits(Allowance.METHOD)
+        (True, False)
+    """
+
+    EXACT = "exact"
+    NUMERICS = "numerics"
+    OPTIMIZER = "optimizer"
+    METHOD = "method"
+
+    @property
+    def rank(self) -> int:
+        """Position from the strictest (0) to the freest (3)."""
+        return list(Allowance).index(self)
+
+    def admits(self, other: Allowance) -> bool:
+        """Whether a change of class `other` is allowed."""
+        return other.rank <= self.rank
+
+
+# The values of `Allowance`, which declarations of knobs are written with.
 AllowanceName = Literal["exact", "numerics", "optimizer", "method"]
 
 

@@ -9,10 +9,12 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from autotune.value import Value
-from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware
+from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.trial import Measurement
+from autotune.values.workload import Workload
 
 
 class Problem(Value):

@@ -9,13 +9,15 @@ from pydantic import AliasChoices, Field
 
 from autotune.value import Value, save_value
 from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
-from autotune.values.config import Allowance, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware
+from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval, Measurement
 from autotune.values.trial_row import TrialRow
+from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
 

@@ -16,9 +16,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from autotune.value import Value
 from autotune.values.checks import CheckTask, LossCurve, Routed, Soaked
 from autotune.values.conditions import Conditions
-from autotune.values.config import LengthProfile, TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.model import ModelFacts
 from autotune.values.user_code import OwnFound
+from autotune.values.workload import LengthProfile, Workload
 
 
 class TrialStatus(StrEnum):

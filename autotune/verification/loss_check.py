@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from autotune.values.checks import LossCurve, LossVerdict
-from autotune.values.config import Allowance, Precision
+from autotune.values.config import Precision
+from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change
 

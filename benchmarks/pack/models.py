@@ -8,8 +8,8 @@ from typing import Any
 
 from autotune.training.build import default_task
 from autotune.training.resolve import resolve
-from autotune.values.config import Workload
 from autotune.values.hardware import Hardware
+from autotune.values.workload import Workload
 
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",

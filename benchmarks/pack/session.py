@@ -13,10 +13,10 @@ from typing import Self
 from provenance import ROOT
 
 from autotune.execution.runner import LocalRunner
-from autotune.values.config import Workload
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.trial import DescribeRequest, TrialRequest, TrialResult
+from autotune.values.workload import Workload
 from pack.ground import Ground
 from pack.memory_watch import MemoryWatch
 from pack.report import Report

@@ -9,9 +9,10 @@ from typing import Any
 
 from autotune.execution.runner import LocalRunner
 from autotune.space.rules import refusals
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, default_budget_bytes
 from autotune.values.trial import Failure, Limits, Purpose, TrialRequest, TrialResult, TrialStatus
+from autotune.values.workload import Workload
 from pack.check import Check
 from pack.configurations import BASE, Configuration
 from pack.models import workload

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from autotune.cli import options
 from autotune.cli.main import app
-from autotune.values.config import Allowance
+from autotune.values.knob import Allowance
 
 PROGRAM = Path(sys.executable).with_name("autotune")
 

@@ -25,8 +25,9 @@ from autotune.cost.profile import Excerpt
 from autotune.cost.reserve import held_bytes
 from autotune.cost.time import StepCost, expected_longest
 from autotune.units import GIB
-from autotune.values.config import LengthProfile, Parallelism
+from autotune.values.config import Parallelism
 from autotune.values.trial import Memory
+from autotune.values.workload import LengthProfile
 
 LENGTHS = LengthProfile(samples=1000, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
 

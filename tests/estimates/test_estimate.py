@@ -15,8 +15,9 @@ from autotune.training.build import default_task
 from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter
 from autotune.values.catalogue.gpus import gpu_named, hypothetical
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
+from autotune.values.workload import Workload
 
 GPU = "rtx-3070"  # 7.8 GiB
 LORA = {"adapter": "lora", "adapter-rank": "8"}

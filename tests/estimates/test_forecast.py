@@ -13,7 +13,8 @@ from autotune.planning.options import options_of
 from autotune.storage.home import add_observations, rates_of
 from autotune.units import GIB
 from autotune.values.catalogue.gpus import gpu_named, hypothetical
-from autotune.values.config import TrainConfig, Workload
+from autotune.values.config import TrainConfig
+from autotune.values.workload import Workload
 
 GPU = "rtx-3070"  # 7.8 GiB
 

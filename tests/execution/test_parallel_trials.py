@@ -14,10 +14,11 @@ import pytest
 from autotune.execution.runner import LocalRunner
 from autotune.training.resolve import resolve
 from autotune.values.checks import LossTask
-from autotune.values.config import Parallelism, TrainConfig, Workload
+from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.model import Task
 from autotune.values.trial import Limits, Measurement, Purpose, TrialRequest, TrialResult
+from autotune.values.workload import Workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,11 +13,11 @@ from own_trainings import SCRIPT, write
 
 from autotune.training.arguments import effective_tf32, plan
 from autotune.training.baseline import baseline_config
-from autotune.values.config import Workload
 from autotune.values.hardware import TF32_VARIABLE, detect
 from autotune.values.model import Task
 from autotune.values.trial import DescribeRequest, TrialStatus
 from autotune.values.user_code import OwnCode
+from autotune.values.workload import Workload
 
 pytestmark = pytest.mark.cuda
 

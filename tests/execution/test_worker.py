@@ -196,7 +196,7 @@ def test_a_failure_tells_the_peak_that_was_seen(bench):
 def texts(bench, tmp_path_factory) -> dict[str, Any]:
     """A workload of texts of many lengths, tokenized where trials look for them."""
     from autotune.training.corpus import prepare
-    from autotune.values.config import Workload
+    from autotune.values.workload import Workload
 
     file = tmp_path_factory.mktemp("texts") / "texts.txt"
     file.write_text("\n".join("x" * (2 + 7 * i % 59) for i in range(200)))

@@ -8,7 +8,8 @@ from autotune.errors import InputError
 from autotune.planning.planner import machine_notes
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
-from autotune.values.config import Allowance, Parallelism
+from autotune.values.config import Parallelism
+from autotune.values.knob import Allowance
 
 
 @pytest.mark.parametrize(

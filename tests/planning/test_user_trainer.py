@@ -15,10 +15,10 @@ from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import complete, outline, subject_of
 from autotune.planning.user_trainer import UserTrainer, code_of
-from autotune.values.config import LengthProfile
 from autotune.values.model import Task
 from autotune.values.trial import Description
 from autotune.values.user_code import OwnCode, OwnFound
+from autotune.values.workload import LengthProfile
 
 
 @pytest.fixture(autouse=True)

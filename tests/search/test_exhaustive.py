@@ -28,8 +28,8 @@ from autotune.storage.run_directory import TABLE_FILE, RunDirectory
 from autotune.tuning_result import TuningResult
 from autotune.units import GIB
 from autotune.values.budget import Effort
-from autotune.values.config import Allowance
 from autotune.values.events import Event, Note
+from autotune.values.knob import Allowance
 from autotune.values.recorded_table import Table, load_table
 from autotune.values.trial import Outcome, Purpose, TrialRequest, TrialStatus
 

@@ -5,7 +5,8 @@ from factories import CRASHED, OUT_OF_MEMORY, make_config, make_failure, make_me
 from autotune.search.proposals import SAME_FAILURES, proposals
 from autotune.space.history import History
 from autotune.space.space import SearchSpace
-from autotune.values.config import Allowance, TrainConfig
+from autotune.values.config import TrainConfig
+from autotune.values.knob import Allowance
 from autotune.values.trial import Outcome, TrialStatus
 
 PARAMETERS = {

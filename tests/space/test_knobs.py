@@ -7,7 +7,8 @@ from pydantic import ValidationError
 from autotune.errors import InputError
 from autotune.space.knobs import allowance_of, changes, knobs, point_of, refused, shown, shown_changes
 from autotune.values.adapters import ADAPTERS, LoraAdapter
-from autotune.values.config import Allowance, Parallelism, TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.knob import Allowance
 
 OPTIONS = {knob.parameter: knob.option for knob in knobs()}
 

@@ -4,9 +4,10 @@ import pytest
 from factories import make_config, make_facts, make_gpu, make_hardware, make_spec, make_workload
 
 from autotune.space.rules import refusals
-from autotune.values.config import LengthProfile, Parallelism, Workload
+from autotune.values.config import Parallelism
 from autotune.values.model import Task
 from autotune.values.user_code import Barred, Held, OwnCode
+from autotune.values.workload import LengthProfile, Workload
 
 CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
 

@@ -8,7 +8,8 @@ from factories import make_budget, make_config, make_facts, make_gpu, make_hardw
 from autotune.space.file import builtin_spaces, load_space, spaces_directory
 from autotune.space.space import SearchSpace, micro_batches
 from autotune.values.budget import Effort
-from autotune.values.config import LARGEST_BATCH, Allowance, Parallelism, TrainConfig
+from autotune.values.config import LARGEST_BATCH, Parallelism, TrainConfig
+from autotune.values.knob import Allowance
 
 ADAPTERS = {"adapter": [None, "lora"], "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}}}
 

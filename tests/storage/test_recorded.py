@@ -17,9 +17,9 @@ from factories import (
 )
 
 from autotune.storage.recorded import RecordedTrial, key_of, versions_of
-from autotune.values.config import LengthProfile
 from autotune.values.model import Task
 from autotune.values.trial import Memory, TrialStatus
+from autotune.values.workload import LengthProfile
 
 LENGTHS = LengthProfile(samples=9, mean=20, minimum=1, median=20, p95=40, maximum=64)
 

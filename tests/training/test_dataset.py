@@ -13,8 +13,8 @@ from corpora import USUAL_MODEL, VOCABULARY, config_of, prepared, real, texts, w
 from torch.utils.data import DataLoader
 
 from autotune.training.dataset import IGNORED, IMAGES, training_data
-from autotune.values.config import SYNTHETIC_SAMPLES
 from autotune.values.model import Task
+from autotune.values.workload import SYNTHETIC_SAMPLES
 
 TEXT_TASKS = [task for task in Task.heads() if task.takes_text]
 

@@ -1,6 +1,7 @@
 """Every field of a configuration says what knob it is, and says it once for all who ask."""
 
 import dataclasses
+import itertools
 from typing import Annotated
 
 import pytest
@@ -15,7 +16,7 @@ from autotune.space.knobs import SHORT_NAMES, knobs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.value import Value
 from autotune.values.config import KNOBS, Parallelism, TrainConfig, knob_values
-from autotune.values.knob import Difference, Knob, each, knobs_of, of_sharding, only
+from autotune.values.knob import Allowance, Difference, Knob, each, knobs_of, of_sharding, only
 
 USUAL = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 
@@ -102,3 +103,9 @@ def test_short_names_and_options_are_those_of_the_knobs():
     options = {knob.parameter: knob.option for knob in knobs()}
     assert SHORT_NAMES["parallelism.world_size"] == options["parallelism.world_size"] == "devices"
     assert all(options[name] == short for name, short in SHORT_NAMES.items())
+
+
+def test_each_allowance_admits_itself_and_what_is_stricter():
+    order = [Allowance.EXACT, Allowance.NUMERICS, Allowance.OPTIMIZER, Allowance.METHOD]
+    for (i, allowed), (j, asked) in itertools.product(enumerate(order), enumerate(order)):
+        assert allowed.admits(asked) == (j <= i)

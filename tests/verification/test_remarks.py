@@ -18,7 +18,7 @@ from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.tuning_result import with_methods
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
-from autotune.values.config import Allowance
+from autotune.values.knob import Allowance
 from autotune.values.problem import Objective
 from autotune.values.trial import Memory, TrialResult, TrialStatus
 from autotune.verification.remarks import disturbance_notes, nothing_found

@@ -13,7 +13,7 @@ from factories import (
 
 from autotune.output.table import verdict_line
 from autotune.training.arguments import plan as training_plan
-from autotune.values.config import Allowance
+from autotune.values.knob import Allowance
 from autotune.values.problem import Objective
 from autotune.values.trial import Outcome, TrialStatus
 from autotune.verification.verdict import RUNNERS_UP

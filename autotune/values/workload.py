@@ -1,0 +1,90 @@
+"""The workload: what every trial of a search trains, whatever its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, PositiveInt
+
+from autotune.value import Value
+from autotune.values.config import TrainConfig
+from autotune.values.model import ModelSpec, Task
+from autotune.values.user_code import OwnCode, OwnStep
+
+# Samples that are drawn where there are no real data.
+SYNTHETIC_SAMPLES = 512
+
+# The most tokens of a sample: the context of Llama 4 Scout, the longest that weights were published for
+# (https://ai.meta.com/blog/llama-4-multimodal-intelligence).
+LONGEST_SAMPLE = 10_000_000
+
+
+class LengthProfile(Value):
+    """Lengths of the samples in tokens, after truncation to the sequence length."""
+
+    samples: PositiveInt
+    mean: float
+    minimum: int
+    median: int
+    p95: int
+    maximum: int
+    mean_target: float | None = Field(default=None, description="of the decoder's targets, where there are any")
+
+
+class Workload(Value):
+    """What every trial has to train: held fixed, so that throughputs can be compared."""
+
+    model: ModelSpec
+    task: Task
+    sequence_length: PositiveInt = Field(description="tokens, or frames of sound; longer samples are cut")
+    target_length: PositiveInt | None = Field(default=None, description="decoder tokens, encoder-decoders only")
+    global_batch_size: PositiveInt | None = Field(description="samples per optimizer step; None: free")
+    dataset: str | None = Field(default=None, description="file of real data; None: synthetic samples")
+    text_field: str | None = None
+    lengths: LengthProfile | None = Field(default=None, description="of the real data")
+    seed: int = 42
+    fixed_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="the user's TrainingArguments that no search touches"
+    )
+    own_code: OwnCode | None = Field(default=None, description="code of the user's own that makes Trainer and model")
+    own_step: OwnStep | None = Field(default=None, description="a loop of the user's own; None: the Trainer's")
+
+    def accumulation_steps(self, config: TrainConfig) -> int:
+        """Return micro-batches per optimizer step on one device.
+
+        Raises:
+            ValueError: The micro-batches of all data-parallel ranks together don't divide the global batch.
+        """
+        if self.global_batch_size is None:
+            return 1
+        ranks = config.parallelism.data_parallel
+        steps, rest = divmod(self.global_batch_size, config.per_device_train_batch_size * ranks)
+        if rest or not steps:
+            raise ValueError(
+                f"a micro-batch of {config.per_device_train_batch_size}{f' on each of {ranks} devices' * (ranks > 1)} "
+                f"does not divide the global batch of {self.global_batch_size}"
+            )
+        return steps
+
+    def samples_per_step(self, config: TrainConfig) -> int:
+        """Return the samples of one optimizer step, all devices together."""
+        return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
+
+    @property
+    def shown_batch(self) -> str:
+        """The samples of an optimizer step, in words."""
+        return f"global batch {self.global_batch_size}" if self.global_batch_size else "free global batch"
+
+    @property
+    def shown_length(self) -> str:
+        """How long a sample is, in words; empty for images."""
+        if self.task.takes_audio:
+            return f"{self.sequence_length} frames"
+        return f"sequence {self.sequence_length}" if self.task.takes_text else ""
+
+    @property
+    def tokens_per_sample(self) -> float | None:
+        """Mean tokens of a sample, source and target together; None for images and sound."""
+        if self.lengths is not None:
+            return self.lengths.mean + (self.lengths.mean_target or 0.0)
+        return float(self.sequence_length + (self.target_length or 0)) if self.task.takes_text else None
