@@ -180,9 +180,12 @@ class TrainConfig(Value):
             is_traced=False,
             feature="empty-cache={}",
             word="cache emptied every {} steps",
-            is_later=True,
         ),
-    ] = Field(default=None, description="steps between two that give unused memory back to the device; or none")
+    ] = Field(
+        default=None,
+        exclude_if=lambda steps: steps is None,
+        description="steps between two that give unused memory back to the device; or none",
+    )
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="over how many devices, and how")
 
     @field_validator("adapter", mode="before")
@@ -200,11 +203,8 @@ class TrainConfig(Value):
 
     @property
     def config_id(self) -> str:
-        """Short hash of the canonical JSON, without later knobs that are at their defaults."""
-        later = (
-            name for name, (knob, field) in KNOBS.items() if knob.is_later and getattr(self, name) == field.default
-        )
-        return self.digest(leave_out=frozenset(later))
+        """Short hash of the canonical JSON."""
+        return self.digest()
 
 
 # Every knob by its name, with its field: as `TrainConfig` has them, those of several devices behind "parallelism.".

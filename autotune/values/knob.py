@@ -79,7 +79,6 @@ class Knob:
         is_traced: Whether the closed forms of time and memory depend on it.
         feature: Of the time model, whose prediction may be off by a factor for it.
         word: What a configuration in one line says, after a comma unless it begins with a space.
-        is_later: It came when ids of configurations were on record: at its default they are what they were without it.
     """
 
     allowance: AllowanceName | Callable[[Difference], AllowanceName]
@@ -90,7 +89,6 @@ class Knob:
     is_traced: bool = True
     feature: Template | None = None
     word: Template | None = None
-    is_later: bool = False
 
     def allowance_of(self, difference: Difference) -> AllowanceName:
         """Return the class of a change."""
