@@ -241,7 +241,7 @@ class CostModelSampler(BaseSampler):
         return True
 
     def _one_of(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return an untried configuration for the case that TPE draws none; None if nothing has completed or is left."""
+        """Return an untried configuration in case TPE draws none; None if nothing has completed or none is left."""
         if self._history.best() is None or self._is_content(pending) or self._recall.is_enough(self._searched()):
             return None
         left = (config for config in self._in_any_order if config not in self.state.refused)
