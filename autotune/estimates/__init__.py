@@ -1,1 +1,1 @@
-"""Predictions without a trial: one configuration, a ranking, all GPUs, the ways to share several devices."""
+"""Predicts memory, speed and cost without running a trial: of one configuration, a ranking, all GPUs, many devices."""

@@ -1,11 +1,13 @@
-"""`autotune estimate`: what training a model costs on a device that may not be there, without running anything.
+"""`autotune estimate`: predicts memory and speed of a training on a device that need not be present; nothing is run.
 
-From the user's words to a report: of one configuration if a knob is given, otherwise of the best ones, or of all
-devices of the table. `estimate` is the same from Python. Every default is said in the notes.
+`report` answers the command. If a knob is given, it predicts that one configuration, otherwise it ranks configurations,
+the devices of the table (`--gpu all`) or the ways to share several devices (`--devices N`). `estimate` is the function
+of the Python API. The notes of a report name every default that was chosen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -25,17 +27,17 @@ from autotune.estimates.request import (
     with_packages,
     workload_of,
 )
-from autotune.estimates.run_cost import read_prices, tokens_per_sample
+from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
 from autotune.planning.options import options_of
 from autotune.space.knobs import point_of
-from autotune.space.points import make_point
+from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.knob import Allowance
 from autotune.values.workload import Workload
 
-# Knobs that say how several devices share a training; without them the ways are compared.
+# Knobs that say how several devices share a training. If none of them is given, all ways are compared.
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
 
 
@@ -43,9 +45,10 @@ def report(options: EstimateOptions) -> Report:
     """Return the estimate that `options` ask for.
 
     Raises:
-        InputError: Something in `options` can't be used.
-        MachineError: The device isn't there, or nothing is known of its speed.
-        NothingFitsError: No configuration fits; a given one that doesn't is a report that says so.
+        InputError: An option can't be used.
+        MachineError: The device isn't present, or its rates aren't known.
+        NothingFitsError: A ranking has no configuration that fits. A single configuration that doesn't fit is no error
+            here: its report says so (see `shortfall`).
     """
     check(options)
     prices = read_prices(Path(options.prices)) if options.prices is not None else None
@@ -54,8 +57,7 @@ def report(options: EstimateOptions) -> Report:
     workload, said = workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
         tokens_per_sample(workload)
-    facts = build.describe(workload.model, workload.task)
-    question = Question(options, point, prices, workload, facts, Profiles(workload, facts.parameters))
+    question = _question(options, point, workload, prices)
     if target is None:
         return survey(question, said)
     if options.devices > 1 and not _WAY & point.keys():
@@ -82,26 +84,26 @@ def estimate(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> CostEstimate:
-    """Return what a configuration is predicted to cost, without running it; it need not fit.
+    """Return the predicted memory and time of a configuration, whether or not it fits; nothing is run.
 
     Args:
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
-        config: What is estimated.
-        workload: What is trained, in place of `model` and of the options that describe it.
-        task: As of :func:`autotune.find`, like the next three.
+        config: The configuration.
+        workload: What is trained, instead of `model`, `task`, `seq_len`, `target_len` and `global_batch`.
+        task: The head to train, as in :func:`autotune.find`; by default the usual one of the architecture.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 128 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
         global_batch: Samples per optimizer step; 64 by default, 16 on the CPU; 'any' for one micro-batch a step.
         gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
-        device: Of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        nodes: That the devices of the configuration are on; as many as hold eight each by default.
-        revision: Of a hub id.
+        device: The device of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        nodes: Machines over which the devices of the configuration are spread; by default eight devices are on each.
+        revision: Revision of a hub id.
         trust_remote_code: Run the model's own code.
 
     Raises:
-        InputError: An argument can't be used, or the device or the model refuses the configuration.
-        MachineError: The device isn't there, or nothing is known of its speed.
+        InputError: An argument can't be used, or the device or the model can't run the configuration.
+        MachineError: The device isn't present, or its rates aren't known.
     """
     if model is None and workload is None:
         raise InputError("estimate: needs a model or a workload")
@@ -119,23 +121,31 @@ def estimate(
         raise InputError(f"estimate: {given[0]} is part of the workload")
     elif model is not None and resolve.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
-    facts = build.describe(workload.model, workload.task)
-    question = Question(options, point, None, workload, facts, Profiles(workload, facts.parameters))
     network = network_for(options.model_copy(update={"nodes": nodes}), target, config.parallelism.world_size)
-    forecast = question.forecast(target, network=network)
-    if reason := refusal(forecast.plan, config):
-        raise InputError(f"not possible on {target.device.name}: {reason}")
+    forecast = _question(options, point, workload).forecast(target, network=network)
+    _check_possible(forecast, config)
     found = forecast.estimate(config)
     return found.model_copy(
         update={"notes": (*target.notes, *said, *forecast.basis(config, found.traced_by), *found.notes)}
     )
 
 
+def _question(
+    options: EstimateOptions, point: Mapping[str, Scalar], workload: Workload, prices: Prices | None = None
+) -> Question:
+    facts = build.describe(workload.model, workload.task)
+    return Question(options, point, prices, workload, facts, Profiles(workload, facts.parameters))
+
+
+def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
+    if reason := refusal(forecast.plan, config):
+        raise InputError(f"not possible on {forecast.device.name}: {reason}")
+
+
 def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> ConfigReport:
     plan, device = forecast.plan, forecast.device
     config = config_of(plan, question.point)
-    if reason := refusal(plan, config):
-        raise InputError(f"not possible on {device.name}: {reason}")
+    _check_possible(forecast, config)
     found = forecast.predicted(config)
     return ConfigReport(
         workload=plan.workload,
@@ -154,7 +164,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
 
 
 def shortfall(found: Report) -> NothingFitsError | None:
-    """Return the error that a report of a configuration is whose prediction exceeds the memory, None for others."""
+    """Return an error that says by how much a single configuration misses the memory; None for any other report."""
     if not isinstance(found, ConfigReport) or found.predicted.fits_at_all:
         return None
     return NothingFitsError(f"it does not fit: it {miss(found.predicted, found.device)}; {found.would_fit}")

@@ -1,10 +1,11 @@
-"""What the cost model says of one device: what fits, which configurations are best, what would make one fit.
+"""Predictions for one device: which configurations fit, which are fastest, and what would make one fit.
 
-One trace of a family of configurations serves all devices of a kind. Predictions only: nothing is run.
+The model is traced once for each family of configurations and kind of device; all devices of that kind share the trace.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,12 +18,12 @@ from autotune.cost.optimizers import OPTIMIZERS
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, miss, predicted
-from autotune.estimates.request import EstimateOptions, Target, as_options, plan_of
+from autotune.estimates.request import EstimateOptions, Target, as_option, as_options, plan_of
 from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
-from autotune.space.knobs import allowance_of, knobs, shown
+from autotune.space.knobs import allowance_of
 from autotune.space.points import Scalar
-from autotune.space.space import micro_batches
+from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
@@ -32,10 +33,10 @@ from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
 
-# Predicted rates nearer than this count as equal; the change that goes less deep comes first.
+# Predicted rates that differ by less than this share count as equal; then the smaller allowance class comes first.
 _EQUAL_RATES = 0.01
 
-# The search for the largest micro-batch ends here where the global batch is free.
+# Upper end of the search for the largest micro-batch where the global batch is free.
 _LARGEST_MICRO_BATCH = 1 << 20
 
 _HOW_TRACED: dict[TracedBy, str] = {
@@ -47,15 +48,15 @@ _HOW_TRACED: dict[TracedBy, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is asked of each device.
+    """What is to be estimated, whatever the device.
 
     Args:
-        options: As the user gave them.
-        point: The knobs that were given.
-        prices: Of devices, if there are any.
+        options: The user's options.
+        point: The knobs that the user gave, by the names of search spaces.
+        prices: Prices of devices; None if money isn't asked for.
         workload: What is trained.
-        facts: Of the model.
-        profiles: Of the workload.
+        facts: Facts about the model.
+        profiles: Traces of the workload.
     """
 
     options: EstimateOptions
@@ -67,7 +68,7 @@ class Question:
 
     @property
     def allowance(self) -> Allowance:
-        """How much a ranking may change."""
+        """The deepest class of change that a ranking may make."""
         return self.options.allow or Allowance.OPTIMIZER
 
     def forecast(
@@ -77,7 +78,7 @@ class Question:
         *,
         network: Network | None = None,
     ) -> Forecast:
-        """Return the predictions for a device; what earlier searches measured there corrects them."""
+        """Return the predictions for a device, corrected by what earlier searches measured on it."""
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
@@ -85,11 +86,15 @@ class Question:
         return Forecast(plan, target.device, model, self.profiles, memories)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
-        """Return what the run that was asked about costs."""
+        """Return the cost of a run of `--tokens` with a configuration on `gpu`; None without `--tokens`."""
         tokens, size = self.options.tokens, self.facts.parameters
         if tokens is None:
             return None
         return run_cost(found, tokens=tokens, workload=self.workload, parameters=size, prices=self.prices, gpu=gpu)
+
+    def with_micro_batches(self, config: TrainConfig) -> list[TrainConfig]:
+        """Return `config` with each micro-batch that is to be compared; unchanged if the user gave a micro-batch."""
+        return [config] if MICRO_BATCH in self.point else with_micro_batches(config, self.workload)
 
 
 class Forecast:
@@ -98,9 +103,10 @@ class Forecast:
     Args:
         plan: Workload, device, memory and space.
         device: The device as reports name it.
-        model: The cost model; its profiles are taken from `profiles`.
-        profiles: Of the workload.
-        memories: Predicted memory by configuration, shared by devices whose memory is alike.
+        model: The cost model; `profiles` replace its own.
+        profiles: Traces of the workload.
+        memories: Cache of predicted memory by configuration. Devices on which a configuration takes the same memory
+            may share it.
     """
 
     def __init__(
@@ -118,7 +124,7 @@ class Forecast:
         self._memories = memories if memories is not None else {}
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
-        """Return what is predicted of a configuration.
+        """Return the prediction for a configuration.
 
         Raises:
             InputError: The model can't be traced with it.
@@ -130,11 +136,15 @@ class Forecast:
         return found
 
     def predicted(self, config: TrainConfig) -> Predicted:
-        """Return what is predicted of a configuration, as a report has it."""
+        """Return the prediction for a configuration in the form of a report.
+
+        Raises:
+            InputError: The model can't be traced with it.
+        """
         return predicted(config, self.estimate(config), workload=self.plan.workload, device=self.device)
 
     def basis(self, config: TrainConfig, traced_by: TracedBy) -> tuple[str, ...]:
-        """Return lines about what the prediction of a configuration stands on."""
+        """Return lines that say what a prediction is based on: the way of tracing, and earlier measurements."""
         lines = [_HOW_TRACED[traced_by]]
         if config.optim not in OPTIMIZERS:
             lines.append(f"nothing is known of {config.optim}: taken as adamw_torch")
@@ -143,7 +153,7 @@ class Forecast:
         return tuple(lines)
 
     def device_bytes(self, config: TrainConfig) -> int:
-        """Return the predicted peak on the device.
+        """Return the predicted peak of device memory in bytes.
 
         Raises:
             InputError: The model can't be traced with it.
@@ -153,7 +163,7 @@ class Forecast:
         return self._memories[config].device_peak_bytes
 
     def fits(self, config: TrainConfig) -> bool:
-        """Return whether the predicted memory of a configuration is within the device's.
+        """Return whether the predicted peak of a configuration is within the device's memory.
 
         Raises:
             InputError: The model can't be traced with it.
@@ -161,17 +171,20 @@ class Forecast:
         return self.device_bytes(config) <= self.device.memory_bytes
 
     def largest_micro_batch(self, config: TrainConfig) -> int | None:
-        """Return the largest micro-batch that fits with the other knobs of `config`, None if none does.
+        """Return the largest micro-batch that fits with the other knobs of `config`; None if none does.
 
-        Of a given global batch it is one of the lattice, each of which is looked at: the whole batch at once can take
-        less than half of it, for want of gradients to add to. Where the global batch is free, memory rises with the
-        micro-batch.
+        Under a given global batch every micro-batch of `with_micro_batches` is looked at, as memory need not rise with
+        it: without accumulation, no gradients are held while the next are computed. With a free global batch memory
+        rises with the micro-batch, so a bisection finds the largest.
+
+        Raises:
+            InputError: The model can't be traced with `config`.
         """
-        total = self.plan.workload.global_batch_size
-        if total is None:
-            return self._largest_of_all(config)
-        ranks = config.parallelism.data_parallel
-        configs = [with_micro_batch(config, size) for size in micro_batches(total // ranks)] if total >= ranks else []
+        if self.plan.workload.global_batch_size is None:
+            sizes = range(1, _LARGEST_MICRO_BATCH + 1)
+            fitting = bisect.bisect_left(sizes, True, key=lambda size: not self.fits(with_micro_batch(config, size)))
+            return fitting or None
+        configs = with_micro_batches(config, self.plan.workload)
         if not configs:
             return None
         least = self._model.predict(configs).least_bytes
@@ -180,23 +193,12 @@ class Forecast:
                 return _size(candidate)
         return None
 
-    def _largest_of_all(self, config: TrainConfig) -> int | None:
-        fitting, beyond = 0, 1
-        while beyond <= _LARGEST_MICRO_BATCH and self.fits(with_micro_batch(config, beyond)):
-            fitting, beyond = beyond, 2 * beyond
-        while beyond - fitting > 1:
-            middle = (fitting + beyond) // 2
-            if self.fits(with_micro_batch(config, middle)):
-                fitting = middle
-            else:
-                beyond = middle
-        return fitting or None
-
     def best(self, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
-        """Return the `count` best of those that fit, the best of each kind, and how many may fit.
+        """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
 
-        A kind is all but the micro-batch and tf32. Best is the predicted throughput; where that is as good as equal,
-        what changes the training less, and then what comes first.
+        Of configurations that differ in micro-batch and tf32 alone, only the fastest is returned. Predicted rates that
+        are as good as equal (`_EQUAL_RATES`) are ordered by allowance class, then by position in `configs`. A
+        configuration may fit if the lower bound of its memory is within the device's.
         """
         found = self._model.predict(configs)
         with np.errstate(invalid="ignore"):
@@ -219,8 +221,8 @@ class Forecast:
         """
         least = self._model.predict(configs).least_bytes
         sizes = {_size(config) for config in configs}
-        # The lower bound leaves out what is paged and is meant for one micro-batch at a time. The largest can be the
-        # tightest, as the whole batch at once has no gradients to add to.
+        # The lower bound leaves out paged states and can be compared only at one micro-batch. The largest micro-batch
+        # can take the least memory: without accumulation, no gradients are held while the next are computed.
         lowest: dict[tuple[str, int], TrainConfig] = {}
         for row in sorted(np.flatnonzero(np.isfinite(least)).tolist(), key=lambda row: float(least[row])):
             if _size(configs[row]) in (min(sizes), max(sizes)):
@@ -228,7 +230,7 @@ class Forecast:
         return min(lowest.values() or configs[:1], key=self.device_bytes)
 
     def nothing_fits(self, configs: Sequence[TrainConfig], allowance: Allowance) -> NothingFitsError:
-        """Return the error that says how near the tightest configuration comes, and what would make it fit.
+        """Return an error that names the tightest configuration, the memory it takes, and what would make it fit.
 
         Raises:
             InputError: The model can't be traced with any.
@@ -240,15 +242,19 @@ class Forecast:
         )
 
     def would_fit(self, config: TrainConfig, allowance: Allowance) -> str:
-        """Say which one change would make a configuration fit: of a knob, as shallow as can be, or of the device.
+        """Return a sentence on the one change that would make a configuration fit: of a knob, else of the device.
+
+        Of several knobs the one with the smallest allowance class is named, then the one that is fastest.
 
         Args:
-            config: It.
-            allowance: A change that this doesn't admit is said to need a wider one.
+            config: A configuration that doesn't fit.
+            allowance: What the user allows; for a change beyond it the sentence names the `--allow` that it needs.
+
+        Raises:
+            InputError: The model can't be traced with `config`.
         """
         plan = self.plan.model_copy(update={"allowance": Allowance.METHOD})
         space = plan.search_space()
-        options = {knob.parameter: knob.option for knob in knobs()}
         found: list[tuple[int, float, str]] = []
         for dimension in space.dimensions:
             for choice in dimension.choices:
@@ -256,7 +262,7 @@ class Forecast:
                 if changed == config or space.refusal(changed) or not self._may_fit(changed):
                     continue
                 depth = allowance_of(changed, plan.model_copy(update={"baseline": config}))
-                text = shown(options[dimension.name], choice)
+                text = as_option(dimension.name, choice)
                 text += "" if allowance.admits(depth) else f" (--allow {depth})"
                 rate = float(self._model.predict([changed]).samples_per_second[0])
                 took = show_memory(self.device_bytes(changed))
@@ -266,21 +272,20 @@ class Forecast:
     def _may_fit(self, config: TrainConfig) -> bool:
         try:
             return self.fits(config)
-        except InputError:
+        except InputError:  # the model can't be traced with it
             return False
 
     def _larger_device(self, config: TrainConfig) -> str:
         needed = self.device_bytes(config)
-        if not self.device.hardware.is_cpu:
-            enough = [gpu for gpu in gpus() if gpu.memory_bytes >= needed]
-            if enough:
-                gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
-                return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
+        enough = [] if self.device.hardware.is_cpu else [gpu for gpu in gpus() if gpu.memory_bytes >= needed]
+        if enough:
+            gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
+            return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
         return f"no one change fits; it takes a device of {show_memory(needed)}"
 
 
 def _in_order(rows: Sequence[int], rates: Sequence[float], depths: Mapping[int, int]) -> Iterator[int]:
-    """Yield rows by falling rate; of those that are as good as equal, first what changes the training least."""
+    """Yield rows by falling rate; rows whose rates are as good as equal by rising rank of their allowance class."""
     left = sorted(rows, key=lambda row: -rates[row])
     while left:
         equal = [row for row in left if rates[row] >= rates[left[0]] * (1 - _EQUAL_RATES)]
@@ -291,7 +296,18 @@ def _in_order(rows: Sequence[int], rates: Sequence[float], depths: Mapping[int, 
 
 def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:
     """Return `config` with another micro-batch."""
-    return config.model_copy(update={"per_device_train_batch_size": size})
+    return config.model_copy(update={MICRO_BATCH: size})
+
+
+def with_micro_batches(config: TrainConfig, workload: Workload) -> list[TrainConfig]:
+    """Return `config` with each micro-batch that divides a data-parallel rank's part of the global batch.
+
+    The list is empty if the ranks can't share the global batch evenly.
+    """
+    total, ranks = workload.global_batch_size, config.parallelism.data_parallel
+    if total is not None and total % ranks:
+        return []
+    return [with_micro_batch(config, size) for size in micro_batches(None if total is None else total // ranks)]
 
 
 def _size(config: TrainConfig) -> int:

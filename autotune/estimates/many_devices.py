@@ -1,8 +1,9 @@
-"""`autotune estimate --devices N`: the ways to spread a training over many devices, side by side.
+"""`autotune estimate --devices N`: compares the ways to share one training among several devices.
 
-The ways are DDP, ZeRO, FSDP, tensor and pipeline parallel, and offload. Degrees multiply to the number of devices;
-tensor parallel stays inside a node, as its all-reduces hide behind nothing (arXiv:2104.04473, section 3). Each way has
-its best checkpointing and micro-batch; precision and optimizer are the same for all. Predictions only.
+The ways are DDP, ZeRO, FSDP, tensor and pipeline parallelism, and offload. The parallel degrees multiply to the number
+of devices. Tensor parallelism stays inside a node, as its all-reduces overlap with no computation (Narayanan and
+others, arXiv:2104.04473, section 3). Each way is shown with its best checkpointing and micro-batch; precision and
+optimizer are the same for all.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.cost.network import Network, network_of
 from autotune.errors import InputError, NothingFitsError
-from autotune.estimates.forecast import Forecast, Question, with_micro_batch
+from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import Device, SpreadReport, SpreadRow, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.points import Scalar
-from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import Parallelism, TrainConfig
@@ -28,18 +28,28 @@ _PER_NODE = 8  # devices, as in NVIDIA's DGX and HGX systems and most rented one
 
 _SHARDINGS = ("none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full")
 
-# What keeps parts in the host's memory: slower, so only of use where nothing else fits.
+# Ways that keep states or weights in the host's memory.
 _OFFLOADS = (("zero_2", "optimizer"), ("zero_3", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters"))
 
 
+_OFFLOADED = {"optimizer": "states", "parameters": "weights"}
+
+_CHECKPOINTING = "checkpointing"
+
+SPREAD = (
+    "each way with its best checkpointing (none, full) and micro-batch; what is given (--precision, --optim, "
+    "--tensor-parallel ...) is kept, the rest is as the Trainer has it"
+)
+
+
 def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Scalar]) -> tuple[Parallelism, ...]:
-    """Return the ways that are compared, those that contradict `point` left out.
+    """Return the ways to share a training that agree with the knobs in `point`.
 
     Args:
-        devices: How many there are.
-        per_node: How many of them in each node.
-        facts: Of the model.
-        point: Knobs that were given.
+        devices: Devices in all.
+        per_node: Devices in each node.
+        facts: Facts about the model.
+        point: Knobs that the user gave, by the names of search spaces.
     """
     written = {k.removeprefix(_PREFIX): v for k, v in point.items() if k.startswith(_PREFIX)}
     given = Parallelism.model_validate(written).model_dump(include=set(written))
@@ -74,18 +84,15 @@ def _tensor_degrees(devices: int, per_node: int, facts: ModelFacts) -> list[int]
 
 
 def _doublings(most: int) -> list[int]:
-    """Return 2, 4, 8 and so on as far as they divide `most`."""
-    found = [2]
-    while found[-1] <= most and most % found[-1] == 0:
-        found.append(2 * found[-1])
-    return found[:-1]
+    """Return the powers of two from 2 on that divide `most`."""
+    return [2**k for k in range(1, most.bit_length()) if most % 2**k == 0]
 
 
 def nodes_of(devices: int, nodes: int | None) -> int:
-    """Return on how many nodes the devices are: of eight each, where nothing is said.
+    """Return the number of nodes that hold `devices`: `nodes`, or if that is None as many as eight devices each need.
 
     Raises:
-        InputError: They can't be dealt out evenly.
+        InputError: The nodes can't hold the same number of devices each.
     """
     count = nodes or -(-devices // _PER_NODE)
     if devices % count:
@@ -93,11 +100,8 @@ def nodes_of(devices: int, nodes: int | None) -> int:
     return count
 
 
-_OFFLOADED = {"optimizer": "states", "parameters": "weights"}
-
-
 def shown(way: Parallelism) -> str:
-    """Return a way in a few words: 'fsdp_full, TP 8', 'TP 8, PP 4, DP 2', 'zero_3, weights on cpu'."""
+    """Return the short name of a way: 'fsdp_full, TP 8', 'TP 8, PP 4, DP 2', 'zero_3, weights on cpu'."""
     parts: list[str] = [] if way.sharding == "none" else [way.sharding]
     degrees = {"TP": way.tensor_parallel, "PP": way.pipeline_parallel}
     parts += [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
@@ -108,20 +112,12 @@ def shown(way: Parallelism) -> str:
     return ", ".join(parts)
 
 
-_CHECKPOINTING = "checkpointing"
-
-SPREAD = (
-    "each way with its best checkpointing (none, full) and micro-batch; what is given (--precision, --optim, "
-    "--tensor-parallel ...) is kept, the rest is as the Trainer has it"
-)
-
-
 def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
-    """Return the ways to spread a training, fastest first.
+    """Return the ways to share a training among the devices, fastest first.
 
     Raises:
         InputError: No way is possible.
-        NothingFitsError: None has the memory.
+        NothingFitsError: No way fits the memory of device and host.
     """
     devices = question.options.devices
     nodes = nodes_of(devices, question.options.nodes)
@@ -165,10 +161,10 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
 
 
 def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:
-    """Return the network of so many devices.
+    """Return the network that joins so many devices.
 
     Raises:
-        InputError: They can't be dealt out to the nodes evenly.
+        InputError: The nodes can't hold the same number of devices each.
     """
     return network_of(
         target.device.hardware,
@@ -180,7 +176,7 @@ def network_for(options: EstimateOptions, target: Target, devices: int) -> Netwo
 
 
 def _filled(question: Question, forecast: Forecast) -> tuple[dict[str, Scalar], tuple[str, ...]]:
-    """Return the knobs that are the same for all ways, and a line about the one that was chosen."""
+    """Return the knobs that all ways share: the user's, and 16-bit precision if they may change it; with its note."""
     point, hardware = dict(question.point), forecast.plan.hardware
     if "precision" in point or not question.allowance.admits(Allowance.NUMERICS) or hardware.is_cpu:
         return point, ()
@@ -191,17 +187,17 @@ def _filled(question: Question, forecast: Forecast) -> tuple[dict[str, Scalar], 
 def _row(
     question: Question, forecast: Forecast, point: dict[str, Scalar], way: Parallelism, per_node: int
 ) -> SpreadRow | str:
-    """Return the best of one way, or why it isn't possible."""
+    """Return one way with its best checkpointing and micro-batch, or the reason why it isn't possible."""
     fields = {f"parallelism.{name}": value for name, value in way.model_dump().items()}
     kinds = [point] if _CHECKPOINTING in point else [{**point, _CHECKPOINTING: kind} for kind in ("none", "full")]
     configs: list[TrainConfig] = []
     reasons: list[str] = []
     for kind in kinds:
         config = config_of(forecast.plan, {**kind, **fields})
-        for size in _sizes(forecast, config, given=MICRO_BATCH in point):
-            reason = refusal(forecast.plan, size)
+        for sized in question.with_micro_batches(config):
+            reason = refusal(forecast.plan, sized)
             if reason is None:
-                configs.append(size)
+                configs.append(sized)
             else:
                 reasons.append(reason)
     if not configs:
@@ -215,18 +211,8 @@ def _row(
     return SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=host is None or needed <= host)
 
 
-def _sizes(forecast: Forecast, config: TrainConfig, *, given: bool) -> list[TrainConfig]:
-    """Return the micro-batches that divide what each data-parallel rank has of the global batch."""
-    if given:
-        return [config]
-    total, ranks = forecast.plan.workload.global_batch_size, config.parallelism.data_parallel
-    if total is None:
-        return [with_micro_batch(config, size) for size in micro_batches(None)]
-    return [with_micro_batch(config, size) for size in micro_batches(total // ranks)] if total % ranks == 0 else []
-
-
 def _host_memory(options: EstimateOptions, device: Device) -> int | None:
-    """Return a node's memory: as given, or this machine's where the device is in it; None: not known."""
+    """Return the bytes of a node's memory: as given, else this machine's if the device is in it, else None."""
     if options.host_memory_bytes is not None:
         return options.host_memory_bytes
     here = device.hardware.is_cpu or device.hardware.driver is not None
@@ -241,20 +227,20 @@ def _nothing_fits(rows: Sequence[SpreadRow], forecast: Forecast, devices: int) -
 
 
 def _order(row: SpreadRow) -> tuple[bool, float]:
-    speed = row.predicted.speed
-    rate = speed.samples_per_second if speed is not None else 0.0
-    return not row.fits_at_all, -rate if row.fits_at_all else float(row.predicted.memory.device_peak_bytes)
+    """Return the sort key: ways that fit first, by falling rate; the others by rising peak memory."""
+    found = row.predicted
+    return not row.fits_at_all, -found.samples_per_second if row.fits_at_all else float(found.memory.device_peak_bytes)
 
 
 def _stage_notes(rows: Sequence[SpreadRow]) -> tuple[str, ...]:
-    """Return a line about what is too much of a pipeline's stages."""
+    """Return a line on how the memory of pipeline stages is overestimated, if there is a pipeline."""
     if all(row.predicted.config.parallelism.pipeline_parallel == 1 for row in rows):
         return ()
     return ("PP: every stage is counted with embeddings and head, of which it has one at the most",)
 
 
 def _network_notes(options: EstimateOptions, device: Device, network: Network, nodes: int) -> tuple[str, ...]:
-    """Return lines about what joins the devices."""
+    """Return lines on the bandwidth between the devices: which is assumed, and which option changes it."""
     gpu = gpu_of(device.hardware.name)
     kind = "link unknown, taken as that to the host" if gpu is None else gpu.link.kind
     lines = [] if device.hardware.is_cpu else [f"within a node {kind}: {network.link / 1e9:.0f} GB/s attained"]

@@ -1,4 +1,4 @@
-"""The profiles of a workload, traced in this process when they are first asked for."""
+"""The traces of a workload (`autotune.cost.profile`), made in this process when they are first needed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 class Profiles(Mapping[Family, Profile]):
-    """The profiles of one workload, each traced when it is first asked for.
+    """The profiles of one workload by family; the model is traced when a family is first looked up.
 
     Args:
         workload: What is trained.
-        parameters: Of the model.
+        parameters: Number of parameters of the model.
+
+    Attributes:
+        failures: Why a family can't be traced.
     """
 
     def __init__(self, workload: Workload, parameters: int) -> None:
@@ -32,7 +35,11 @@ class Profiles(Mapping[Family, Profile]):
         self.failures: dict[Family, InputError] = {}
 
     def __getitem__(self, family: Family) -> Profile:
-        """Return the profile of `family`; KeyError if it can't be traced, and `failures` says why."""
+        """Return the profile of `family`.
+
+        Raises:
+            KeyError: The model can't be traced so; `failures` has the reason.
+        """
         if family in self.failures:
             raise KeyError(family)
         if family not in self._traced:
@@ -61,7 +68,7 @@ class Profiles(Mapping[Family, Profile]):
 
 @contextlib.contextmanager
 def _muted(*names: str) -> Iterator[None]:
-    """Keep libraries from telling what concerns only those who train."""
+    """Silence warnings of libraries: they are about real trainings, and the model is only traced."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

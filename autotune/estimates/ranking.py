@@ -1,23 +1,22 @@
-"""Rankings of predictions: the best configurations of a device, and the devices of the table side by side."""
+"""Rankings by prediction: the best configurations of one device, or the best of every device of the table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from autotune.errors import InputError
-from autotune.estimates.forecast import Forecast, Question, with_micro_batch
+from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, RankingReport
-from autotune.estimates.request import config_of, refusal, table_target, with_packages
-from autotune.space.knobs import knobs, shown
+from autotune.estimates.request import as_option, config_of, refusal, table_target, with_packages
 from autotune.space.points import Scalar, make_point
-from autotune.space.space import MICRO_BATCH, SearchSpace, micro_batches
+from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import MemoryBreakdown
 from autotune.values.knob import Allowance
 
-BEST = 8  # rows of the ranking of a device
+BEST = 8  # configurations that a ranking shows
 
 RANKED = (
     "ranked: precision (bf16 stands for fp16 where the device has both), tf32, micro-batch, optimizer, checkpointing; "
@@ -25,10 +24,10 @@ RANKED = (
     "estimated when it is given"
 )
 
-# Of what is ranked, the parameters whose values a reader may miss.
+# The parameters for which the notes name the values that no shown configuration has.
 _PARAMETERS = ("precision", "tf32", "optim", "checkpointing", "adapter")
 
-# As a space writes values that aren't words.
+# The values behind the words by which `SearchSpace.left_out` names them.
 _WRITTEN: dict[str, Scalar] = {"True": True, "False": False, "None": None}
 
 
@@ -36,7 +35,8 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
     """Return the best predicted configurations of a device.
 
     Raises:
-        NothingFitsError: None has the memory.
+        InputError: The model can't be traced.
+        NothingFitsError: No configuration fits.
     """
     plan, device = forecast.plan, forecast.device
     configs = plan.every_config()
@@ -63,50 +63,45 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
 
 
 def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str, ...]:
-    """Return lines on the values that no configuration of a ranking has.
+    """Return lines that name the values which no shown configuration has, and why.
 
     Args:
-        space: What was ranked.
-        best: What is shown of it.
+        space: The space whose configurations were ranked.
+        best: The configurations that are shown.
     """
     return (*_refused(space), *_behind(space, best))
 
 
 def _refused(space: SearchSpace) -> list[str]:
-    """Return a line for each reason why values weren't predicted at all."""
+    """Return a line for each reason for which values were not predicted."""
     reasons: dict[str, list[str]] = {}
     for written, reason in space.left_out.items():
         name, _, value = written.partition("=")
         if name in _PARAMETERS:
-            reasons.setdefault(reason, []).append(_option(name, _WRITTEN.get(value, value)))
+            reasons.setdefault(reason, []).append(as_option(name, _WRITTEN.get(value, value)))
     return [f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items()]
 
 
 def _behind(space: SearchSpace, best: Sequence[TrainConfig]) -> list[str]:
-    """Return a line on the values that were predicted, and came out behind those that are shown."""
+    """Return a line on the values that were predicted but are in no shown configuration; no line if there are none."""
     points = [make_point(config) for config in best]
     missing = [
-        _option(dimension.name, value)
+        as_option(dimension.name, value)
         for dimension in space.dimensions
         if dimension.name in _PARAMETERS
         for value in dimension.choices
-        # Of each kind the better of with and without tf32 is shown.
+        # Of two configurations that differ in tf32 alone only the better is shown, so a missing False says nothing.
         if value is not False and all(point.get(dimension.name) != value for point in points)
     ]
     return [f"predicted too, and behind these or too large: {', '.join(missing)}"] if missing else []
-
-
-def _option(parameter: str, value: Scalar) -> str:
-    option = next((knob.option for knob in knobs() if knob.parameter == parameter), parameter)
-    return shown(option, value)
 
 
 def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
     """Return the best predicted configuration of each device of the table, fastest first.
 
     Raises:
-        InputError: No device can run the configuration that was given.
-        NothingFitsError: None has the memory.
+        InputError: No device can run the configuration that the user gave, or the model can't be traced.
+        NothingFitsError: No configuration fits any of them.
     """
     memories: dict[TrainConfig, MemoryBreakdown] = {}
     spaces: dict[object, list[TrainConfig]] = {}
@@ -129,7 +124,7 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
     return DevicesReport(
         workload=question.workload,
         allowance=None if question.point else question.allowance,
-        rows=tuple(sorted(rows, key=_by_speed)),
+        rows=tuple(sorted(rows, key=lambda row: -row.best.samples_per_second if row.best else 0.0)),
         notes=(*notes, *(() if question.point else (RANKED,)), "rates by data sheets; nothing else on the device"),
     )
 
@@ -137,15 +132,19 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
 def _candidates(
     question: Question, forecast: Forecast, spaces: dict[object, list[TrainConfig]]
 ) -> list[TrainConfig] | str:
-    """Return the configurations that are compared on a device, or why there is none."""
+    """Return the configurations that are compared on a device, or the reason why it can run none.
+
+    `spaces` caches the legal configurations of devices with the same abilities.
+    """
     plan = forecast.plan
     if question.point:
-        config = config_of(plan, question.point)
-        sizes = micro_batches(plan.workload.global_batch_size)
-        configs = [config] if MICRO_BATCH in question.point else [with_micro_batch(config, size) for size in sizes]
+        configs = question.with_micro_batches(config_of(plan, question.point))
         reason = refusal(plan, configs[0])
         return configs if reason is None else reason.replace(plan.hardware.name, "it")
-    abilities = (plan.hardware.capability, plan.hardware.arithmetic)  # all that tells the table's devices apart
+    abilities = (
+        plan.hardware.capability,
+        plan.hardware.arithmetic,
+    )  # devices of the table differ in no other that a rule reads
     if abilities not in spaces:
         spaces[abilities] = plan.every_config()
     return spaces[abilities]
@@ -165,7 +164,3 @@ def _row(question: Question, forecast: Forecast, configs: Sequence[TrainConfig])
         largest_micro_batch=forecast.largest_micro_batch(best[0]),
         run=question.run(found, device.name),
     )
-
-
-def _by_speed(row: DeviceRow) -> float:
-    return -row.best.speed.samples_per_second if row.best is not None and row.best.speed is not None else 0.0

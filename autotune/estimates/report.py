@@ -1,6 +1,6 @@
-"""What `autotune estimate` answers: a configuration, the best ones, all devices, or the ways to share several. Values.
+"""The reports of `autotune estimate`: one configuration, a ranking, all devices, or the ways to share several devices.
 
-Made by `autotune.estimates.estimate`, drawn by `autotune.output.estimate_table`, printed as they are with `--json`.
+`--json` prints them as they are; `autotune.output.estimate_table` draws them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Fit = Literal["yes", "probably", "probably not", "no"]
 
 
 class Device(Value):
-    """What an estimate is for."""
+    """The device that an estimate is for."""
 
     name: str = Field(description="as in the table of GPUs, or as the machine calls it")
     hardware: Hardware
-    memory_bytes: int = Field(description="what training may take of it")
+    memory_bytes: int = Field(description="device memory that training may take")
     rates: Literal["measured", "table"] | None = Field(
-        description="where its rates come from: measured here, or a data sheet; None: only its memory is known"
+        description="source of its rates: measured here, or a data sheet; None: only its memory is known"
     )
 
 
 class Speed(Value):
-    """Predicted speed; the intervals hold the truth in about 19 of 20 cases."""
+    """Predicted speed; the intervals are 95 % intervals."""
 
     step_time_s: float
     step_time_interval: Interval
@@ -43,50 +43,59 @@ class Speed(Value):
     samples_per_second_interval: Interval
     tokens_per_second: float | None = Field(description="None for images")
     tokens_per_second_interval: Interval | None
-    mfu: float | None = Field(description="needed FLOP/s over the dense peak of the precision; None: no peak is known")
+    mfu: float | None = Field(
+        description="needed FLOP/s over the dense peak FLOP/s of the precision; None: no peak is known"
+    )
     mfu_interval: Interval | None
 
 
 class Predicted(Value):
-    """A configuration with what it is predicted to cost."""
+    """A configuration with its predicted memory and speed."""
 
     config: TrainConfig
     accumulation_steps: int
     fits: Fit = Field(
-        description="by the device peak and its interval: yes, below the memory; probably, the middle is; probably "
-        "not, the lower end is; no"
+        description="whether the predicted device peak is within the memory: yes, with its whole interval; probably, "
+        "with its middle; probably not, with the lower end of its interval alone; no, not even with that"
     )
     memory: MemoryBreakdown
-    speed: Speed | None = Field(description="None: nothing is known of the device but its memory")
-    flops_per_step: float = Field(description="that the model needs, recomputation left out")
+    speed: Speed | None = Field(description="None: only the memory of the device is known")
+    flops_per_step: float = Field(description="FLOP that the model needs, recomputation left out")
     traced_by: TracedBy
     communication_s: float = Field(
-        default=0.0, description="of the step, waiting for other devices or for the host's memory"
+        default=0.0, description="seconds of the step spent waiting for other devices or for the host's memory"
     )
-    host_bytes: int = Field(default=0, description="of the host's memory that one device's offloaded states take")
-    notes: tuple[str, ...] = Field(default=(), description="of the cost model")
+    host_bytes: int = Field(default=0, description="host memory that the offloaded parts of one device take")
+    notes: tuple[str, ...] = Field(default=(), description="remarks of the cost model")
 
     @property
     def fits_at_all(self) -> bool:
-        """Whether the prediction itself is within the memory."""
+        """Whether the predicted device peak is within the memory."""
         return self.fits in ("yes", "probably")
+
+    @property
+    def samples_per_second(self) -> float:
+        """The predicted throughput; 0 if only the memory of the device is known."""
+        return self.speed.samples_per_second if self.speed is not None else 0.0
 
 
 class RunCost(Value):
-    """What training for a number of tokens costs."""
+    """The cost of training on a number of tokens."""
 
     tokens: float
-    parameters: int = Field(description="of the model, adapters left out")
-    flops_by_parameters: float = Field(description="6 FLOP for each parameter and token: the usual rule")
+    parameters: int = Field(description="parameters of the model, adapters left out")
+    flops_by_parameters: float = Field(
+        description="6 FLOP per parameter and token (Kaplan and others, arXiv:2001.08361)"
+    )
     petaflop_s_days_by_parameters: float
     needed_flops: float = Field(
-        description="of the model's products as traced: attention counted, experts and layers that a token doesn't "
-        "pass through left out"
+        description="FLOP of the traced matrix products: attention is counted, experts and layers that a token doesn't "
+        "pass through are not"
     )
     needed_petaflop_s_days: float
-    hours: float | None = Field(description="at the predicted speed; None: it isn't known")
+    hours: float | None = Field(description="at the predicted speed; None: the speed isn't known")
     hours_interval: Interval | None
-    devices: int = Field(default=1, description="that train together")
+    devices: int = Field(default=1, description="devices that train together")
     gpu_hours: float | None = Field(description="hours times devices")
     price_per_hour: float | None = None
     money: float | None = None
@@ -102,33 +111,35 @@ class ConfigReport(Value):
     workload: Workload
     device: Device
     predicted: Predicted
-    largest_micro_batch: int | None = Field(description="that fits with the other knobs as they are; None: none does")
-    would_fit: str | None = Field(default=None, description="where it doesn't fit: one change with which it would")
+    largest_micro_batch: int | None = Field(
+        description="largest that fits with the other knobs as they are; None: none fits"
+    )
+    would_fit: str | None = Field(default=None, description="if it doesn't fit, the one change that would make it fit")
     run: RunCost | None = None
     notes: tuple[str, ...]
 
 
 class RankingReport(Value):
-    """The best predicted configurations of a device, each the best micro-batch of its kind."""
+    """The best predicted configurations of a device, which differ in more than micro-batch and tf32."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     kind: Literal["ranking"] = "ranking"
     workload: Workload
     device: Device
     allowance: Allowance
-    considered: int = Field(description="legal configurations that were predicted")
-    fitting: int = Field(description="of them, those whose lower bound of memory is within the device's")
+    considered: int = Field(description="number of legal configurations that were predicted")
+    fitting: int = Field(description="number of those whose lower bound of memory is within the device's")
     best: tuple[Predicted, ...] = Field(description="best first")
-    run: RunCost | None = Field(default=None, description="with the first")
+    run: RunCost | None = Field(default=None, description="cost of a run with the first of `best`")
     notes: tuple[str, ...]
 
 
 class DeviceRow(Value):
-    """One device of the table."""
+    """One device of the table with its best configuration."""
 
     device: Device
-    best: Predicted | None = Field(description="best predicted configuration that fits; None: see why_not")
-    largest_micro_batch: int | None = Field(description="that fits with the other knobs of the best")
+    best: Predicted | None = Field(description="best predicted configuration that fits; None: `why_not` has the reason")
+    largest_micro_batch: int | None = Field(description="largest that fits with the other knobs of `best`")
     why_not: str | None = None
     run: RunCost | None = None
 
@@ -145,21 +156,21 @@ class DevicesReport(Value):
 
 
 class SpreadRow(Value):
-    """One way to spread a training over devices, at its best."""
+    """One way to share a training among devices, with its best checkpointing and micro-batch."""
 
-    way: str = Field(description="in a few words; the configuration says it in full")
+    way: str = Field(description="short name; the configuration has the details")
     predicted: Predicted
-    host_bytes: int = Field(description="of each node's memory that offload takes")
-    host_fits: bool = Field(description="whether a node has so much, or what it has isn't known")
+    host_bytes: int = Field(description="memory of each node that offload takes")
+    host_fits: bool = Field(description="whether a node has that much memory; also true if its memory isn't known")
 
     @property
     def fits_at_all(self) -> bool:
-        """Whether device and host have the memory, by the prediction itself."""
+        """Whether the predicted memory is within that of the device and of the node."""
         return self.predicted.fits_at_all and self.host_fits
 
 
 class SpreadReport(Value):
-    """The ways to spread a training over several devices, fastest first, those that don't fit last."""
+    """The ways to share a training among several devices, fastest first, those that don't fit last."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     kind: Literal["spread"] = "spread"
@@ -167,11 +178,13 @@ class SpreadReport(Value):
     device: Device
     devices: int
     nodes: int
-    link_gb_s: float = Field(description="that a device attains to others of its node, 10^9 bytes/s one way")
-    network_gb_s: float | None = Field(description="that a node attains to other nodes; None: there is one")
-    host_memory_bytes: int | None = Field(description="of a node; None: not known, so nothing is refused by it")
+    link_gb_s: float = Field(description="attained between devices of a node, 10^9 bytes/s one way")
+    network_gb_s: float | None = Field(
+        description="attained between nodes, 10^9 bytes/s one way; None: there is one node"
+    )
+    host_memory_bytes: int | None = Field(description="memory of a node; None: not known, and taken as enough")
     rows: tuple[SpreadRow, ...]
-    run: RunCost | None = Field(default=None, description="with the first")
+    run: RunCost | None = Field(default=None, description="cost of a run with the first of `rows`")
     refused: dict[str, tuple[str, ...]] = Field(description="ways that aren't possible, by reason")
     notes: tuple[str, ...]
 
@@ -180,7 +193,7 @@ Report = ConfigReport | RankingReport | DevicesReport | SpreadReport
 
 
 def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload, device: Device) -> Predicted:
-    """Return the estimate of a configuration as it stands in a report."""
+    """Return the estimate of a configuration in the form of a report."""
     return Predicted(
         config=config,
         accumulation_steps=workload.accumulation_steps(config),
@@ -196,7 +209,7 @@ def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload
 
 
 def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
-    """Return whether a prediction fits so much memory."""
+    """Return whether a predicted peak fits in `memory_bytes`; see `Predicted.fits`."""
     if memory.device_interval.high <= memory_bytes:
         return "yes"
     if memory.device_peak_bytes <= memory_bytes:
@@ -205,7 +218,7 @@ def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
 
 
 def miss(found: Predicted, device: Device) -> str:
-    """Say how much memory a configuration takes, and how much there is."""
+    """Return words on the memory that a configuration takes and the memory of the device."""
     low, high = found.memory.device_interval.low, found.memory.device_interval.high
     there = show_memory(device.memory_bytes)
     takes = show_memory(found.memory.device_peak_bytes)
@@ -223,8 +236,7 @@ def _speed(estimate: CostEstimate) -> Speed:
         tokens_per_second=tokens,
         tokens_per_second_interval=None if tokens is None else _scaled(interval, tokens / rate),
         mfu=mfu,
-        # No more than the peak can be reached.
-        mfu_interval=None if mfu is None else _scaled(interval, mfu / rate, at_most=1.0),
+        mfu_interval=None if mfu is None else _scaled(interval, mfu / rate, at_most=1.0),  # of the peak
     )
 
 

@@ -1,6 +1,6 @@
-"""From the user's words to what is estimated: the device, the workload, the configurations, and what was assumed.
+"""The request of an estimate: the user's options made into a device, a workload and configurations.
 
-What can be refused is refused here, before anything is traced.
+Options that can't be used are refused here, before the model is traced. Notes say what was assumed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from autotune.values.model import FLASH_PACKAGES, ModelFacts
 from autotune.values.optimizers import OPTIMIZERS
 from autotune.values.workload import Workload
 
-# Whose rates put configurations in order where only the memory of a device is known.
+# GPU whose rates order the configurations where only the memory of a device is known.
 REFERENCE_GPU = "a100-80gb"
 
-# Of many devices a step takes so many samples on each, if nothing is said: fewer would leave them waiting.
+# Default samples per step on each of several devices; with fewer, communication would dominate.
 SAMPLES_OF_EACH = 8
 
 ASKED: JsonDict = {"group": "What is asked"}  # a group of options
 
-_LOADING = "dataloader"  # what the knobs of data loading begin with
+_LOADING = "dataloader"  # prefix of the knobs of data loading
 
 
 class EstimateOptions(WorkloadOptions):
@@ -79,17 +79,17 @@ class EstimateOptions(WorkloadOptions):
     prices: Name | None = Field(
         None, description="YAML or JSON: a currency, prices per hour by GPU.", json_schema_extra=ASKED
     )
-    knobs: dict[str, str | bool] = Field(default_factory=dict, description="as written, by option")
+    knobs: dict[str, str | bool] = Field(default_factory=dict, description="knobs as written, by option")
 
     @property
     def devices(self) -> int:
-        """How many devices are asked for; what isn't a number is refused with the other knobs."""
+        """The number of devices; 1 if it isn't written as a number, which `config_of` refuses."""
         written = str(self.knobs.get("devices", 1))
         return int(written) if re.fullmatch("[0-9]{1,100}", written) else 1
 
 
 class Target(Value):
-    """The device of an estimate, its rates, and what was assumed of it."""
+    """The device of an estimate with its rates; `notes` say what was assumed."""
 
     device: Device
     rates: Rates
@@ -100,7 +100,7 @@ def check(options: EstimateOptions) -> None:
     """Refuse options that contradict each other.
 
     Raises:
-        InputError: Two do.
+        InputError: Two options contradict each other, or one is out of range.
     """
     if options.gpu is not None and options.device != "auto":
         raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
@@ -120,17 +120,17 @@ def check(options: EstimateOptions) -> None:
 
 
 def target_of(options: EstimateOptions) -> Target:
-    """Return the device that is asked for: of the table, of a size, or of this machine.
+    """Return the device to estimate for: one of the table, a GPU of which only the memory is given, or this machine's.
 
     Raises:
-        InputError: The table has no such device, or it has less memory.
-        MachineError: It isn't there, or its rates aren't known.
+        InputError: The table has no such device, or the device has less memory than `--memory`.
+        MachineError: The device isn't present, or its rates aren't known.
     """
     if options.gpu is not None:
         return table_target(gpu_named(options.gpu), options.memory_bytes)
     if options.memory_bytes is not None and options.device == "auto":
         return _target_of_memory(options.memory_bytes)
-    hardware = detect(options.device).model_copy(update={"count": None})  # as many of them as are asked for
+    hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
     memory_bytes = options.memory_bytes or default_budget_bytes(hardware)
     if memory_bytes > hardware.memory_bytes:
         there = show_memory(hardware.memory_bytes)
@@ -150,10 +150,10 @@ def target_of(options: EstimateOptions) -> Target:
 
 
 def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
-    """Return a device of the table as if it were here, with all of its memory or `memory_bytes`.
+    """Return a device of the table, with all of its memory or `memory_bytes` of it.
 
     Raises:
-        InputError: It has less than that.
+        InputError: The device has less than `memory_bytes`.
     """
     if memory_bytes is not None and memory_bytes > gpu.memory_bytes:
         raise InputError(f"--memory {show_memory(memory_bytes)}: {gpu.name} has {show_memory(gpu.memory_bytes)}")
@@ -173,12 +173,13 @@ def _target_of_memory(memory_bytes: int) -> Target:
 
 
 def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
-    """Return a device of the table with what `point` needs installed; a device that is here as it is."""
+    """Return `target` with the packages that `point` needs assumed installed, unless it is this machine's device."""
     hardware = target.device.hardware
     optimizer = OPTIMIZERS.get(str(point.get("optim")))
+    several = str(point.get("parallelism.world_size", 1)) != "1"
     wanted = {
-        # which of several ways is chosen isn't settled yet where none is given
-        "deepspeed" if str(point.get("parallelism.sharding", "zero")).startswith("zero") and _several(point) else None,
+        # Several devices without a given sharding are compared under all shardings, ZeRO among them.
+        "deepspeed" if several and str(point.get("parallelism.sharding", "zero")).startswith("zero") else None,
         FLASH_PACKAGES.get(str(point.get("attn_implementation"))),
         optimizer.package if optimizer is not None else None,
     }
@@ -191,15 +192,11 @@ def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
     return target.model_copy(update={"device": device, "notes": notes})
 
 
-def _several(point: Mapping[str, Scalar]) -> bool:
-    return str(point.get("parallelism.world_size", 1)) != "1"
-
-
 def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
-    """Return the workload on a kind of device, and a line for each default.
+    """Return the workload on a kind of device ('cuda', 'cpu'), and a line for each default that was chosen.
 
     Raises:
-        InputError: The model, its task or a length can't be used.
+        InputError: The model, its task, a length or the global batch can't be used.
     """
     notes: list[str] = []
     workload = workloads.workload_of(options, workloads.model_of(options), kind, notes)
@@ -209,10 +206,10 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
-    """Return the plan whose space is ranked, with what the cost model tells apart.
+    """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction.
 
     Raises:
-        InputError: The model hasn't so many positions.
+        InputError: A sample is longer than the model takes.
     """
     check_lengths(workload, facts)
     hardware = device.hardware
@@ -224,17 +221,17 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
         memory_bytes=device.memory_bytes,
         budget=Budget.of(Effort.QUICK),
         allowance=allowance,
-        space=_told_apart(space, hardware),
+        space=_reduced(space, hardware),
         baseline=baseline_config(None, workload.global_batch_size, facts, hardware, devices=hardware.count or 1),
         notes=(),
     )
 
 
-def _told_apart(space: SpaceFile, hardware: Hardware) -> SpaceFile:
+def _reduced(space: SpaceFile, hardware: Hardware) -> SpaceFile:
     """Return `space` without choices whose predictions hardly differ, as each takes time to trace.
 
-    The attention kernel stays the library's default, which is the fused one where there is one; bf16 stands for fp16
-    where both are there; LoRA has its first rank and targets.
+    The attention kernel stays the library's default (a fused one, if there is any). fp16 is left out where the device
+    has bf16. Of each field of an adapter only the first choice stays.
     """
     parameters = {name: p for name, p in space.parameters.items() if name != "attn_implementation"}
     for name, parameter in parameters.items():
@@ -249,10 +246,10 @@ def _told_apart(space: SpaceFile, hardware: Hardware) -> SpaceFile:
 
 
 def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
-    """Return the configuration at `point`, the rest as the Trainer has it.
+    """Return the configuration with the knobs of `point` and the Trainer's defaults for all others.
 
     Raises:
-        InputError: A knob has an impossible value, or one that nothing is known of.
+        InputError: A knob has an impossible value, or one whose cost isn't modelled.
     """
     try:
         config = make_config({**make_point(plan.baseline), **point})
@@ -264,9 +261,9 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
 
 
 def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return why a configuration can't run on the device of `plan`, or None.
+    """Return the reason why a configuration can't run on the device of `plan`, or None.
 
-    A pipeline, which the Trainer doesn't run, can be estimated: of it one stage is looked at.
+    The Trainer runs no pipeline, but one can be estimated; its reasons are those of a single stage.
     """
     spread = config.parallelism
     if spread.pipeline_parallel > 1:
@@ -277,18 +274,20 @@ def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
     return next(iter(refusals(config, plan.workload, plan.facts, plan.hardware)), None)
 
 
+def as_option(parameter: str, value: Scalar) -> str:
+    """Return a value of a parameter of a space as an option of the command line, such as '--adapter-rank 8'."""
+    return shown(next((knob.option for knob in knobs() if knob.parameter == parameter), parameter), value)
+
+
 def as_options(config: TrainConfig, without: Mapping[str, Scalar]) -> str:
-    """Return the knobs of a configuration as options, less those that are in `without` and those of data loading."""
+    """Return the knobs of a configuration as options, except those in `without` and those of data loading."""
     values = make_point(config)
-    written = []
-    for knob in knobs():
-        if knob.parameter in values and knob.parameter not in without and not knob.parameter.startswith(_LOADING):
-            written.append(shown(knob.option, values[knob.parameter]))
-    return " ".join(written)
+    wanted = [k.parameter for k in knobs() if k.parameter in values and k.parameter not in without]
+    return " ".join(as_option(name, values[name]) for name in wanted if not name.startswith(_LOADING))
 
 
 def knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """Return lines about the knobs that weren't given, and about those that don't count."""
+    """Return lines on the knobs that the user left at their defaults, and on given ones that change no prediction."""
     notes = []
     if rest := as_options(config, point):
         notes.append(f"not given, so as by default: {rest}")

@@ -1,13 +1,13 @@
-"""What a training run of so many tokens costs: arithmetic, hours and money. Reads the file of prices.
+"""The cost of training on a given number of tokens: FLOP, hours and money.
 
-::
+The prices of devices are read from a YAML or JSON file (`--prices`)::
 
     # prices.yaml: names as in `autotune gpus`, for one hour of one device
     currency: EUR
     a100-80gb: 1.80
     h100-sxm: 2.90
 
-Not covered: evaluation, saving, restarts, and more than one device.
+Evaluation, saving and restarts are not counted. Money counts all devices that train together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOUR_S = 3600.0
 
 
 class Prices(Value):
-    """Money for an hour of one device, by its name in the table of GPUs."""
+    """Prices of an hour of one device, by its name in the table of GPUs."""
 
     currency: str
     per_hour: dict[str, float] = Field(description="above zero")
@@ -42,7 +42,7 @@ def read_prices(path: Path) -> Prices:
     """Return the prices in a YAML or JSON file.
 
     Raises:
-        InputError: The file can't be read, names a GPU that the table lacks, or a price that is none.
+        InputError: The file can't be read, names a GPU that the table lacks, or has a price that isn't above 0.
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
@@ -79,15 +79,15 @@ def run_cost(
     prices: Prices | None = None,
     gpu: str | None = None,
 ) -> RunCost:
-    """Return what `tokens` cost with a configuration.
+    """Return the cost of training on `tokens` with a configuration.
 
     Args:
-        predicted: The configuration, and how fast it is.
-        tokens: Of source and target together, as tokens per second are counted.
+        predicted: The configuration with its predicted speed.
+        tokens: Tokens of source and target together, as tokens per second are counted.
         workload: What is trained.
-        parameters: Of the model.
-        prices: Of devices, if money is asked for.
-        gpu: The device's name in the table.
+        parameters: Number of parameters of the model.
+        prices: Prices of devices; None if money isn't asked for.
+        gpu: The device's name in the table of GPUs.
 
     Raises:
         InputError: The workload has no tokens.
@@ -129,7 +129,7 @@ def tokens_per_sample(workload: Workload) -> float:
     """Return the tokens of a sample, source and target together.
 
     Raises:
-        InputError: The samples are images or sound.
+        InputError: The samples are images or sound, which have no tokens.
     """
     if workload.tokens_per_sample is None:
         what = "sound, which has" if workload.task.takes_audio else "images, which have"

@@ -180,9 +180,12 @@ class TrainConfig(Value):
             is_traced=False,
             feature="empty-cache={}",
             word="cache emptied every {} steps",
-            is_later=True,
         ),
-    ] = Field(default=None, description="steps between calls of torch.cuda.empty_cache; None: never")
+    ] = Field(
+        default=None,
+        exclude_if=lambda steps: steps is None,
+        description="steps between calls of torch.cuda.empty_cache; None: never",
+    )
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="how training is spread over devices")
 
     @field_validator("adapter", mode="before")
@@ -200,11 +203,8 @@ class TrainConfig(Value):
 
     @property
     def config_id(self) -> str:
-        """Short hash of the canonical JSON; knobs with `is_later` are left out where they have their defaults."""
-        later = (
-            name for name, (knob, field) in KNOBS.items() if knob.is_later and getattr(self, name) == field.default
-        )
-        return self.digest(leave_out=frozenset(later))
+        """Short hash of the canonical JSON."""
+        return self.digest()
 
 
 # Every knob by its name, with its field, in the order of `TrainConfig`; those of `Parallelism` as "parallelism.NAME".

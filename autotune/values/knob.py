@@ -79,8 +79,6 @@ class Knob:
         is_traced: Whether predicted time and memory depend on the knob.
         feature: Name of the feature of the time model's correction that the value switches on.
         word: Text for the value in a one-line description, joined by a comma unless it begins with a space.
-        is_later: The knob was added after ids of configurations had been recorded; at its default it leaves them as
-            they were.
     """
 
     allowance: AllowanceName | Callable[[Difference], AllowanceName]
@@ -91,7 +89,6 @@ class Knob:
     is_traced: bool = True
     feature: Template | None = None
     word: Template | None = None
-    is_later: bool = False
 
     def allowance_of(self, difference: Difference) -> AllowanceName:
         """Return the class of a change."""
