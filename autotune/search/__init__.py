@@ -1,1 +1,1 @@
-"""Which configurations are tried, in what order and for how long: from a plan to an answer."""
+"""Runs a search: chooses configurations, runs their trials within the budget, and writes the answer."""

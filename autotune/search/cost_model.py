@@ -1,7 +1,7 @@
-"""The cost model of a search: which families are traced, by whom, and what earlier searches learned.
+"""Makes the cost model of a search from traces, the device's rates and the observations of earlier searches.
 
-A child process traces, so that the search itself never loads torch. What can't be traced has no prediction and is
-searched without.
+A child process traces the model, so that the search itself never loads torch. Configurations that can't be traced are
+searched without a prediction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from autotune.cost import child
 from autotune.cost.calibrate import rates_by_table
 from autotune.cost.child import TraceRequest, Traces
-from autotune.cost.family import Family, family_of
+from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
 from autotune.planning.plan import SearchPlan
@@ -26,27 +26,29 @@ from autotune.values.events import Note, Observer
 from autotune.values.model import Task
 from autotune.values.trial import TrialResult
 
-# Tracing may take this share of a search, and a family a fraction of a second: what is left of it isn't predicted.
+# Tracing may take this share of a search, and no longer than the limit; what isn't traced by then isn't predicted.
 _SHARE = 0.06
 _LIMIT_S = 60.0
-_GRACE_S = 120.0
+_GRACE_S = 120.0  # for the child to start and to write its answer
 
 
 class Asker(Protocol):
-    """What runs the tracing child: a LocalRunner."""
+    """Starts child processes that answer a request, as `autotune.execution.runner.LocalRunner` does."""
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
-        """Return the directory that holds the child's answer."""
+        """Run the function `entry` on `request` in a child, and return the directory of its answer."""
 
 
 def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Observer) -> CostModel | None:
-    """Return the cost model of a search, traced now or by an earlier run of it; None if nothing can be predicted.
+    """Return the cost model of a search; None if nothing can be predicted.
+
+    Traces that an earlier run of this search left in `directory` are used again.
 
     Args:
         plan: The search.
         runner: Runs the tracing child.
-        directory: Of the search.
-        observer: Told what couldn't be traced.
+        directory: The run directory.
+        observer: Receives a note for each family that couldn't be traced, and if the device's rates aren't known.
     """
     code = plan.workload.own_code
     if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
@@ -66,19 +68,23 @@ def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Obser
 
 
 def model_by_data_sheet(plan: SearchPlan) -> CostModel:
-    """Return the cost model of a search whose device nothing was learned of, traced in this process by torch."""
-    families = _families(plan)
-    request = TraceRequest(workload=plan.workload, families=families, parameters=plan.facts.parameters, limit_s=600)
-    rates = rates_by_table(plan.hardware)
-    return CostModel.of(plan.workload, plan.hardware, rates, child.traces_of(request).profiles)
+    """Return the cost model of a search by data sheet rates, without observations; traced in this process by torch.
+
+    Raises:
+        MachineError: The device isn't in the table of GPUs.
+    """
+    profiles = child.traces_of(_request(plan, limit_s=600)).profiles
+    return CostModel.of(plan.workload, plan.hardware, rates_by_table(plan.hardware), profiles)
 
 
 def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResult]) -> None:
-    """Keep what a finished search observed for the next one on this device with this type of model."""
-    own = plan.workload.own_step or plan.workload.own_code
-    if model is None or own is not None:  # whose steps are not those of our own trainings
+    """Store the observations of a search for the next search on this device with this type of model.
+
+    Searches of the user's own code are left out: their steps may differ from those of the Trainer.
+    """
+    if model is None or plan.workload.own_step is not None or plan.workload.own_code is not None:
         return
-    # A check trains otherwise than a trial does: it evaluates and saves, or trains on without dropout.
+    # Checks are left out: they also evaluate and save, or train without dropout.
     trained = [result for result in results if result.request.task is None]
     found = [observation for result in trained if (observation := model.observation(result)) is not None]
     if found:
@@ -86,19 +92,17 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
 
 
 def _trace(plan: SearchPlan, runner: Asker) -> Traces:
-    families = _families(plan)
     limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
-    request = TraceRequest(
-        workload=plan.workload, families=families, parameters=plan.facts.parameters, limit_s=max(1.0, limit_s)
-    )
+    request = _request(plan, limit_s=max(1.0, limit_s))
     path = runner.ask("trace", child.ENTRY, request, timeout_s=limit_s + _GRACE_S) / "answer.json"
     return _read(path) or Traces(profiles=(), failures=("the model could not be traced: see trace/log.txt",))
 
 
-def _families(plan: SearchPlan) -> tuple[Family, ...]:
-    """Return the families of a search, the baseline's first and then in the order of its points."""
+def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
+    """Return the request to trace all families of a search: the baseline's first, then in the order of the points."""
     configs = [plan.baseline, *configs_of(plan.search_space())]
-    return tuple(dict.fromkeys(family_of(config, plan.hardware) for config in configs))
+    families = tuple(dict.fromkeys(family_of(config, plan.hardware) for config in configs))
+    return TraceRequest(workload=plan.workload, families=families, parameters=plan.facts.parameters, limit_s=limit_s)
 
 
 def _read(path: Path) -> Traces | None:

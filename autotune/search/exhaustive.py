@@ -1,8 +1,8 @@
-"""Measures every legal point of a space instead of searching it, and makes a table of that; the way back is a replay.
+"""Exhaustive searches: every legal point of a space is measured and written to a table, which searches can replay.
 
-Nothing is inferred in a recording: neither does one point's lack of memory rule out another, nor is there a time limit
-but the trial's own. There are no finals. `plan_of` makes the plan with which a search is replayed on a table (see
-`autotune.execution.replay`); it needs neither the model nor the machine that the table was recorded with.
+A recording infers nothing: a point that runs out of memory rules out no other, each trial has its usual time limit, and
+there are no finals. `plan_of` makes the plan of a search that is replayed on a table (see `autotune.execution.replay`);
+it needs neither the model nor the machine of the recording.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from autotune.values.trial import TrialResult
 from autotune.values.workload import Workload
 from autotune.version import __version__
 
-# Trials after which their median says how long the others will take; the first may have run out of memory at once.
+# Trials after which their median duration predicts the time that is left; fewer may all have ended out of memory.
 TELLING_TRIALS = 5
 
 
 def waiting(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrainConfig]:
-    """Return what hasn't run yet, in rounds: every configuration once before any is measured again.
+    """Return the configurations that are still to run, round by round; each round has every configuration once.
 
-    The baseline comes first. Each round has an order of its own, drawn from the seed: a machine that slows down
-    meanwhile must not look like the effect of a knob.
+    A round begins with the baseline. The order of the others is drawn from the seed anew for each round, so that a
+    drift of the machine's speed is not mistaken for the effect of a knob.
     """
     done = Counter(r.request.config for r in results)
     baseline, *others = plan.every_config()
@@ -47,7 +47,7 @@ def waiting(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrainConfi
 
 
 def how_long(left: int, results: Sequence[TrialResult]) -> str:
-    """Say how long the trials that are left will take, by the median of those so far."""
+    """Return words on how long the trials that are left will take, by the median duration of those so far."""
     typical_s = statistics.median(r.duration_s for r in results)
     return f"{left} trials to go: some {show_time(left * typical_s)} at the {typical_s:.1f} s of those so far"
 
@@ -55,7 +55,7 @@ def how_long(left: int, results: Sequence[TrialResult]) -> str:
 def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:
     """Return the trials of a search as a table, the points in the order of their first trial.
 
-    Finals and checks do more than other trials, which no replay would know; they are left out.
+    Finals and checks are left out: they do more than the trials that a replay asks for.
     """
     trials: dict[TrainConfig, list[TableTrial]] = {}
     for result in sorted(results, key=lambda r: r.request.number):
@@ -82,15 +82,15 @@ def plan_of(
     max_trials: int | None = None,
     max_time_s: float | None = None,
 ) -> SearchPlan:
-    """Return the plan of a search of `table`; whatever the effort, its space is the one that was recorded.
+    """Return the plan of a search of `table`; its space is the recorded one at every effort.
 
     Args:
-        table: What was recorded.
-        effort: How long the search may take.
-        seed: Of the search; by default the recorded workload's.
-        memory_bytes: A smaller budget than the recorded one.
-        max_trials: Of the search, as in `find`.
-        max_time_s: Of the search, as in `find`, in recorded time.
+        table: The recorded table.
+        effort: Effort of the search, which sets its budget.
+        seed: Seed of the search; by default that of the recorded workload.
+        memory_bytes: Memory budget, at most the recorded one, which is the default.
+        max_trials: Trials of the search.
+        max_time_s: Time of the search in recorded seconds.
 
     Raises:
         InputError: The table's space can't be read, or was recorded with less memory than `memory_bytes`.
@@ -112,7 +112,7 @@ def plan_of(
 
 
 def _anywhere(workload: Workload) -> Workload:
-    """Return `workload` without the paths of this machine."""
+    """Return `workload` without paths of this machine."""
     spec = workload.model
     if spec.source == "directory":
         spec = spec.model_copy(update={"reference": spec.name})
@@ -121,7 +121,7 @@ def _anywhere(workload: Workload) -> Workload:
 
 
 def _recorded_space(header: TableHeader) -> SpaceFile:
-    """Return the space with the parameters that were open when the table was recorded, which any effort opens."""
+    """Return the space of a table, with just the parameters that the effort of the recording varied."""
     try:
         written = SpaceFile.model_validate(header.space)
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""`autotune explain`: runs what is missing to say what each knob of a winner brought, and says it.
+"""`autotune explain`: measures how much each knob of the winner contributes to its speed.
 
-The knobs are taken from the winner one at a time. What the finals have measured beside the winner, and what is known to
-fail, is not run again; the rest is, in turn with the winner, round by round. The trials lie in `explain/` of the run
-directory, with numbers of their own, so that the search in it can still be gone on with.
+One knob at a time is put back to the baseline's value. Such configurations are run in turn with the winner, round by
+round, except those that the finals have measured beside the winner and those that are known to fail. The trials lie in
+`explain/` of the run directory with numbers of their own, so that the search can still be resumed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from autotune.verification.attribution import explanation_of, removals
 def explain(
     run_dir: str | Path, *, max_time_s: float | None = None, trust_run_dir: bool = False, observer: Observer = ignore
 ) -> Explanation:
-    """Measure what each knob of the winner in `run_dir` brought, as far as that isn't known.
+    """Measure the contribution of each knob of the winner in `run_dir`, where it isn't known yet.
 
     Args:
-        run_dir: Of a search that has an answer.
-        max_time_s: No trial is begun that wouldn't end before; by default the time limit of the search.
-        trust_run_dir: As of :func:`autotune.resume`.
+        run_dir: Run directory of a search that has an answer.
+        max_time_s: Seconds for all trials: one that is expected to end later is not begun. By default the time limit
+            of the search.
+        trust_run_dir: As in :func:`autotune.resume`.
         observer: Called with each :data:`autotune.values.events.Event`.
 
     Raises:
@@ -62,37 +63,37 @@ def explain(
             observer(Note(text="nothing has to be run: what was measured tells all that can be told"))
             return explainer.explanation
         trust.check(directory.path, plan, trusted=trust_run_dir, delivers=False)
-        if plan.fleet.is_single:  # of others, what brings them about looks at the machines
+        if plan.fleet.is_single:  # with several places, `backend_of` compares the machines
             for line in differences(plan.hardware, machine.detect(plan.hardware.device)):
                 observer(Note(text=line))
         with LocalRunner(directory.path, plan.hardware):
-            pass  # ends what a search that was killed here has left running
+            pass  # ends processes that a killed search has left behind
         with backend_of(plan.fleet, folder.path, planned=plan.hardware) as backend:
             return explainer.run(backend.pool)
 
 
 def answer_in(directory: RunDirectory) -> ResultData | None:
-    """Return the answer as it stands in a run directory; None while nothing has completed.
+    """Return the answer in a run directory; None if no trial has completed.
 
     Raises:
-        InputError: It can't be read.
+        InputError: The file of the answer can't be read.
     """
     path = directory.path / ANSWER_FILE
     return read_result(path) if path.exists() else None
 
 
 def refusals(plan: SearchPlan, result: ResultData) -> dict[TrainConfig, str]:
-    """Return which of the winner's knobs can't be taken away, by the configuration that would be left, and why."""
+    """Return the configurations without one of the winner's knobs that can't be run, with the reasons."""
     space = plan.search_space()
     reasons = ((r.config, space.refusal(r.config)) for r in removals(result) if r.config is not None)
     return {config: reason for config, reason in reasons if reason is not None}
 
 
 def differences(then: Hardware, now: Hardware) -> list[str]:
-    """Return in what the machine differs from that of the search, a line each.
+    """Return a line on the packages whose versions have changed since the search, if any have.
 
     Raises:
-        MachineError: It is another one: what would be measured wouldn't be about the winner.
+        MachineError: The search ran on another machine, so that new measurements can't be compared with the winner's.
     """
     if (then.name, then.cores) != (now.name, now.cores):
         raise MachineError(
@@ -108,13 +109,13 @@ class Explainer:
     """Runs the trials that an explanation lacks.
 
     Args:
-        plan: The search.
+        plan: The plan of the search.
         result: Its answer.
         searched: Its trials.
-        directory: Where the trials lie; no other process uses it meanwhile.
-        observer: Is called with each event.
-        max_time_s: What they may take together; the search's limit by default.
-        clock: Seconds from some moment on.
+        directory: Holds the trials of the explanation; no other process may use it meanwhile.
+        observer: Receives the events.
+        max_time_s: Seconds for all trials together; by default the time limit of the search.
+        clock: Returns seconds since a fixed moment.
     """
 
     def __init__(
@@ -141,15 +142,16 @@ class Explainer:
 
     @property
     def explanation(self) -> Explanation:
-        """What is known by now."""
+        """The explanation by all trials so far."""
         found = explanation_of(self._result, [*self._searched, *self._own], self._refused)
         assert found is not None  # the winner isn't the baseline
         return found
 
     def _missing(self) -> list[TrainConfig]:
-        """Return what has to be measured beside the winner: what neither the finals nor a failure tell of.
+        """Return the configurations to measure beside the winner, in the order of the knobs.
 
-        What earlier, stopped rounds have begun with is gone on with.
+        These are the ones that neither the finals nor a failure settle, and those that an earlier, interrupted run has
+        begun to measure.
         """
         begun = dict.fromkeys(t.request.config for t in self._own if t.measurement is not None)
         left = {c.config: None for c in self.explanation.contributions if c.config is not None and not c.is_settled}
@@ -157,11 +159,11 @@ class Explainer:
         return [config for config in known if config in left or config in begun]
 
     def waiting(self) -> list[TrainConfig]:
-        """Return what is still to be run, in order."""
+        """Return the configurations that are still to run, in order, each as often as it will run."""
         return list(self._schedule())
 
     def run(self, runner: Runner) -> Explanation:
-        """Run what is missing, as far as the time allows, and return what is known then."""
+        """Run the missing trials as far as the time allows, and return the explanation by all trials."""
         waiting = self.waiting()
         whole_s = sum(self._expected_s(config) for config in waiting)
         self._say(
@@ -174,7 +176,7 @@ class Explainer:
                 self._say(f"the time is spent; {left} trials were not run: `autotune explain` goes on")
                 break
             if self._run(config, runner).measurement is None and config == self._result.best.config:
-                self._say("the winner itself failed when measured again: there is nothing to hold it to")
+                self._say("the winner itself failed when it was measured again, so nothing can be compared with it")
                 break
         return self.explanation
 
@@ -182,7 +184,7 @@ class Explainer:
         self._observer(Note(text=text))
 
     def _schedule(self) -> Iterator[TrainConfig]:
-        """Yield what is still to be run, round by round, the winner first; another that failed isn't run again."""
+        """Yield what is still to run, round by round and the winner first; others that have failed are left out."""
         if not self._wanted:
             return
         winner = self._result.best.config
@@ -197,7 +199,7 @@ class Explainer:
         return self._limit_s - (self._clock() - self._started)
 
     def _expected_s(self, config: TrainConfig) -> float:
-        """Return what a trial of `config` should take: as its longest so far, or as the winner's."""
+        """Return the expected seconds of a trial: the longest so far of `config`, or else of the winner."""
         known = [*self._searched, *self._own]
         for whose in (config, self._result.best.config):
             durations = [t.duration_s for t in known if t.request.config == whose and t.request.task is None]
@@ -212,8 +214,8 @@ class Explainer:
             config,
             Purpose.EXPLAIN,
             number=max((t.request.number for t in self._own), default=-1) + 1,
-            timeout_s=self._plan.budget.trial_timeout_s,  # one that is cut short by what is left would tell nothing
-            # Where a run's start counts, it is measured with nothing compiled before, as in the finals.
+            timeout_s=self._plan.budget.trial_timeout_s,  # not what is left: a cut-off trial would measure nothing
+            # If the objective counts the start of a run, the first trial compiles from scratch, as in the finals.
             cold_compile=self._plan.objective.run_samples is not None
             and all(t.request.config != config for t in self._own),
         )

@@ -1,9 +1,9 @@
-"""Leads a search by the cost model: what to refuse without a trial, what to try next, when to stop.
+"""Chooses trials by the cost model: what to refuse without a trial, what to try next, and when to stop.
 
-The next trial is the untried configuration with the largest expected improvement over the leader, weighed with its
-chance to fit; before anything has completed, the one with the highest predicted throughput, a little in favour of those
-that the model is unsure of. Each measurement corrects the model before the next choice. The search is over when no
-untried configuration has a fair chance of a gain that would show.
+The next trial is the untried configuration with the largest expected improvement over the leader, times its chance to
+fit. Before a trial has completed, it is the one with the highest predicted throughput, with a bonus for an uncertain
+prediction. Each measurement corrects the model before the next choice. The search ends when no untried configuration
+has a chance of at least `WORTHWHILE_CHANCE` to be faster by `WORTHWHILE_GAIN`.
 """
 
 from __future__ import annotations
@@ -28,40 +28,42 @@ from autotune.values.trial import Prediction, TrialResult
 
 Vector = NDArray[np.float64]
 
-# Configurations that are ranked and traced; of a larger space, those that come first.
+# Configurations that are ranked and traced; of a larger space the first ones are.
 _MOST_CONFIGS = 20_000
 
-# Standard deviations by which a prediction counts for more than it says: what is unknown is worth a trial.
+# Standard deviations that are added to a predicted rate before the first trial has completed.
 _CURIOSITY = 0.5
 
-# A gain below this doesn't show over the noise; a chance of it below that isn't worth a trial.
+# A smaller gain is lost in the noise; a configuration with a smaller chance of that gain is not worth a trial.
 WORTHWHILE_GAIN = 1.01
 WORTHWHILE_CHANCE = 0.05
 
-# What may not fit has to promise more: a trial that runs out of memory is lost, and says little of the others. Once
-# something has completed, what rather doesn't fit isn't tried; before, memory is hardly known and anything is welcome.
+# Exponent of the chance to fit: a trial that runs out of memory is lost, and says little about other configurations.
 _CAUTION = 2
+
+# The least chance to fit with which a configuration is tried: after a trial has completed, and before.
 _FAIR_FIT = 0.5
 _LEAST_FIT = 0.1
 
-# A cold compile of small models took inductor 20 to 79 s on two cores; larger ones on a GPU take minutes.
+# Assumed time of a cold compile. Inductor took 20 to 79 s for small models on two cores; larger models on a GPU take
+# minutes.
 _COMPILE_S = 60.0
 
-# So many trials after the baseline are run whatever the chances: a prediction alone never ends a search.
+# Trials after the baseline that run whatever their chances, so that predictions alone never end a search.
 LEAST_TRIALS = 2
 
 
 def configs_of(space: SearchSpace) -> list[TrainConfig]:
-    """Return the legal configurations of a space, each once; of a large one, those that come first."""
+    """Return the legal configurations of a space, each once; of a large space the first 20,000 points."""
     return list(dict.fromkeys(map(space.config, itertools.islice(space.points(), _MOST_CONFIGS))))
 
 
 class Guide:
-    """The cost model of one search, with all configurations of its space.
+    """The cost model of one search, and its predictions for all configurations of the space.
 
     Args:
-        model: What is known before the first trial.
-        plan: The search.
+        model: The cost model before the first trial.
+        plan: The plan of the search.
         space: Its space.
     """
 
@@ -74,7 +76,7 @@ class Guide:
 
     @functools.cached_property
     def _predicted(self) -> Predictions:
-        """What the model says now of all configurations."""
+        """The current predictions for all configurations."""
         return self._model.predict(self._configs)
 
     @functools.cached_property
@@ -86,7 +88,7 @@ class Guide:
         return self._predicted.chance_to_fit(self._budget_bytes)
 
     def _over_the_run(self, rates: Vector, configs: Sequence[TrainConfig]) -> Vector:
-        """Return the rates with the time of compiling spread over the run, where the objective knows its length."""
+        """Return rates that include the time of compiling, if the objective is the time of a run of given length."""
         if self._run_samples is None:
             return rates
         compiled = [config.torch_compile_backend == "inductor" for config in configs]
@@ -95,11 +97,11 @@ class Guide:
 
     @property
     def knows_all(self) -> bool:
-        """Whether there is a prediction for every configuration."""
+        """Whether every configuration has a prediction."""
         return not bool(np.isnan(self._rates).any())
 
     def observe(self, *results: TrialResult) -> None:
-        """Learn from finished trials, of this search or recorded ones."""
+        """Correct the model by finished trials, of this search or recorded ones."""
         learned = self._model.observe(*results)
         if learned is not self._model:
             self._model = learned
@@ -107,13 +109,13 @@ class Guide:
                 self.__dict__.pop(outdated, None)
 
     def assuming(self, results: Sequence[TrialResult]) -> Guide:
-        """Return a guide that has learned from `results` too; this one stays as it is."""
+        """Return a copy of this guide that has also learned from `results`."""
         other = copy.copy(self)
         other.observe(*results)
         return other
 
     def prediction(self, config: TrainConfig) -> Prediction | None:
-        """Return what is expected of a configuration now, None if nothing is known."""
+        """Return the current prediction for a configuration; None if there is none."""
         estimate = self._model.estimate(config)
         if estimate is None:
             return None
@@ -122,7 +124,7 @@ class Guide:
         )
 
     def refusal(self, config: TrainConfig) -> str | None:
-        """Return why a configuration surely doesn't fit, or None."""
+        """Return the reason why a configuration surely exceeds the memory of device or host, or None."""
         host = self._model.host_bytes(config) * config.parallelism.world_size
         if host > self._host_bytes:
             there = show_memory(self._host_bytes)
@@ -135,12 +137,12 @@ class Guide:
     def next(
         self, history: History, is_open: Callable[[TrainConfig], bool], *, recalled: int = 0
     ) -> TrainConfig | None:
-        """Return the configuration that is worth the next trial, None if none is.
+        """Return the configuration to try next; None if no configuration is worth a trial.
 
         Args:
             history: The trials so far.
-            is_open: Whether a configuration may still be tried.
-            recalled: Trials of earlier searches that count as run.
+            is_open: Returns whether a configuration may still be tried.
+            recalled: Number of trials of earlier searches that count as run.
         """
         scores, chances = self._worth(history)
         least_fit = _LEAST_FIT if history.best() is None else _FAIR_FIT
@@ -156,11 +158,12 @@ class Guide:
         return None
 
     def _worth(self, history: History) -> tuple[Vector, Vector]:
-        """Return for each configuration what a trial of it is worth, and the chance that it is faster than the leader.
+        """Return for each configuration the worth of a trial, and the chance that it beats the leader by 1 %.
 
-        With a leader, a trial is worth the improvement to be expected of it (Jones and others, "Efficient global
-        optimization of expensive black-box functions", 1998); the leader counts for what model and measurement say
-        together, since who is first of many is lucky, too. Without one, it is worth the throughput to be expected.
+        With a leader, the worth is the expected improvement of the logarithm of the rate (Jones and others, "Efficient
+        global optimization of expensive black-box functions", 1998). The leader's rate is the one that the model
+        predicts after learning from its measurement, as the highest of many measurements is biased upwards. Without a
+        leader, the worth is the optimistic throughput. Either is weighed with the chance to fit.
         """
         best, fits = history.best(), self._fits**_CAUTION
         if best is None:
@@ -174,7 +177,10 @@ class Guide:
         return fits * improvement, below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
 
     def _leader(self, history: History) -> tuple[TrainConfig | None, float]:
-        """Return who is fastest by all that is known, and how fast; None for who, if nothing is predicted of it."""
+        """Return the fastest completed configuration by the corrected model, and its rate.
+
+        If the best by measurement has no prediction, its measured rate is returned with None for the configuration.
+        """
         ranking = history.ranking()
         configs = [r.request.config for r in ranking]
         rates = self._over_the_run(self._model.predict(configs).samples_per_second, configs)

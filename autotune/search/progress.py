@@ -1,7 +1,7 @@
-"""How far a search is: what is left of its time and trials, and the events that report it.
+"""The progress of a search: the time and trials that are left, and the events that report each trial.
 
-:class:`Pace` says how long and how finely a trial may measure; :class:`Teller` reports each trial before and after it,
-and how the search stands then. Neither decides what is tried.
+:class:`Pace` sets the time limit of a trial and how exactly it has to measure. :class:`Teller` reports each trial when
+it begins and when it ends, with the standing of the search. Neither decides what is tried.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
 from autotune.verification.verdict import verdict_of
 
-# A trial of the search that takes this much longer than the leader's is not worth its time.
+# A trial of the search is ended when it takes this factor times as long as the leader's, plus these seconds.
 HOPELESS_FACTOR = 2.5
 HOPELESS_S = 15.0
 
-# A check of many steps may take longer than a trial's usual limit, by this factor of what is expected.
+# A check of many steps may take this factor of its expected time, even beyond a trial's usual limit.
 LONG_CHECK_FACTOR = 2.0
+
+# Number of refused configurations that are reported with their reasons before each trial.
+_NAMED = 3
 
 
 class Pace:
-    """The limits of one search.
+    """The time and the trials that one search has left.
 
     Args:
-        finals: Of the search.
-        clock: Seconds from some moment on.
+        finals: The finals of the search, with its state.
+        clock: Returns seconds since a fixed moment.
     """
 
     def __init__(self, finals: Finals, clock: Callable[[], float]) -> None:
@@ -46,7 +49,7 @@ class Pace:
         self.running = 0  # trials of the search that have begun and not ended
 
     def add(self, seconds: float) -> None:
-        """Count in what an earlier, killed run of the search took."""
+        """Add the seconds that earlier runs of this search took."""
         self._before_s += seconds
 
     def spent_s(self) -> float:
@@ -54,7 +57,7 @@ class Pace:
         return self._before_s + self._clock() - self._started
 
     def left_s(self) -> float:
-        """Return the seconds that are left of the search's."""
+        """Return the seconds that the search has left."""
         return self._plan.budget.max_time_s - self.spent_s()
 
     def searched(self) -> int:
@@ -62,7 +65,7 @@ class Pace:
         return sum(r.request.purpose is Purpose.SEARCH for r in self._finals.state.results)
 
     def trials_left(self) -> int:
-        """Return how many it may still run."""
+        """Return how many more trials the search may begin."""
         return self._plan.budget.max_trials - self.searched() - self.running
 
     def may_go_on(self) -> bool:
@@ -70,10 +73,10 @@ class Pace:
         return self.trials_left() > 0 and self.left_s() > self.reserved_s() + self._typical_s()
 
     def reserved_s(self) -> float:
-        """Return the time that finals and checks should take, or half of all where that is less.
+        """Return the seconds to keep for finals and checks: what they are expected to take, at most half of all time.
 
-        Nothing is reserved where it would leave no time for a single trial: an unconfirmed answer is better than none.
-        A recording has no finals.
+        Nothing is reserved for a recording, which has no finals, nor if the rest would not suffice for a first trial:
+        an unconfirmed answer is better than none.
         """
         if self._plan.exhaustive:
             return 0.0
@@ -83,7 +86,10 @@ class Pace:
         return reserved_s
 
     def timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
-        """Return the time limit of a trial: what is left for it, and of a search trial what a winner would need."""
+        """Return the time limit of a trial in seconds: the usual one, within what is left.
+
+        A trial of the search is also limited by what a configuration as fast as the leader would need.
+        """
         usual_s = self._plan.budget.trial_timeout_s
         if check is not None and check.task is not None:
             usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
@@ -96,9 +102,10 @@ class Pace:
         return max(1.0, limit_s)
 
     def to_beat(self, purpose: Purpose) -> float | None:
-        """Return the samples/s below which a trial's exact rate doesn't matter: no finalist is that slow.
+        """Return the samples/s below which a trial can't become a finalist, so that it may measure less exactly.
 
-        None where it always matters: the length of a run may count otherwise, and a table has no losers.
+        None if every rate has to be exact: in finals, checks and recordings, before anything has completed, and if the
+        objective is the time of a run of given length.
         """
         best = self._history.best()
         if purpose is not Purpose.SEARCH or best is None or self._plan.exhaustive:
@@ -111,17 +118,13 @@ class Pace:
         return statistics.median([r.duration_s for r in self._history.ranking()] or [0.0])
 
 
-# Of the configurations that were refused since the last trial, so many are named with their reasons.
-_NAMED = 3
-
-
 class Teller:
     """Reports the progress of one search.
 
     Args:
-        finals: Of the search.
-        pace: Its limits.
-        observer: Is called with each event.
+        finals: The finals of the search, with its state.
+        pace: The limits of the search.
+        observer: Receives the events.
     """
 
     def __init__(self, finals: Finals, pace: Pace, observer: Observer) -> None:
@@ -142,7 +145,7 @@ class Teller:
                 number=request.number,
                 purpose=request.purpose,
                 config=request.config,
-                changes=self._changes(request.config),
+                changes=changes(request.config, self._plan),
                 time_left_s=max(0.0, self._pace.left_s()),
                 trials_left=self._pace.trials_left(),
                 prediction=request.prediction,
@@ -156,14 +159,11 @@ class Teller:
         self._observer(
             TrialEnded(
                 result=result,
-                changes=self._changes(result.request.config),
+                changes=changes(result.request.config, self._plan),
                 best_samples_per_second=best.measurement.samples_per_second if best and best.measurement else None,
                 standing=self._standing(),
             )
         )
-
-    def _changes(self, config: TrainConfig) -> tuple[Change, ...]:
-        return changes(config, self._plan)
 
     def _report_refusals(self) -> None:
         """Report as details how many configurations were refused since the last trial, and why."""
@@ -172,7 +172,7 @@ class Teller:
             return
         named = islice(self._refused.items(), self._refusals_reported, self._refusals_reported + _NAMED)
         for config, reason in named:
-            self._observer(Detail(text=f"refused: {shown_changes(self._changes(config))}: {reason}"))
+            self._observer(Detail(text=f"refused: {shown_changes(changes(config, self._plan))}: {reason}"))
         if fresh > _NAMED:
             self._observer(Detail(text=f"refused: {fresh - _NAMED} more (the report has them all)"))
         self._refusals_reported = len(self._refused)
@@ -181,7 +181,7 @@ class Teller:
         return _standing(self._plan.memory_bytes, self._results, len(self._refused), self._leader())
 
     def _leader(self) -> Leader | None:
-        """Return the best by the finals' figures, as far as there are any, otherwise by the search's."""
+        """Return the leader by the finals, or by the trials of the search if there are no finals yet."""
         fastest = self._history.best()
         if fastest is None:
             return None
@@ -193,10 +193,10 @@ class Teller:
         if measured is None:
             return None
         speedup = proven.ratio if proven is not None else self._seen_speedup(config)
-        return _leader(self._changes(config), measured, speedup)
+        return _leader(changes(config, self._plan), measured, speedup)
 
     def _seen_speedup(self, config: TrainConfig) -> float | None:
-        """Return how much faster than the baseline the search saw `config`."""
+        """Return the speedup over the baseline by the trials of the search; None for the baseline, or if unknown."""
         known, baseline = self._history.known(config), self._history.known(self._plan.baseline)
         if known is None or baseline is None or baseline.measurement is None or config == self._plan.baseline:
             return None
@@ -204,7 +204,13 @@ class Teller:
 
 
 def standing_of_answer(result: ResultData, trials: Sequence[TrialResult], refused: int) -> Standing:
-    """Return the standing of a finished search whose answer is explained by more `trials`."""
+    """Return the standing while the answer of a finished search is explained.
+
+    Args:
+        result: The answer of the search.
+        trials: The trials of the explanation.
+        refused: Number of configurations that the explanation can't run.
+    """
     measured = result.best.measurement
     speedup = result.speedup.ratio if result.speedup is not None else None
     leader = _leader(result.best.changes, measured, speedup) if measured is not None else None

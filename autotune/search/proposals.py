@@ -1,8 +1,8 @@
-"""What to try next before any model of the cost: one step from the leader, in the order of expected effect.
+"""Proposes configurations without the cost model: one knob away from the leader, in the order of the space.
 
-Pure. While something completes, the next proposal is the leader's first untried neighbour. When nothing has completed
-yet, the proposals get lighter until something fits; if it isn't memory that trials fail for, they change one knob of
-the baseline at a time. What is left after that is TPE's (see `sampler`).
+If a trial has completed, the proposals are the neighbours of the leader. Otherwise they need ever less memory, or, if
+the trials fail for other reasons than memory, differ from the baseline in one knob. When all proposals are tried, TPE
+takes over (see `sampler`).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from autotune.space.points import Scalar
 from autotune.space.space import MICRO_BATCH, Dimension, Point, SearchSpace
 from autotune.values.trial import TrialResult, TrialStatus
 
-# So many different configurations that fail of one cause say that the configuration isn't the cause.
+# If this many configurations fail for the same reason, the configuration is not the reason, and no more are proposed.
 SAME_FAILURES = 4
 
 _LIGHT_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor")
 
 
 def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
-    """Yield the points worth trying now, the most promising first; known and hopeless ones are among them."""
+    """Yield points to try, the most promising first; tried and refused ones are among them."""
     leader = history.best()
     found = _first_steps(space, history) if leader is None else _neighbours(space, history, leader)
     return (space.complete(point) for point in found)
 
 
 def _first_steps(space: SearchSpace, history: History) -> Iterator[Point]:
-    """Yield what to try while nothing completes, by what the trials failed of."""
+    """Yield points to try while no trial has completed, depending on why the trials failed."""
     others = [r.outcome for r in history.results if r.status is not TrialStatus.OUT_OF_MEMORY]
     if history.memory_bound or not others:
         yield from _lighter(space)
@@ -46,7 +46,7 @@ def _neighbours(space: SearchSpace, history: History, leader: TrialResult) -> It
 
 
 def _other_choices(dimension: Dimension, origin: Point) -> list[Scalar]:
-    """Return the other values: of the micro-batch the next larger, then the next smaller; else in the file's order."""
+    """Return the other values of a dimension in the order of the space; of the micro-batch only the two next ones."""
     here = origin.get(dimension.name)
     if dimension.name != MICRO_BATCH:
         return [value for value in dimension.choices if value != here]
@@ -61,8 +61,8 @@ def _micro_batches(dimension: Dimension) -> list[int]:
 
 
 def _is_pointless(dimension: Dimension, history: History, leader: TrialResult) -> bool:
-    """Return whether what was measured says that a dimension can't help the leader."""
-    if dimension.name == "checkpointing":  # it saves memory and costs time
+    """Return whether measurements show that another value of a dimension can't make the leader faster."""
+    if dimension.name == "checkpointing":  # it only saves memory
         return leader.request.config.checkpointing == "none" and not history.memory_bound
     if dimension.name in LOADING:
         share = leader.measurement.data_wait_share if leader.measurement is not None else None
@@ -71,7 +71,7 @@ def _is_pointless(dimension: Dimension, history: History, leader: TrialResult) -
 
 
 def _other_ways(space: SearchSpace) -> Iterator[Point]:
-    """Yield the baseline with the first other choice of each parameter: one of the baseline's may not work here."""
+    """Yield the baseline with one parameter at its first other value: a value of the baseline may not work here."""
     origin = space.point(space.baseline)
     for dimension in space.dimensions:
         if space.is_active(dimension, origin):
@@ -79,10 +79,10 @@ def _other_ways(space: SearchSpace) -> Iterator[Point]:
 
 
 def _lighter(space: SearchSpace) -> Iterator[Point]:
-    """Yield ever lighter points, starting at the baseline.
+    """Yield points that need ever less memory, starting from the baseline.
 
-    First what leaves the method alone: checkpointing, smaller micro-batches, lighter optimizers; then 16-bit weights
-    and adapters, and both together; at last adapters on quantized weights.
+    First come checkpointing, smaller micro-batches and lighter optimizers, which leave the method as it is; then 16-bit
+    weights, adapters, and both together; at last adapters on quantized weights.
     """
     names = {d.name: d for d in space.dimensions}
     point = space.point(space.baseline)

@@ -1,16 +1,18 @@
-"""What the lasting record is worth to a search: what is known not to fit, what was fastest, what was learned.
+"""Uses the lasting record in a search: earlier trials refuse configurations, propose one, and correct predictions.
 
-Pure. The record never answers for a measurement: the baseline is measured, and then the old winner. How much faster or
-slower the machine is than it was shows in the baseline; if the old winner agrees with the record after that, what was
-recorded counts as measured when the next trial is chosen, and only then. Memory doesn't drift: what ran out of it
-within this budget or a larger one is refused either way. Time does: what did not end in its time is refused only once
-the baseline has told how fast the machine is now, and the baseline itself is always tried. Finals and answer see the
-trials of their own search alone.
+The search first measures the baseline, which shows how much faster or slower the machine is now (its drift), then the
+winner of the earlier searches. If its rate is the recorded one times the drift, the record is confirmed: recorded
+configurations count as measured when the next trial is chosen. Otherwise the record only corrects the cost model.
+
+A configuration that ran out of memory within this budget or a larger one is refused in any case. One that ran into its
+time limit is refused only once the drift is known, and the baseline never is. Finals and the answer use the trials of
+this search alone.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -26,27 +28,32 @@ from autotune.units import show_rate, show_time
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Measurement, TrialResult, TrialStatus
 
-# By how much the logarithm of a rate differs from one process to the next, beyond what its own steps show: 4 % for
-# models of 2M to 4M weights on a shared CPU; a GPU is taken at what `space.history` calls noise.
+# Standard deviation of the logarithm of a rate between processes, beyond the spread of the steps: measured 4 % for
+# models of 2M to 4M weights on a shared CPU; for a GPU the noise that `space.history` assumes.
 _TRIAL_NOISE = {"cpu": 0.04, "cuda": 0.01}
 
 # Half of a 95 % interval, in standard deviations.
 _Z = 1.96
 
-# More lessons than these only repeat what they say together.
+# Recorded trials that the cost model learns from; more would hardly change it.
 _MOST_LESSONS = 120
 
 _CONFIRMED_VERDICTS = ("faster", "no clear winner", "baseline did not complete")
 
 Standing = Literal["empty", "waiting", "unconfirmed", "confirmed", "contradicted", "a prior"]
 
+Pair = tuple[Measurement, Measurement]  # of one configuration: by this search, by an earlier one
+
 
 class Recall:
-    """The record as one search sees it.
+    """The recorded trials of earlier searches, as far as they say something to one search.
 
     Args:
-        plan: The search.
-        searches: Earlier ones with the same key, the latest first.
+        plan: The plan of this search.
+        searches: Earlier searches with the same key, the latest first.
+
+    Attributes:
+        statements: What to tell the user of the record, in the order in which it came out.
     """
 
     def __init__(self, plan: SearchPlan, searches: Sequence[RecordedSearch] = ()) -> None:
@@ -71,13 +78,12 @@ class Recall:
 
     @property
     def candidate(self) -> TrainConfig | None:
-        """The old winner, as long as it is to be confirmed."""
-        waits = self._standing == "unconfirmed" and self._candidate is not None
-        return self._candidate.config if waits and self._candidate else None
+        """The winner of the earlier searches, while it is still to be measured by this one."""
+        return self._candidate.config if self._candidate and self._standing == "unconfirmed" else None
 
     @property
     def foreword(self) -> str | None:
-        """What is to be known before the baseline is tried again; None if it wasn't too slow for its time."""
+        """A note that the baseline ran into its time limit before; None if it did not."""
         known, budget = self._latest.get(self._plan.baseline), self._plan.budget
         if known is None or known.result.status is not TrialStatus.TIMED_OUT:
             return None
@@ -88,20 +94,20 @@ class Recall:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no earlier search has anything to say."""
+        """Whether no earlier search has a trial that can be used."""
         return not self._latest
 
     @property
     def counted(self) -> int:
-        """How many configurations, beside those measured anew, count as measured because the record holds."""
+        """How many configurations count as measured by the confirmed record, those measured by this search left out."""
         return self._unmeasured if self._standing == "confirmed" else 0
 
     def is_enough(self, trials: int) -> bool:
-        """Whether the record holds and has, with `trials` of this search, as many trials as a search may."""
+        """Whether the confirmed record and `trials` of this search together reach the budget's number of trials."""
         return self.counted > 0 and self.counted + trials >= self._plan.budget.max_trials
 
     def advance(self, history: History) -> bool:
-        """Take note of the trials so far; return whether that has changed what the record is worth."""
+        """Judge the record by the trials so far; return whether the judgement has changed."""
         baseline = self._plan.baseline
         self._leader = history.best()
         self._speeds = [speed(run.get(baseline), history.known(baseline)) for run in self._runs]
@@ -115,12 +121,14 @@ class Recall:
         return True
 
     def _judged(self, history: History) -> tuple[Standing, str]:
+        """Return the standing of the record, and the statement for the user."""
         baseline = history.known(self._plan.baseline)
         if not self._latest or baseline is None:
             return self._standing, ""
         if self._standing == "waiting":
             self._candidate = self._old_winner(history)
-        known = f"{len(self._latest)} configurations of this search, the last on {self._last_day()}"
+        last_day = max(known.recorded.day for known in self._latest.values())
+        known = f"{len(self._latest)} configurations of this search, the last on {last_day}"
         if self._candidate is None:
             return "a prior", f"the record knows {known}, but none that can be tried first; it guides the predictions"
         now = history.known(self._candidate.config)
@@ -129,14 +137,15 @@ class Recall:
         return self._compared(history, self._candidate, now)
 
     def _compared(self, history: History, then: Known, now: TrialResult) -> tuple[Standing, str]:
-        """Return whether the old winner is what it was, the machine's drift allowed for."""
-        drift = self._drift(then.search, history, (self._plan.baseline,))
+        """Return whether the rate of the old winner agrees with the record, after the drift and within the noise."""
+        anchors = self._pairs(then.search, history, (self._plan.baseline,))
+        drift = _drift(anchors)
         fastest = self._called(then)
         if now.measurement is None:
             return "contradicted", f"{fastest} is {now.status} now: the record only guides the predictions"
         expected = self._rate(scaled(then.result, drift))
         seen = history.rate(now)
-        readings = [now.measurement, then.result.measurement, *self._anchors(then.search, history)]
+        readings = [now.measurement, then.result.measurement, *itertools.chain.from_iterable(anchors)]
         allowed = _Z * math.sqrt(sum(self._variance(m) for m in readings if m is not None))
         figures = f"{show_rate(seen)} samples/s, {show_rate(expected)} expected, the machine {drift:.2f} times as fast"
         if abs(math.log(seen / expected)) <= allowed:
@@ -144,7 +153,7 @@ class Recall:
         return "contradicted", f"{fastest} gives {figures}: the record only guides the predictions"
 
     def refusal(self, config: TrainConfig) -> str | None:
-        """Return why `config` needs no trial after what was recorded, or None."""
+        """Return the reason why the record makes a trial of `config` needless, or None."""
         hopeless = self._refused_for_memory(config) or self._refused_for_time(config)
         if hopeless is not None or self._standing != "confirmed":
             return hopeless
@@ -156,21 +165,24 @@ class Recall:
         return f"gave {show_rate(self._rate(known.result))} samples/s on {known.recorded.day} (record)"
 
     def lessons(self, history: History) -> list[TrialResult]:
-        """Return what the cost model can learn from: recorded trials at the speed that the machine has now."""
+        """Return recorded trials for the cost model to learn from, scaled to the present speed of the machine."""
         anchors = [self._plan.baseline]
         if self._standing == "confirmed" and self._candidate is not None:
             anchors.append(self._candidate.config)
-        drifts = [self._drift(index, history, anchors) for index in range(len(self._runs))]
+        drifts = [_drift(self._pairs(index, history, anchors)) for index in range(len(self._runs))]
         unmeasured = [known for config, known in self._latest.items() if history.known(config) is None]
         return [scaled(known.result, drifts[known.search]) for known in unmeasured[:_MOST_LESSONS]]
 
     def _old_winner(self, history: History) -> Known | None:
-        """Return what is to be confirmed: the fastest answer of a search, unless something was clearly faster still.
+        """Return the configuration to measure first: the fastest answer of an earlier search.
 
-        Answers were measured again, which single trials weren't; the baseline tells nothing beyond itself.
+        If another recorded configuration was faster than that by more than the noise, it is that one. Answers are
+        preferred as finals confirmed them. The baseline is never returned.
         """
+        baseline = (self._plan.baseline,)
+        drifts = [_drift(self._pairs(index, history, baseline)) for index in range(len(self._runs))]
         rates = {
-            known.config: self._rate(scaled(known.result, self._drift(known.search, history, (self._plan.baseline,))))
+            known.config: self._rate(scaled(known.result, drifts[known.search]))
             for known in self._latest.values()
             if known.result.measurement is not None and self._may_be_tried(known.config)
         }
@@ -187,7 +199,7 @@ class Recall:
                 yield from (c for c, known in run.items() if known.recorded.config_id == search.best_config_id)
 
     def _may_be_tried(self, config: TrainConfig) -> bool:
-        """Whether a configuration other than the baseline is a point of this search that can fit."""
+        """Whether a configuration is a legal point of this search, isn't the baseline, and isn't known not to fit."""
         space = self._space
         point = space.complete(space.point(config))
         choices = {dimension.name: dimension.choices for dimension in space.dimensions}
@@ -197,24 +209,14 @@ class Recall:
             space.config(point) == config and space.refusal(config) is None and self._refused_for_memory(config) is None
         )
 
-    def _drift(self, search: int, history: History, anchors: Sequence[TrainConfig]) -> float:
-        """Return how many times as fast the machine is as in an earlier search, by what both measured; 1 by nothing."""
-        ratios = []
-        for config in anchors:
-            now, then = history.known(config), self._runs[search].get(config)
-            if now is not None and then is not None and now.measurement and then.result.measurement:
-                ratios.append(now.measurement.samples_per_second / then.result.measurement.samples_per_second)
-        return statistics.geometric_mean(ratios) if ratios else 1.0
-
-    def _anchors(self, search: int, history: History) -> list[Measurement]:
-        """Return the measurements of the baseline, now and then, that the drift is known from."""
-        now, then = history.known(self._plan.baseline), self._runs[search].get(self._plan.baseline)
-        if now is None or then is None or now.measurement is None or then.result.measurement is None:
-            return []
-        return [now.measurement, then.result.measurement]
+    def _pairs(self, search: int, history: History, configs: Sequence[TrainConfig]) -> list[Pair]:
+        """Return the measurements by this and by an earlier search of each configuration that both completed."""
+        tried = ((history.known(config), self._runs[search].get(config)) for config in configs)
+        both = ((now.measurement, then.result.measurement) for now, then in tried if now and then)
+        return [(now, then) for now, then in both if now and then]
 
     def _variance(self, measurement: Measurement) -> float:
-        """Return the variance of a rate's logarithm: from one process to the next, and from step to step."""
+        """Return the variance of the logarithm of a rate: between processes, and between the steps of one."""
         interval = measurement.samples_per_second_interval
         if not 0 < interval.low <= interval.high < math.inf:
             return 4 * self._noise**2  # too few steps to tell
@@ -224,21 +226,18 @@ class Recall:
         return self._plan.objective.rate(result.measurement) if result.measurement else 0.0
 
     def _called(self, known: Known) -> str:
-        """Return what the candidate is called: it may have been second to the baseline."""
+        """Return words for the candidate, which may have been slower than the baseline of its search."""
         baseline = self._runs[known.search].get(self._plan.baseline)
         won = baseline is None or self._rate(known.result) >= self._rate(baseline.result)
         return f"{'the winner' if won else 'what came next to the baseline'} of {known.recorded.day} (record)"
 
-    def _last_day(self) -> str:
-        return max(known.recorded.day for known in self._latest.values())
-
     def _was_out_of_time(self, known: Known) -> bool:
-        """Whether a trial was cut short for want of time, before it was hopelessly slower than the winner."""
+        """Whether a trial was ended at a time limit too short to show that it was far slower than the candidate."""
         usual_s = self._candidate.recorded.duration_s if self._candidate else 0.0
         return known.result.status is TrialStatus.TIMED_OUT and known.recorded.duration_s < HOPELESS_FACTOR * usual_s
 
     def _refused_for_time(self, config: TrainConfig) -> str | None:
-        """Return why a configuration whose recorded trial did not end wouldn't end now either, or None."""
+        """Return the reason why a configuration would run into its time limit again, or None."""
         known = self._latest.get(config)
         if known is None or config == self._plan.baseline or known.result.status is not TrialStatus.TIMED_OUT:
             return None
@@ -256,3 +255,9 @@ class Recall:
         easier = (reason for other, reason in self._too_large.items() if is_no_harder(other, config))
         reason = next(easier, None)
         return None if reason is None else f"a configuration no harder on memory {reason}"
+
+
+def _drift(pairs: Sequence[Pair]) -> float:
+    """Return how many times as fast the machine is now, by measurements of now and then; 1 if there are none."""
+    ratios = [now.samples_per_second / then.samples_per_second for now, then in pairs]
+    return statistics.geometric_mean(ratios) if ratios else 1.0

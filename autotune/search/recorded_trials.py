@@ -1,7 +1,4 @@
-"""Recorded trials as a search sees them: results of configurations, at another speed, against another budget.
-
-Pure.
-"""
+"""Trials of the lasting record as results of this search: read, compared in speed, and scaled to the present speed."""
 
 from __future__ import annotations
 
@@ -16,29 +13,34 @@ from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Interval, Memory, Outcome, TrialResult, TrialStatus
 
-# Peaks of one configuration differ by this from run to run (`cost.corrections`).
+# Relative difference between the peaks of two runs of one configuration, as in `autotune.cost.corrections`.
 _MEMORY_NOISE = 0.01
 
 _OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 
 class Known(NamedTuple):
-    """A configuration that an earlier search tried."""
+    """A recorded trial of an earlier search."""
 
     recorded: RecordedTrial
-    result: TrialResult  # what of it this version reads
-    search: int  # index of that search, the latest first
+    result: TrialResult  # the same as a result of this search
+    search: int  # index of the earlier search, the latest first
 
     @property
     def config(self) -> TrainConfig:
-        """What was tried."""
+        """The configuration that was tried."""
         return self.result.request.config
 
 
 def tried(plan: SearchPlan, search: RecordedSearch, index: int) -> dict[TrainConfig, Known]:
-    """Return what a search tried, by configuration; of several trials of one, the median.
+    """Return the trials of an earlier search by configuration; of several trials of one configuration, the median.
 
-    Over other numbers of devices than this search's, trainings are of another search.
+    Finals and checks are left out, and so are numbers of devices that this search doesn't try.
+
+    Args:
+        plan: The plan of this search.
+        search: The earlier search.
+        index: Its index among the earlier searches.
     """
     found: dict[TrainConfig, list[Known]] = {}
     for recorded in search.trials:
@@ -57,7 +59,7 @@ def _median(several: list[Known]) -> Known:
 
 
 def _result(plan: SearchPlan, recorded: RecordedTrial) -> TrialResult | None:
-    """Return a recorded trial as a result; None if it can't be read any more."""
+    """Return a recorded trial as a result; None if this version can't read its configuration or outcome."""
     try:
         config = TrainConfig.model_validate(recorded.config)
         request = request_of(
@@ -72,9 +74,9 @@ def _result(plan: SearchPlan, recorded: RecordedTrial) -> TrialResult | None:
 
 
 def speed(then: Known | None, now: TrialResult | None) -> float | None:
-    """Return how many times as fast the machine is as it was, by a configuration's trials; None: they don't tell.
+    """Return how many times as fast the machine is now, by two trials of one configuration; None if they don't show it.
 
-    A trial that doesn't end now either, or that did then, says that the machine is not faster.
+    If the trial runs into its time limit now, 1 is returned: the machine is not faster.
     """
     if then is None or now is None:
         return None
@@ -102,7 +104,10 @@ def scaled(result: TrialResult, factor: float) -> TrialResult:
 
 
 def beyond(every: Sequence[Known], budget_bytes: int) -> dict[TrainConfig, str]:
-    """Return what is known to need more memory than a budget, and how it is known; what fitted later is not."""
+    """Return the configurations that needed more memory than a budget, with words on how that is known.
+
+    A configuration that fitted in a later trial is left out.
+    """
     fitted: dict[TrainConfig, str] = {}
     for known in every:
         measured = known.result.measurement
@@ -122,7 +127,10 @@ def beyond(every: Sequence[Known], budget_bytes: int) -> dict[TrainConfig, str]:
 
 
 def _least_bytes(memory: Memory) -> int:
-    """Return what a trial needed at the least: with less to be had, the allocator keeps less unused."""
+    """Return the bytes that a trial needs at the least: its device peak without the allocator's unused reserve.
+
+    Under a smaller limit the allocator would reserve less.
+    """
     if memory.device_bytes is None or memory.reserved_bytes is None or memory.allocated_bytes is None:
         return memory.peak_bytes if memory.is_known else 0
     return memory.device_bytes - memory.reserved_bytes + memory.allocated_bytes

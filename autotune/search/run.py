@@ -1,6 +1,7 @@
-"""Runs a search that is planned: where its trials run, what records them, what predicts, and where the answer goes.
+"""Runs a planned search: starts backend, record, trackers and cost model, and saves the answer.
 
-Trials run at one place, at several places of this machine, or on the nodes of a Ray cluster (:func:`backend_of`).
+Trials run at one place, at several places of this machine, or on the nodes of a Ray cluster (:func:`backend_of`). A
+place is a device, several devices of one training, or some of the CPU's cores.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from autotune.values.time_spent import Stopwatch
 
 
 class Backend(NamedTuple):
-    """What a search is run with."""
+    """Where a search runs its child processes and its trials."""
 
-    allotment: Allotment
-    asker: LocalRunner  # answers what has to be known before the first trial
-    pool: Pool
+    allotment: Allotment  # the hardware of each trial
+    asker: LocalRunner  # runs the child processes that come before the first trial
+    pool: Pool  # runs the trials
 
 
 def check(options: SearchOptions) -> None:
-    """Refuse what can't go together with trials at several places.
+    """Refuse options that contradict `--workers` and `--engine`.
 
     Raises:
-        InputError: Something can't.
+        InputError: An option needs a cluster, or can't be used with trials at several places.
     """
     fleet = options.fleet
     for option, value in (("--address", fleet.address), ("--kind", fleet.kind)):
@@ -64,16 +65,16 @@ def check(options: SearchOptions) -> None:
 def backend_of(
     fleet: Fleet, run_directory: Path, *, device: str = "auto", planned: Hardware | None = None
 ) -> Iterator[Backend]:
-    """Yield what runs the trials of a search in `run_directory`; leaving ends all that was started.
+    """Yield the backend of a search in `run_directory`; on leaving, all processes that it started are ended.
 
     Args:
-        fleet: What was asked for.
-        run_directory: The search's.
-        device: Which is tuned for.
-        planned: What each trial of a search that goes on has had until now.
+        fleet: Where the trials are to run.
+        run_directory: The run directory of the search.
+        device: The device to tune for: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        planned: The hardware of each trial of a search that is resumed; None for a new one.
 
     Raises:
-        MachineError: The devices that were asked for aren't there.
+        MachineError: The devices aren't present, or aren't those of the resumed search.
         InfrastructureError: The cluster can't be joined.
     """
     if fleet.engine == "ray":
@@ -92,7 +93,7 @@ def backend_of(
 
 
 def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tuple[Place, ...], Allotment]:
-    """Return the places of this machine and what a trial has at each."""
+    """Return the places of this machine, and the hardware that a trial has at each."""
     whole, workers = detect(device if planned is None else planned.kind), fleet.workers or 1
     places = places_of(whole, workers, each=fleet.devices)
     hardware = hardware_of(whole, places)
@@ -111,11 +112,11 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
 def conduct(
     plan: SearchPlan, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> ResultData:
-    """Run a search or a recording to its end; what was observed is stored for the next search, however it ends.
+    """Run a search or a recording to its end and return the answer; observations are stored however it ends.
 
     Raises:
-        NothingFitsError, InfrastructureError, SearchInterrupted: As the conductor.
-        InputError: The answer can't be written where it is wanted beside the run directory.
+        NothingFitsError, InfrastructureError, SearchInterrupted: As `Tuner.run`.
+        InputError: The answer can't be written to the file of `--output`.
     """
     with (
         tracking.trackers_of(plan, directory, observer) as trackers,
@@ -134,7 +135,7 @@ def conduct(
 def _searched(
     plan: SearchPlan, directory: RunDirectory, backend: Backend, writer: RecordWriter, stopwatch: Stopwatch
 ) -> ResultData:
-    """Run the search with what predicts and what was recorded; a recording needs neither."""
+    """Run the search with cost model and lasting record; an exhaustive search uses neither."""
     if plan.exhaustive:
         return Tuner(plan, directory, backend.pool, writer).run()
     stopwatch.enter("tracing")
@@ -148,15 +149,15 @@ def _searched(
     try:
         return Tuner(plan, directory, backend.pool, writer, model=model, recall=recall, starting=starting).run()
     finally:
-        if not plan.is_shared:  # what was disturbed would mislead the next search
+        if not plan.is_shared:  # trials that disturb each other would mislead the next search
             learn(plan, model, directory.results())
 
 
 def wanted_file(output: str | Path | None) -> str | None:
-    """Return where the answer is wanted, from wherever the search is gone on with; fail in second 0, not after an hour.
+    """Return the absolute path of `--output`, after a check before the search begins that it can be written.
 
     Raises:
-        InputError: It can't be written.
+        InputError: The file can't be written.
     """
     if output is None:
         return None
@@ -169,10 +170,10 @@ def wanted_file(output: str | Path | None) -> str | None:
 
 
 def deliver(result: ResultData | None, path: str | None) -> None:
-    """Write the answer, if there is one and it is wanted somewhere.
+    """Write the answer to `path`; do nothing if there is no answer or no path.
 
     Raises:
-        InputError: It can't be written any more.
+        InputError: The file can't be written any more.
     """
     if result is None or path is None:
         return

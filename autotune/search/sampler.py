@@ -1,17 +1,17 @@
-"""The search as an Optuna sampler: each trial is asked for the configuration that is most worth one.
+"""The search as an Optuna sampler, which proposes the configuration of the next trial.
 
 A :class:`CostModelSampler` can be passed to any study that maximises samples per second over the parameters of its
 space; `examples/own_study.py` shows the loop. It proposes, in this order:
 
 1. the baseline;
-2. the old winner, where the lasting record knows this search (see `recall`);
-3. what the cost model expects most of, until nothing is worth a trial any more (see `guide`);
-4. where the cost model doesn't know all of the space: one step from the leader (see `proposals`), then what Optuna's
-   TPE samples; where that isn't new, any point that is.
+2. the winner of earlier searches, if the lasting record has any (see `recall`);
+3. the configuration with the highest worth by the cost model, until none is worth a trial (see `guide`);
+4. if the cost model can't predict all of the space: a neighbour of the leader (see `proposals`), then a sample of
+   Optuna's TPE, and if TPE draws nothing new, any untried configuration.
 
-It learns from the finished trials of the study. A running trial is taken to give what is predicted of it until it has
-ended ("kriging believer": Ginsbourger, Le Riche and Carraro, "Kriging is well-suited to parallelize optimization",
-2010), so that another is proposed elsewhere. A configuration that is known, refused or running is not proposed.
+It learns from the finished trials of the study. Running trials are assumed to return their predictions ("kriging
+believer": Ginsbourger, Le Riche and Carraro, "Kriging is well-suited to parallelize optimization", 2010), so that the
+next proposal lies elsewhere. A configuration that was tried, is refused or is running is not proposed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, Purpose, TrialResult
 from autotune.verification.state import SearchState
 
-# Points of TPE in a row that are known or refused, after which another open one is taken.
+# Draws of TPE that may be tried or refused configurations, before any untried configuration is taken instead.
 PATIENCE_DRAWS = 60
 
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class _Next(NamedTuple):
-    """The next trial: `config`; where that is None what TPE draws, or `one_of` where it draws nothing new.
+    """The choice of the next trial.
 
-    If both are None, nothing is worth a trial.
+    It is `config`, or if that is None a draw of TPE, or if TPE draws nothing new `one_of`. If both fields are None, no
+    configuration is worth a trial.
     """
 
     config: TrainConfig | None
@@ -58,19 +59,19 @@ class _Next(NamedTuple):
 class CostModelSampler(BaseSampler):
     """Proposes the configurations of one search to one study, which maximises samples per second.
 
-    Trials of the study are told as usual: with their samples per second, with the constraint "memory" (peak over
-    budget, less 1) where the peak is known, as pruned where they ran out of memory, as failed where they failed
-    otherwise. Who has a whole `TrialResult` hands it over by `tell`. One thread asks and tells at a time.
+    The study is told of a trial as usual: its value is samples per second, its constraint "memory" is the peak divided
+    by the budget, less 1, if the peak is known. A trial that ran out of memory is pruned; one that failed otherwise is
+    failed. `tell` hands over a whole `TrialResult`. The sampler is not thread-safe.
 
     Args:
-        plan: The search: space, baseline, memory budget, objective and seed.
-        model: Predicts; None to search without.
-        recall: What earlier searches recorded; nothing by default.
+        plan: The plan of the search: space, baseline, memory budget, objective and seed.
+        model: The cost model; None to search without predictions.
+        recall: The trials of earlier searches; none by default.
 
     Attributes:
-        state: The trials that were learned from, and what was refused.
-        space: The points that exist; its parameters are the study's.
-        conclusion: Why nothing is worth a trial any more, where there is more to say than that all was tried.
+        state: The trials that the sampler has learned from, and the refused configurations.
+        space: The search space; its parameters are those of the study.
+        conclusion: Why no configuration is worth a trial any more; None if simply all were tried.
     """
 
     def __init__(self, plan: SearchPlan, model: CostModel | None = None, *, recall: Recall | None = None) -> None:
@@ -84,7 +85,7 @@ class CostModelSampler(BaseSampler):
         self._trials = StudyTrials(plan, self.space)
         self._whole: dict[int, TrialResult] = {}  # results that were handed over, by the trial's number in the study
         self._learned: set[int] = set()  # numbers of the study's trials
-        self._observed = 0  # calls of `observe`: what was known when `_found` was found
+        self._observed = 0  # calls of `observe`; with the pending trials, the key of `_found`
         self._found: tuple[object, _Next] | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -97,15 +98,15 @@ class CostModelSampler(BaseSampler):
             )
 
     def is_done(self, study: Study) -> bool:
-        """Whether nothing is worth another trial; while trials are running, their ends may change that.
+        """Whether no configuration is worth another trial; the end of a running trial may change that.
 
-        A loop that asks all the same is given points of TPE's.
+        A study that is asked nevertheless gets a draw of TPE.
         """
         found = self._next(study)
         return found.config is None and found.one_of is None
 
     def suggest(self, trial: Trial) -> TrainConfig:
-        """Return the configuration of a trial that was asked of the study."""
+        """Return the configuration of a trial that the study has begun, after suggesting its parameters."""
         point: Point = {}
         for dimension in self.space.dimensions:
             if self.space.is_active(dimension, point):
@@ -113,7 +114,7 @@ class CostModelSampler(BaseSampler):
         return self._trials.config(point)
 
     def tell(self, study: Study, trial: Trial, result: TrialResult) -> None:
-        """Close a trial of the study with all that was measured, and learn from it."""
+        """Tell the study the result of a trial, and learn from it."""
         self._whole[trial.number] = result
         for name, value in self._trials.constraints(result).items():
             trial.set_constraint(name, value)
@@ -121,13 +122,13 @@ class CostModelSampler(BaseSampler):
         self.learn(study)
 
     def add(self, study: Study, result: TrialResult) -> None:
-        """Add a finished trial to the study, which has not asked for it, and learn from it."""
+        """Add a finished trial that the study has not begun, and learn from it."""
         self._whole[len(study.get_trials(deepcopy=False))] = result
         study.add_trial(self._trials.frozen(result))
         self.learn(study)
 
     def learn(self, study: Study) -> None:
-        """Learn from the finished trials of the study that are new."""
+        """Learn from finished trials of the study that were not learned from before."""
         for trial in study.get_trials(deepcopy=False, states=_FINISHED):
             if trial.number in self._learned:
                 continue
@@ -140,17 +141,21 @@ class CostModelSampler(BaseSampler):
                 self.observe(result)
 
     def observe(self, *results: TrialResult) -> None:
-        """Correct the cost model by trials; those that aren't the study's don't count as run."""
+        """Correct the cost model by trials, without adding them to the state of the search."""
         self._observed += 1
         if self._guide is not None:
             self._guide.observe(*results)
 
     def prediction(self, config: TrainConfig) -> Prediction | None:
-        """Return what is expected of a configuration now, None if nothing is known."""
+        """Return the current prediction for a configuration; None if there is none."""
         return self._guide.prediction(config) if self._guide is not None else None
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Refuse a study that doesn't maximise one value."""
+        """Refuse a study that doesn't maximise a single value.
+
+        Raises:
+            ValueError: The study has another direction, or several.
+        """
         self._raise_error_if_multi_objective(study)
         if study.direction is not StudyDirection.MAXIMIZE:
             raise ValueError('CostModelSampler maximises samples per second: create_study(direction="maximize")')
@@ -162,7 +167,7 @@ class CostModelSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the whole point that is worth the next trial."""
+        """Return the whole point of the next trial."""
         config, one_of = self._next(study, trial.number)
         if config is not None:
             return self._trials.params(config)
@@ -176,15 +181,15 @@ class CostModelSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return a value of TPE's for a parameter that isn't of this space."""
+        """Return a value drawn by TPE for a parameter that isn't in this space."""
         return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
-        """Draw anew, as one of several processes."""
+        """Reseed TPE, as Optuna does when several processes or threads share a study."""
         self._tpe.reseed_rng()
 
     def _next(self, study: Study, asked: int | None = None) -> _Next:
-        """Return what the next trial is; the same again until something was learned or begun."""
+        """Return the choice of the next trial, cached until a trial ends or begins."""
         self.learn(study)
         pending = self._pending(study, asked)
         known = (self._observed, frozenset(pending))
@@ -195,7 +200,7 @@ class CostModelSampler(BaseSampler):
         return self._found[1]
 
     def _proposed(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return the configuration to try next; None if nobody but TPE might have one."""
+        """Return the configuration to try next; None if only TPE may have one, or none is worth a trial."""
         baseline = self._plan.baseline
         if self._history.known(baseline) is None:
             if baseline not in pending:
@@ -214,7 +219,7 @@ class CostModelSampler(BaseSampler):
         return next((config for config in steps if self._is_open(config, pending)), None)
 
     def _guided(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return what the cost model would try next if all that runs gave what is predicted of it."""
+        """Return the next configuration by the cost model, if all running trials return their predictions."""
         if self._guide is None:
             return None
         assumed = [
@@ -227,7 +232,7 @@ class CostModelSampler(BaseSampler):
         return guide.next(history, lambda config: self._is_open(config, pending), recalled=self._recall.counted)
 
     def _is_content(self, pending: Sequence[TrainConfig]) -> bool:
-        """Whether the cost model knows all of the space, and so that nothing is left."""
+        """Whether the cost model predicts all of the space, and so has found that no trial is worthwhile."""
         if self._guide is None or not self._guide.knows_all:
             return False
         if not pending and self._history.best() is None:
@@ -236,7 +241,7 @@ class CostModelSampler(BaseSampler):
         return True
 
     def _one_of(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return one of the configurations that TPE may choose from; None before anything fits, or if all is known."""
+        """Return an untried configuration in case TPE draws none; None if nothing has completed or none is left."""
         if self._history.best() is None or self._is_content(pending) or self._recall.is_enough(self._searched()):
             return None
         left = (config for config in self._in_any_order if config not in self.state.refused)
@@ -246,7 +251,7 @@ class CostModelSampler(BaseSampler):
         return sum(result.request.purpose is Purpose.SEARCH for result in self._history.results)
 
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:
-        """Whether `config` is neither known, nor running, nor refused; reasons are added to `state.refused`."""
+        """Whether `config` is neither tried, running nor refused; a refusal is added to `state.refused`."""
         if self._history.known(config) is not None or config in pending:
             return False
         if config in (self._plan.baseline, self._recall.candidate):
@@ -266,7 +271,7 @@ class CostModelSampler(BaseSampler):
         return configs
 
     def _drawn(self, study: Study, trial: FrozenTrial) -> Point:
-        """Return a whole point of TPE's, which may be known or refused."""
+        """Return a whole point drawn by TPE, which may be tried or refused."""
         found = self._tpe.sample_relative(study, trial, self._tpe.infer_relative_search_space(study, trial))
         point: Point = {}
         for dimension in self.space.dimensions:
@@ -279,6 +284,6 @@ class CostModelSampler(BaseSampler):
         return point
 
     def _pending(self, study: Study, asked: int | None) -> list[TrainConfig]:
-        """Return the configurations of the trials that are running, but for that of the trial that is asked for."""
+        """Return the configurations of the running trials, except that of trial number `asked`."""
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return [self._trials.config(t.params) for t in running if t.number != asked and self._trials.is_ours(t)]

@@ -1,4 +1,4 @@
-"""What a trial of an Optuna study says of a configuration, and how a result is told to a study. Pure."""
+"""Converts between trials of an Optuna study and results of a search."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from autotune.values.trial import (
 # The constraint's name: peak memory beyond the budget, as a share of the budget.
 MEMORY = "memory"
 
-# What a trial that ran out of memory is told to have needed beyond the budget: the peak that was seen may lie below it.
+# Constraint of a trial that ran out of memory; the measured peak may lie below the budget and would say that it fits.
 _BEYOND_BUDGET = 0.01
 
 _UNKNOWN = Memory()
 
 
 class StudyTrials:
-    """The trials of the studies of one search: from parameters to configurations, from results to values, and back.
+    """Converts parameters to configurations and results to values and constraints, and back.
 
     Args:
-        plan: The search.
-        space: Its space, whose parameters are the study's.
+        plan: The plan of the search.
+        space: Its space, whose parameters are those of the study.
     """
 
     def __init__(self, plan: SearchPlan, space: SearchSpace) -> None:
@@ -43,7 +43,7 @@ class StudyTrials:
         self.distributions = {d.name: CategoricalDistribution(d.choices) for d in space.dimensions}
 
     def frozen(self, result: TrialResult) -> FrozenTrial:
-        """Return a finished trial as one of a study."""
+        """Return a result as a finished trial of a study."""
         params = self.params(result.request.config)
         return optuna.create_trial(
             state=self.state(result.status),
@@ -54,31 +54,31 @@ class StudyTrials:
         )
 
     def is_ours(self, trial: FrozenTrial) -> bool:
-        """Whether a trial has parameters of the space; one that ended before any was suggested hasn't."""
+        """Whether a trial has parameters of the space; a trial that ended before any was suggested has none."""
         return bool(trial.params.keys() & self.distributions.keys()) or not self.distributions
 
     def config(self, params: Point) -> TrainConfig:
-        """Return the configuration of a trial's parameters; what they don't name is the baseline's."""
+        """Return the configuration of a trial's parameters; all others have the values of the baseline."""
         config = self._space.config(self._space.complete(params))
         return self._plan.baseline if self.params(config) == self.params(self._plan.baseline) else config
 
     def params(self, config: TrainConfig) -> Point:
-        """Return the part of a configuration's point that the study has parameters for."""
+        """Return the parameters of a configuration whose values are choices of the study."""
         whole = self._space.complete(self._space.point(config))
         return {name: value for name, value in whole.items() if value in self.distributions[name].choices}
 
     def value(self, result: TrialResult) -> float | None:
-        """Return the samples per second that a result counts for, None where it failed."""
+        """Return the samples per second of a result by the objective; None if the trial failed."""
         return self._plan.objective.rate(result.measurement) if result.measurement else None
 
     def state(self, status: TrialStatus) -> TrialState:
-        """Return the state in which samplers learn what they can: out of memory as pruned, worse than any value."""
+        """Return the state for samplers: TPE ranks pruned trials below completed ones, and ignores failed trials."""
         if status is TrialStatus.COMPLETED:
             return TrialState.COMPLETE
         return TrialState.PRUNED if status is TrialStatus.OUT_OF_MEMORY else TrialState.FAIL
 
     def constraints(self, result: TrialResult) -> dict[str, float]:
-        """Return memory beyond the budget as a share of it, where it is known: positive means too much."""
+        """Return the peak divided by the budget, less 1, so that positive means too much; empty if it isn't known."""
         if result.status is TrialStatus.OUT_OF_MEMORY:
             return {MEMORY: _BEYOND_BUDGET}
         if result.measurement is None or not result.measurement.memory.is_known:
@@ -86,7 +86,7 @@ class StudyTrials:
         return {MEMORY: result.measurement.memory.peak_bytes / self._plan.memory_bytes - 1}
 
     def result(self, trial: FrozenTrial) -> TrialResult:
-        """Return a finished trial of a study as a result: all that its state, value and constraints say."""
+        """Return a finished trial of a study as a result, as far as its state, value and constraints define one."""
         config = self.config(trial.params)
         if trial.state is TrialState.PRUNED or any(value > 0 for value in trial.constraints.values()):
             return self._failed(config, trial.number, TrialStatus.OUT_OF_MEMORY)
@@ -102,7 +102,7 @@ class StudyTrials:
         return TrialResult(request=request, outcome=Failure(status=status, cause="as the study says"), duration_s=0.0)
 
     def assumed(self, config: TrainConfig, rate: float, memory: Memory = _UNKNOWN, *, number: int = 0) -> TrialResult:
-        """Return a trial of which no more is known, or assumed, than its samples per second and its peak memory."""
+        """Return a completed trial with the given samples per second and peak memory, and nothing else known."""
         request = self._request(config, number)
         step_s = request.workload.samples_per_step(config) / rate
         measurement = Measurement(

@@ -1,11 +1,11 @@
-"""The conductor of a search: ask, run, tell; then the finalists and the answer.
+"""The loop of a search: ask the study for a configuration, run its trial, tell the result; then finals and checks.
 
-As long as a place is free, the study is asked for the next configuration and a trial of it begins there; results are
-taken in as they come. The sampler decides what is worth a trial (see `sampler`). With several places the baseline runs
-at the same time as other trials. Finals and checks are compared closely, so they run one at a time, at one place. An
-exhaustive plan is measured point by point, and nothing is searched (see `exhaustive`).
+While a place is free, the study is asked for the next configuration, whose trial begins there. The sampler decides
+which configuration is worth a trial (see `sampler`). With several places the baseline runs beside other trials. Finals
+and checks run one at a time at a single place, as their small differences matter. An exhaustive plan is measured point
+by point without a study (see `exhaustive`).
 
-Every result is on disk before the next trial starts, so a killed search goes on where it was.
+Every result is on disk before the next trial starts, so that a killed search can be resumed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
 from autotune.verification.remarks import nothing_found
 
-# While trials are running, this share of the conductor's time may go into writing the answer as it stands.
+# Share of the time that may go into writing the answer so far, while trials are running.
 WRITING_SHARE = 0.1
 
 
 class SearchInterrupted(AutotuneError):
-    """Ctrl-C; what was found until then is in `result` and in the file `path`, None if nothing was measured."""
+    """Ctrl-C. `result` is the answer so far, also written to `path`; None if nothing was measured."""
 
     exit_code = EXIT_INTERRUPTED
 
@@ -56,17 +56,17 @@ class Tuner:
     """One search in one run directory.
 
     Args:
-        plan: What is searched.
-        directory: Where everything is recorded, locked by the caller.
-        pool: Where the trials run.
-        observer: Is called with each event.
-        clock: Seconds from some moment on.
-        model: Predicts; None to search without.
-        recall: What earlier searches recorded; nothing by default.
-        starting: Seconds that were spent before, by what for.
+        plan: The plan of the search.
+        directory: The run directory, locked by the caller.
+        pool: Runs the trials.
+        observer: Receives the events.
+        clock: Returns seconds since a fixed moment.
+        model: The cost model; None to search without predictions.
+        recall: The trials of earlier searches; none by default.
+        starting: Seconds that were spent before the first trial, by activity.
 
     Attributes:
-        study: Optuna's, in memory: the trials of the search without finals and checks.
+        study: The Optuna study in memory, with the trials of the search but not the finals and checks.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Tuner:
         return result
 
     def _recover(self) -> None:
-        """Take in what an earlier run of this search has measured."""
+        """Read the trials of earlier runs of this search."""
         results = self._directory.results()
         void = outlived(self._plan, results)
         for result in results:
@@ -135,9 +135,9 @@ class Tuner:
             self._observer(Note(text=f"going on after {len(results)} finished trials"))
 
     def _search(self) -> None:
-        """Measure the baseline, then whatever is worth a trial, until the budget ends.
+        """Measure the baseline, then what is worth a trial, until the budget ends.
 
-        A search that is resumed in its finals was over.
+        If a resumed search had already begun its finals, nothing more is searched.
         """
         if self._state.history.known(self._plan.baseline) is None:
             self._ask(Purpose.BASELINE)
@@ -165,7 +165,7 @@ class Tuner:
         self._pool.begin(request)
 
     def _take_next(self) -> None:
-        """Take in the trial that ends next."""
+        """Wait for the next trial to end, and learn from it."""
         try:
             result = self._pool.wait()
         except AutotuneError:
@@ -181,15 +181,15 @@ class Tuner:
         self._pace.running = sum(purpose is Purpose.SEARCH for purpose, _ in self._running.values())
 
     def _consult(self) -> None:
-        """Ask the record anew, if the trials so far have changed what it is worth."""
+        """Let the sampler learn from the lasting record, whenever the trials have changed its standing."""
         if self._recall.advance(self._state.history):
             self._observer(Note(text=self._recall.statements[-1]))
             self._sampler.observe(*self._recall.lessons(self._state.history))
 
     def _measure_again(self) -> None:
-        """Measure the leaders and the baseline again, in turn; then check the winner, or the next if it fails.
+        """Measure the leaders and the baseline again in turn, then check the winner; if it fails, check the next.
 
-        What the finals and the checks say next is read from all that was run so far.
+        Each next trial is derived from all trials so far, so that an interrupted series can be resumed.
         """
         while (check := self._next_check()) is not None and self._pace.left_s() >= check.expected_s:
             self._run(check.config, check.purpose, check)
@@ -207,7 +207,7 @@ class Tuner:
         return finals.proof.next(verdict.verdict_of(finals).best)
 
     def _measure_all(self) -> None:
-        """Run every configuration as often as the plan says, and write the table however that ends."""
+        """Run every configuration as often as the plan says, and write the table even if interrupted."""
         try:
             waiting = exhaustive.waiting(self._plan, self._state.results)
             said = False
@@ -227,13 +227,13 @@ class Tuner:
                 self._observer(Note(text=f"every trial so far is in {path}"))
 
     def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> None:
-        """Run one trial and take in its result."""
+        """Run one trial and add its result to the state."""
         result = self._pool.run(self._begun(config, purpose, check))
         self._state.take_in(result)
         self._ended(result)
 
     def _begun(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialRequest:
-        """Return the request of a trial that is begun now."""
+        """Return the request of the next trial, after reporting that it begins."""
         self._number += 1
         request = request_of(
             self._plan,
@@ -250,9 +250,9 @@ class Tuner:
         return request
 
     def _ended(self, result: TrialResult) -> None:
-        """Report a trial that is part of the state, and write the answer as it stands.
+        """Report a trial that has ended, and write the answer so far.
 
-        While others are running, it isn't written so often that places wait for it; it is again at the end.
+        While other trials are running, the answer is written less often (`WRITING_SHARE`), so that no place waits.
         """
         self._teller.ended(result)
         began = time.perf_counter()
@@ -261,7 +261,7 @@ class Tuner:
             self._write_after = began + (time.perf_counter() - began) / WRITING_SHARE
 
     def _write(self) -> ResultData | None:
-        """Write the answer as it stands, if there is one."""
+        """Write the answer so far, if there is one, and return it."""
         result = verdict.assemble(self._finals, self._pace.spent_s(), self._starting)
         if result is not None:
             result = result.model_copy(update={"notes": (*result.notes, *self._recall.statements)})
