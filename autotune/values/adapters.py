@@ -1,7 +1,6 @@
-"""Adapters by name: what is trained in place of all weights, each kind with the fields it has.
+"""Kinds of adapters (parameter-efficient fine-tuning), each with its fields and a few facts.
 
-Values, and a few facts of each kind that rules and the cost model read. peft's arguments for them are in
-`training.adapters`; all but BitFit are peft's.
+peft implements all but BitFit; `training.adapters` maps them to peft's arguments.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ Targets = Literal["all-linear", "attention", "all-linear+experts"]
 
 
 class Adapter(Value):
-    """What every kind has: facts, and its name in words."""
+    """Base class of the kinds of adapters."""
 
-    # Whether peft can put it on layers whose weights bitsandbytes has packed, or beside them.
+    # Whether peft can train it on a base model that bitsandbytes has quantized.
     on_quantized: ClassVar[bool] = False
-    # Whether it trains the fused weights of experts (peft's target_parameters, which its LoRA alone has).
+    # Whether it can adapt the fused weights of experts (peft's target_parameters, which only LoRA has).
     on_experts: ClassVar[bool] = False
 
     kind: str
 
     @property
     def prompt_length(self) -> int:
-        """Virtual tokens that it puts before the real ones, which take positions as they do."""
+        """Number of virtual tokens; they take up positions of the model."""
         return 0
 
     @property
@@ -37,9 +36,9 @@ class Adapter(Value):
 
 
 class _LowRank(Adapter):
-    """Factors of low rank beside frozen weights."""
+    """An adapter of low-rank factors beside frozen weights."""
 
-    rank: PositiveInt = Field(default=16, description="of the adapter's factors")
+    rank: PositiveInt = Field(default=16, description="rank of the adapter's factors")
     alpha: PositiveInt = Field(default=32, description="the adapter's output is scaled by alpha / rank")
     target_modules: Targets = "all-linear"
 
@@ -49,43 +48,44 @@ class _LowRank(Adapter):
         return f"{self.kind} rank {self.rank} on {self.target_modules}"
 
 
-class LoraAdapter(_LowRank):
-    """Low-rank adapters beside frozen weights (arXiv:2106.09685)."""
+class _LoraFamily(_LowRank):
+    """An adapter that peft's LoraConfig makes."""
 
     on_quantized: ClassVar[bool] = True
+
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout of the adapter's input")
+
+
+class LoraAdapter(_LoraFamily):
+    """Low-rank adapters beside frozen weights (arXiv:2106.09685)."""
+
     on_experts: ClassVar[bool] = True
 
     kind: Literal["lora"] = "lora"
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="of the adapter's input")
 
 
-class RsloraAdapter(_LowRank):
-    """LoRA scaled by alpha / sqrt(rank), which holds for high ranks too (arXiv:2312.03732)."""
+class RsloraAdapter(_LoraFamily):
+    """LoRA scaled by alpha / sqrt(rank), which stays stable at high ranks (arXiv:2312.03732)."""
 
-    on_quantized: ClassVar[bool] = True
     on_experts: ClassVar[bool] = True
 
     kind: Literal["rslora"] = "rslora"
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="of the adapter's input")
 
 
-class DoraAdapter(_LowRank):
-    """LoRA for the direction of each weight, with a magnitude of its own (arXiv:2402.09353)."""
-
-    on_quantized: ClassVar[bool] = True
+class DoraAdapter(_LoraFamily):
+    """LoRA of the direction of each weight, and a trained magnitude (arXiv:2402.09353)."""
 
     kind: Literal["dora"] = "dora"
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="of the adapter's input")
 
 
 class VeraAdapter(Adapter):
-    """Vectors that scale random factors which all layers share and nobody trains (arXiv:2310.11454)."""
+    """Trained vectors that scale frozen random factors, which all layers share (arXiv:2310.11454)."""
 
     on_quantized: ClassVar[bool] = True
 
     kind: Literal["vera"] = "vera"
-    rank: PositiveInt = Field(default=256, description="of the adapter's factors")
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="of the adapter's input")
+    rank: PositiveInt = Field(default=256, description="rank of the adapter's factors")
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout of the adapter's input")
     target_modules: Targets = "all-linear"
 
     @property
@@ -95,7 +95,7 @@ class VeraAdapter(Adapter):
 
 
 class Ia3Adapter(Adapter):
-    """Vectors that scale keys, values and what enters the last feed-forward layer (arXiv:2205.05638)."""
+    """Trained vectors that scale keys, values and the input of the last feed-forward layer (arXiv:2205.05638)."""
 
     on_quantized: ClassVar[bool] = True
 
@@ -106,7 +106,7 @@ class LohaAdapter(_LowRank):
     """Products of two low-rank factors, element by element (arXiv:2108.06098)."""
 
     kind: Literal["loha"] = "loha"
-    rank: PositiveInt = Field(default=8, description="of the adapter's factors")
+    rank: PositiveInt = Field(default=8, description="rank of the adapter's factors")
     alpha: PositiveInt = Field(default=8, description="the adapter's output is scaled by alpha / rank")
 
 
@@ -114,12 +114,12 @@ class LokrAdapter(_LowRank):
     """Kronecker products of low-rank factors (arXiv:2212.10650)."""
 
     kind: Literal["lokr"] = "lokr"
-    rank: PositiveInt = Field(default=8, description="of the adapter's factors")
+    rank: PositiveInt = Field(default=8, description="rank of the adapter's factors")
     alpha: PositiveInt = Field(default=8, description="the adapter's output is scaled by alpha / rank")
 
 
 class _Prompt(Adapter):
-    """Virtual tokens before the real ones."""
+    """An adapter that trains virtual tokens before the real ones."""
 
     on_quantized: ClassVar[bool] = True
 
@@ -127,7 +127,7 @@ class _Prompt(Adapter):
 
     @property
     def prompt_length(self) -> int:
-        """Virtual tokens that it puts before the real ones, which take positions as they do."""
+        """Number of virtual tokens; they take up positions of the model."""
         return self.virtual_tokens
 
     @property
@@ -137,26 +137,28 @@ class _Prompt(Adapter):
 
 
 class PrefixAdapter(_Prompt):
-    """Keys and values before those of every layer (arXiv:2101.00190)."""
+    """Trained keys and values before those of every layer (arXiv:2101.00190)."""
 
     kind: Literal["prefix"] = "prefix"
 
 
 class PromptAdapter(_Prompt):
-    """Embeddings before those of the input (arXiv:2104.08691)."""
+    """Trained embeddings before those of the input (arXiv:2104.08691)."""
 
     kind: Literal["prompt"] = "prompt"
 
 
 class PTuningAdapter(_Prompt):
-    """Embeddings before those of the input, made by a small network (arXiv:2103.10385)."""
+    """Embeddings before those of the input, computed by a small trained network (arXiv:2103.10385)."""
 
     kind: Literal["p-tuning"] = "p-tuning"
-    encoder_hidden_size: PositiveInt = Field(default=128, description="of the network that makes virtual tokens")
+    encoder_hidden_size: PositiveInt = Field(
+        default=128, description="hidden size of the network that computes the virtual tokens"
+    )
 
 
 class BitfitAdapter(Adapter):
-    """No new weights: the biases are trained, and the head of a classifier (arXiv:2106.10199)."""
+    """Trains the biases and the head of a classifier, without new weights (arXiv:2106.10199)."""
 
     kind: Literal["bitfit"] = "bitfit"
 
@@ -183,15 +185,14 @@ ADAPTERS: dict[str, type[Adapter]] = {
 
 
 def kinds_with(field: str) -> tuple[str, ...]:
-    """Return the kinds that have a field."""
+    """Return the kinds of adapters that have a field of that name."""
     return tuple(name for name, kind in ADAPTERS.items() if field in kind.model_fields)
 
 
-# Parts of the names of the weights that adapters add: those of peft's tuners, of its prompts, and of the copies of
-# classification heads that it trains beside them.
+# Substrings of the names of weights that peft adds: of its tuners, its prompts, and its copies of classification heads.
 _NEW_WEIGHTS = ("lora_", "vera_lambda_", "ia3_", "hada_", "lokr_", "prompt_encoder.", "modules_to_save.")
 
 
 def is_new_weight(name: str) -> bool:
-    """Return whether a parameter of that name is an adapter's and not the model's own."""
+    """Return whether a parameter of that name belongs to an adapter and not to the model."""
     return any(part in name for part in _NEW_WEIGHTS)

@@ -1,4 +1,4 @@
-"""What a search may take: the one dial for effort, and the limits of the search and of each trial behind it."""
+"""Effort and budget: the limits of a search and of each of its trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.value import Value
 
 
 class Effort(StrEnum):
-    """The one dial: how long a search may take and how surely it ends."""
+    """How long a search may take, and how precisely it measures."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -19,7 +19,7 @@ class Effort(StrEnum):
 
     @property
     def longer(self) -> Effort | None:
-        """The next one; None of the longest."""
+        """The next longer effort, or None."""
         return next(iter(list(Effort)[list(Effort).index(self) + 1 :]), None)
 
 
@@ -46,15 +46,15 @@ class Budget(Value):
 
     @property
     def when_measured_again(self) -> dict[str, float]:
-        """What replaces these limits when a configuration is measured again: four times the steps, half the interval.
+        """Limits for measuring a configuration again: four times the steps, half the interval.
 
-        As `measure_time_s` stays, it is short steps, which noise disturbs the most, that are measured for longer.
+        `measure_time_s` stays, so only configurations with short steps, which noise disturbs most, are measured longer.
         """
         return {"measure_steps": 4 * self.measure_steps, "relative_interval": self.relative_interval / 2}
 
     @property
     def against_timeouts(self) -> str:
-        """What may help where a trial needs longer than it may take."""
+        """Advice for trials that exceed their time limit."""
         remedies = ["an idle machine", "a shorter --seq-len", "a smaller --global-batch"]
         if self.trial_timeout_s < Budget.of(self.effort).trial_timeout_s:
             remedies.insert(0, "a longer --max-time")
@@ -63,7 +63,7 @@ class Budget(Value):
         return f"{', '.join(remedies[:-1])} or {remedies[-1]} may help"
 
     def limited(self, *, max_trials: int | None = None, max_time_s: float | None = None) -> Budget:
-        """Return the budget with the limits that are given; a trial may take no longer than the whole search."""
+        """Return the budget with these limits of the search; a trial may take no longer than the search."""
         given: dict[str, float] = {} if max_trials is None else {"max_trials": max_trials}
         if max_time_s is not None:
             usual_s = Budget.of(self.effort).trial_timeout_s

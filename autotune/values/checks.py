@@ -1,9 +1,9 @@
-"""What a winner has to pass before it is called one, as values: what a trial is asked to do, and what it found.
+"""Checks that a winner has to pass: their tasks for a trial, and their results.
 
-Three checks are trials of their own, run by the same worker through the same Trainer: a *soak* trains on the longest
-batch, evaluates and saves a checkpoint under the memory budget; a *routing run* measures a mixture of experts whose
-tokens are shared out unevenly; a *loss run* trains a fixed number of optimizer steps on the same samples from the same
-weights, so that two configurations' losses can be compared (`verification.loss_check`).
+Each check is a trial of its own, run by the same worker through the same Trainer. A *soak* trains on the longest batch,
+evaluates and saves a checkpoint under the memory budget. A *routing run* measures a mixture of experts with unevenly
+routed tokens. A *loss run* trains a fixed number of optimizer steps from the same weights on the same samples, so that
+the losses of two configurations can be compared (`verification.loss_check`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from autotune.units import show_memory, show_rate
 from autotune.value import Value
 from autotune.values.budget import Effort
 
-# Passes of a loss run over its samples: what is learnt shows on samples that have been seen before, even random ones,
-# and a curve smoothed over one pass holds every sample once.
+# Passes of a loss run over its samples: the loss falls on samples that were seen before, even on random ones, and each
+# mean of a curve smoothed over one pass contains every sample once.
 PASSES = 5
 LEAST_LOSS_STEPS = 2 * PASSES
 
-# Steps of each of the three loss runs: too long for an answer within five minutes, little in a search of forty.
+# Optimizer steps of each of the three loss runs: too many for a search of five minutes, few for one of forty.
 DEFAULT_LOSS_STEPS = {Effort.QUICK: 0, Effort.STANDARD: 20, Effort.THOROUGH: 20}
 
 
@@ -34,16 +34,16 @@ class SoakTask(Value):
 
 
 class LossTask(Value):
-    """Train a number of optimizer steps, all randomness of the model switched off, and keep the loss of each."""
+    """Train a number of optimizer steps with the model's randomness switched off, and record the loss of each."""
 
     kind: Literal["losses"] = "losses"
     steps: PositiveInt
     pass_steps: PositiveInt = Field(description="steps until the samples come again")
-    seed: NonNegativeInt = Field(description="of what is random in training; weights and samples are the workload's")
+    seed: NonNegativeInt = Field(description="of randomness in training; weights and samples have the workload's seed")
 
 
 class RoutingTask(Value):
-    """Train and measure as in the search, the tokens shared out unevenly among the experts."""
+    """Train and measure as in the search, with tokens routed unevenly to the experts."""
 
     kind: Literal["routing"] = "routing"
 
@@ -52,15 +52,15 @@ CheckTask = Annotated[SoakTask | LossTask | RoutingTask, Field(discriminator="ki
 
 
 class Soaked(Value):
-    """What a soak found to fit."""
+    """What fitted the memory budget in a soak."""
 
-    eval_batch_size: PositiveInt | None = Field(description="None: a Trainer of the user's has nothing to evaluate on")
+    eval_batch_size: PositiveInt | None = Field(description="None: the user's Trainer has no evaluation data")
     checkpoint_bytes: int | None = Field(description="weights and optimizer states on disk; None: not saved")
     not_saved: str | None = Field(default=None, description="why no checkpoint was saved")
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What it adds to the arguments of TrainingArguments."""
+        """The TrainingArguments that a soak adds to the winner's."""
         return {} if self.eval_batch_size is None else {"per_device_eval_batch_size": self.eval_batch_size}
 
     def __str__(self) -> str:
@@ -71,14 +71,14 @@ class Soaked(Value):
 
 
 class Routed(Value):
-    """How unevenly a trial's tokens went to the experts of a layer, as a mean over the layers."""
+    """How unevenly tokens were routed to the experts of a layer: means over the layers."""
 
-    busiest_share: float = Field(description="of the tokens, what the busiest expert got")
-    even_busiest_share: float = Field(description="the same as random weights route them, as in the search")
+    busiest_share: float = Field(description="share of the tokens that the busiest expert got")
+    even_busiest_share: float = Field(description="the same with the routing of random weights, as in the search")
 
 
 class SkewedRouting(Value):
-    """What a routing run of a configuration measured, beside what the search did with even routing."""
+    """Throughput and memory of a configuration with uneven routing, beside its throughput in the search."""
 
     routed: Routed
     samples_per_second: float
@@ -97,9 +97,9 @@ class SkewedRouting(Value):
 class LossCurve(Value):
     """The losses of a loss run."""
 
-    losses: tuple[float, ...] = Field(description="of each optimizer step, averaged over its accumulation")
+    losses: tuple[float, ...] = Field(description="loss of each optimizer step, averaged over its micro-batches")
     dropout_spread: float | None = Field(
-        description="standard deviation of the loss of one step's samples with dropout at work; None: not looked at"
+        description="standard deviation of the loss of one step's samples under dropout; None: not measured"
     )
 
 
@@ -107,23 +107,23 @@ class LossVerdict(Value):
     """How the losses of a configuration compare with those of the reference."""
 
     passed: bool
-    statement: str = Field(description="what was compared and how it came out, one line")
-    difference: float = Field(description="mean distance of the smoothed curves")
-    spread: float = Field(description="the same between two runs of the reference")
-    progress: float = Field(description="by how much the reference's smoothed loss fell")
+    statement: str = Field(description="what was compared and the outcome, one line")
+    difference: float = Field(description="mean absolute difference of the smoothed curves")
+    spread: float = Field(description="mean absolute difference between two runs of the reference")
+    progress: float = Field(description="decrease of the reference's smoothed loss")
 
 
 def planned_loss_steps(asked: int | None, effort: Effort, *, free_batch: bool, exhaustive: bool) -> int:
-    """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: they aren't.
+    """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: no comparison.
 
     Args:
-        asked: By the user; None for what the effort stands for.
-        effort: Of the search.
+        asked: Steps that the user asked for; None: the default of the effort.
+        effort: The search's effort.
         free_batch: Whether the global batch is free.
-        exhaustive: Whether all points are measured and none is crowned.
+        exhaustive: Whether all points are measured and no winner is chosen.
 
     Raises:
-        InputError: They were asked for and can't be compared.
+        InputError: The user asked for a comparison that isn't possible.
     """
     hindrance = None
     if free_batch:

@@ -1,7 +1,7 @@
-"""What went on beside a measurement, and what of it is worth a warning: other processes, a slowed GPU, a slow clock.
+"""Disturbances of a measurement: other processes, a throttled GPU, a slow clock; and which deserve a warning.
 
-`autotune.execution.noise` reads these values off the machine during the measured steps; who else computes there before
-a search begins is read here.
+`autotune.execution.noise` samples the conditions during the measured steps; `other_processes` here looks at the machine
+before a search.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from autotune.value import Value
 from autotune.values.hardware import Hardware
 from autotune.values.nvml import index_of, nvml_handle
 
-# Shares of the measured time from which on a measurement is told to be disturbed: on idle machines the kernel and its
-# daemons stay below 1 %, and a disturbance of 5 % is larger than the intervals that a search aims at.
+# Share of the measured time from which on a disturbance is reported: on idle machines the kernel and its daemons stay
+# below 1 %, and 5 % is more than the confidence intervals that a search aims at.
 WORTH_A_WARNING = 0.05
 
-# A GPU that runs below its highest clock by this much, or more, without a reason that it gives.
+# A GPU whose clock is below this share of its highest, without a throttle reason, is reported as slow.
 SLOW_CLOCK = 0.85
 
-# Why NVML says that a GPU is held below the clock it asks for. Of these bits, the idle one and those of settings
-# (application clocks, sync boost, display clocks) are no disturbance: they hold for every trial alike.
+# NVML's clock event reasons that disturb a measurement. The other bits (idle, application clocks, sync boost, display
+# clocks) are settings that hold for every trial alike.
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 THROTTLE_REASONS = {
     0x004: "power cap",
@@ -36,44 +36,47 @@ THROTTLE_REASONS = {
 
 
 class Conditions(Value):
-    """The machine while a trial's steps were measured. What can't be read is None."""
+    """The machine while a trial's steps were measured. None: can't be read."""
 
     others_share: float | None = Field(
-        default=None, description="of the time of the cores that the trial may use, taken by other processes"
+        default=None, description="share of the time of the trial's cores that other processes used"
     )
-    stolen_share: float | None = Field(default=None, description="of these cores' time, taken by a hypervisor")
+    stolen_share: float | None = Field(default=None, description="share of these cores' time that a hypervisor took")
     waited_share: float | None = Field(
-        default=None, description="of the measured time, spent by the training thread waiting for a core"
+        default=None, description="share of the measured time that the training thread waited for a core"
     )
-    clock_mhz: float | None = Field(default=None, description="GPU: mean clock of the multiprocessors when looked at")
-    max_clock_mhz: float | None = Field(default=None, description="GPU: the highest that they can run at")
+    clock_mhz: float | None = Field(default=None, description="GPU: mean clock of the multiprocessors over the samples")
+    max_clock_mhz: float | None = Field(default=None, description="GPU: highest clock of the multiprocessors")
     throttled: dict[str, float] = Field(
-        default_factory=dict, description="GPU: share of the looks at which it was held back, by reason"
+        default_factory=dict, description="GPU: share of the samples in which it was throttled, by reason"
     )
-    temperature_c: float | None = Field(default=None, description="GPU: the highest that was seen")
+    temperature_c: float | None = Field(default=None, description="GPU: highest temperature")
     idle_share: float | None = Field(
-        default=None, description="GPU: of the time, in which it computed nothing, for want of data or of launches"
+        default=None, description="GPU: share of the time without computation, waiting for data or kernel launches"
     )
 
     @property
     def taken_share(self) -> float:
-        """Share of the cores' time that others took: a rate that was measured beside them isn't known any better."""
+        """Share by which other processes or the hypervisor may have changed the measured rate."""
         return max(self.could_cost(self.others_share) or 0.0, self.could_cost(self.stolen_share) or 0.0)
 
     def could_cost(self, host_share: float | None) -> float | None:
-        """Return what a share of the cores' time that others took can have cost: a GPU no more than it stood idle."""
+        """Return the share of throughput that losing `host_share` of the cores' time can have cost.
+
+        On a GPU it is at most the share of the time in which the GPU was idle.
+        """
         if host_share is None or self.idle_share is None:
             return host_share
         return min(host_share, self.idle_share)
 
     def with_waits(self, data_wait_share: float | None) -> Conditions:
-        """Return these conditions of a GPU that was idle at least while it waited for data, whatever NVML sampled."""
+        """Return these conditions with a GPU's idle share of at least `data_wait_share`, which NVML's samples miss."""
         if self.idle_share is None:
             return self
         return self.model_copy(update={"idle_share": max(self.idle_share, data_wait_share or 0.0)})
 
     def warnings(self) -> tuple[str, ...]:
-        """Return what a reader of the measurement should know, a line each."""
+        """Return the disturbances that deserve a warning, one line each."""
         lines = [f"the GPU was slowed down by {_reasons(self.throttled)}{_heat(self)}"] if self.throttled else []
         for share, what in (
             (self.others_share, "other processes took {} of the cores' time"),
@@ -92,7 +95,7 @@ class Conditions(Value):
 
 
 def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
-    """Return the worst of what the ranks of one trial saw, each on its own device; None if none looked."""
+    """Return the worst conditions over the ranks of one trial, each on its own device; None without any."""
 
     def of(field: str, choose: Callable[[list[float]], float]) -> float | None:
         seen = [value for rank in ranks if (value := getattr(rank, field)) is not None]
@@ -111,7 +114,7 @@ _WORST_IS_HIGHEST = ("others_share", "stolen_share", "waited_share", "max_clock_
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:
-    """Return what of NVML's clock event reasons is a disturbance."""
+    """Return the names of the disturbances among NVML's clock event reasons, a bit mask."""
     return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
 
 
@@ -124,7 +127,7 @@ def _heat(conditions: Conditions) -> str:
 
 
 class OtherProcess(Value):
-    """A process of somebody else on the device."""
+    """Another process on the device."""
 
     pid: int
     name: str
@@ -132,7 +135,7 @@ class OtherProcess(Value):
 
 
 def other_processes(hardware: Hardware) -> list[OtherProcess]:
-    """Return who else computes on the device; on the CPU, processes that keep more than half a core busy."""
+    """Return the other processes on a GPU; on the CPU, those that use more than half a core."""
     if hardware.is_cpu:
         return _busy_processes()
     import pynvml

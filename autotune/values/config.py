@@ -1,4 +1,4 @@
-"""A training configuration: one point of the search space, with what each of its knobs is."""
+"""A training configuration: one point of the search space. Each field is a knob, described by its metadata."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autotune.values.knob import Knob, each, knobs_of, only
 from autotune.values.optimizers import OptimizerName
 from autotune.values.techniques import BackendName, Checkpointing, Mode, why_not
 
-# The most samples of an optimizer step: SigLIP trained with as many (arXiv:2303.15343), and nobody has published more.
+# Upper bound of the micro-batch in samples: SigLIP's batch (arXiv:2303.15343), the largest published.
 LARGEST_BATCH = 1 << 20
 
 
 class Precision(StrEnum):
-    """Numbers of weights and arithmetic; in brackets the name of the old AMP levels."""
+    """Number formats of weights and arithmetic; the levels in brackets are those of NVIDIA Apex AMP."""
 
     FP32 = "fp32"  # [O0]
     FP16 = "fp16"  # [O1/O2] mixed, fp32 weights, loss scaling
@@ -29,43 +29,43 @@ class Precision(StrEnum):
     PURE_BF16 = "pure_bf16"  # [O3] weights, gradients and states in bf16
 
 
-# Kinds of base weights that bitsandbytes packs; "double" packs their scales too.
+# Formats of quantized base weights (bitsandbytes); "double" quantizes the scales too.
 Quantization = Literal["int8", "nf4", "nf4-double", "fp4", "fp4-double"]
 
 Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zero_3"]
 
 
 class Parallelism(Value):
-    """How one training is spread over several devices: the degrees multiply to the world size."""
+    """How one training is spread over devices: world size = data x tensor x pipeline parallel."""
 
     world_size: Annotated[PositiveInt, Knob(knob.of_redrawing, "devices", feature="several")] = Field(
-        default=1, description="processes, one a device"
+        default=1, description="number of processes, one per device"
     )
     sharding: Annotated[Sharding, Knob(knob.of_sharding, "sharding", feature="sharding={}")] = Field(
         default="none",
-        description="what data-parallel ranks split among them instead of each keeping all: none is DDP, fsdp is "
+        description="how data-parallel ranks shard weights, gradients and optimizer states: none is DDP, fsdp is "
         "FSDP2, zero is DeepSpeed",
     )
     tensor_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "tensor-parallel")] = Field(
         default=1, description="devices that share each layer's matrices"
     )
     pipeline_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "pipeline-parallel")] = Field(
-        default=1, description="stages that the layers are dealt to"
+        default=1, description="number of pipeline stages"
     )
     offload: Annotated[Literal["none", "optimizer", "parameters"], Knob("exact", "offload")] = Field(
-        default="none", description="what is kept outside of the devices; parameters: the optimizer's states as well"
+        default="none", description="what is kept outside of the devices; parameters includes the optimizer states"
     )
     offload_to: Annotated[Literal["cpu", "nvme"], Knob("exact", "offload-to")] = Field(
-        default="cpu", description="where to; it says nothing without offload"
+        default="cpu", description="where offloaded tensors are kept; ignored without offload"
     )
     nvme_path: Annotated[str | None, Knob("exact", "nvme-path")] = Field(
-        default=None, description="folder on an NVMe disk, for what is offloaded there"
+        default=None, description="folder on an NVMe disk for offloaded tensors"
     )
     wrapping: Annotated[Literal["layers", "size"], Knob("exact", "fsdp-wrapping")] = Field(
-        default="layers", description="FSDP units: each transformer layer, or as many parameters as make a unit"
+        default="layers", description="FSDP units: each transformer layer, or modules above a number of parameters"
     )
     ddp_bucket_cap_mb: Annotated[PositiveInt | None, Knob("exact", "ddp-bucket-cap-mb")] = Field(
-        default=None, description="MB of gradients a message; None: 25"
+        default=None, description="MB of gradients per all-reduce; None: 25"
     )
     ddp_static_graph: Annotated[bool, Knob("exact", "ddp-static-graph")] = Field(
         default=False, description="the same parameters take part in every step"
@@ -73,12 +73,12 @@ class Parallelism(Value):
 
     @property
     def data_parallel(self) -> int:
-        """Groups of ranks that see different samples; degrees that don't divide the world size are refused by rule."""
+        """Number of ranks that see different samples; degrees that don't divide the world size are refused by rule."""
         return max(1, self.world_size // (self.tensor_parallel * self.pipeline_parallel))
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one process on one device, without sharding or offload."""
+        """Whether training is one process on one device, without sharding or offload."""
         return self == ONE_DEVICE
 
 
@@ -102,13 +102,13 @@ class TrainConfig(Value):
         default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer"
     )
     optim: Annotated[OptimizerName, Knob(knob.of_optimizer, argument="always", feature=each("optim={}"))] = Field(
-        default="adamw_torch_fused", description="as transformers calls it"
+        default="adamw_torch_fused", description="name of the optimizer in transformers"
     )
     checkpointing: Annotated[Checkpointing, Knob("exact", feature="checkpointing={}", word="checkpointing {}")] = "none"
     # None: the model has no attention.
     attn_implementation: Annotated[
         str | None, Knob("exact", "attention", feature=each("attention={}"), word="{} attention")
-    ] = Field(default=None, description="kernel, such as sdpa, eager or flash_attention_2")
+    ] = Field(default=None, description="attention kernel, such as sdpa, eager or flash_attention_2")
     # None: the model has no experts to choose for.
     experts_implementation: Annotated[str | None, Knob("exact", "experts", feature="experts={}", word="{} experts")] = (
         Field(default=None, description="how experts run: grouped_mm, batched_mm or eager")
@@ -117,7 +117,7 @@ class TrainConfig(Value):
         default=None, description="in place of the model's own top-k"
     )
     expert_capacity: Annotated[PositiveInt | None, Knob("method", word="expert capacity {}")] = Field(
-        default=None, description="tokens an expert takes, for the model's own"
+        default=None, description="tokens an expert takes, in place of the model's own capacity"
     )
     use_liger_kernel: Annotated[
         bool, Knob("numerics", "liger", argument="unless default", feature="liger", word="Liger")
@@ -135,7 +135,7 @@ class TrainConfig(Value):
     ] = Field(default=None, description="None: not compiled")
     torch_compile_mode: Annotated[
         Mode | None, Knob(knob.of_compiling, "compile-mode", argument="unless default", word=" {}")
-    ] = Field(default=None, description="of inductor; None: its default")
+    ] = Field(default=None, description="mode of inductor; None: its default")
     adapter: Annotated[AnyAdapter | None, Knob("method", feature="adapter", word="{0.shown}")] = Field(
         default=None, description="None: all weights are trained"
     )
@@ -147,14 +147,14 @@ class TrainConfig(Value):
             feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}",
             word="{} base weights",
         ),
-    ] = Field(default=None, description="of the frozen base weights; None: not packed")
+    ] = Field(default=None, description="format of the frozen base weights; None: not quantized")
     dataloader_num_workers: Annotated[
         int, Knob("exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers")
     ] = Field(default=0, ge=0, description="processes that load data")
     # None: torch's 2.
     dataloader_prefetch_factor: Annotated[
         PositiveInt | None, Knob("exact", "prefetch", argument="unless default", is_traced=False)
-    ] = Field(default=None, description="batches that each of them prepares ahead")
+    ] = Field(default=None, description="batches that each worker prepares ahead")
     dataloader_pin_memory: Annotated[bool, Knob("exact", "pin-memory", argument="always", is_traced=False)] = Field(
         default=True, description="copy to the device from pinned memory"
     )
@@ -169,7 +169,7 @@ class TrainConfig(Value):
         ),
     ] = "random"
     packing: Annotated[bool, Knob(knob.of_redrawing, feature="packed", word="packed")] = Field(
-        default=False, description="samples of a micro-batch in one row, without padding"
+        default=False, description="concatenate the samples of a micro-batch into one row, without padding"
     )
     torch_empty_cache_steps: Annotated[
         PositiveInt | None,
@@ -184,9 +184,9 @@ class TrainConfig(Value):
     ] = Field(
         default=None,
         exclude_if=lambda steps: steps is None,
-        description="steps between two that give unused memory back to the device; or none",
+        description="steps between calls of torch.cuda.empty_cache; None: never",
     )
-    parallelism: Parallelism = Field(default=ONE_DEVICE, description="over how many devices, and how")
+    parallelism: Parallelism = Field(default=ONE_DEVICE, description="how training is spread over devices")
 
     @field_validator("adapter", mode="before")
     @classmethod
@@ -207,8 +207,8 @@ class TrainConfig(Value):
         return self.digest()
 
 
-# Every knob by its name, with its field: as `TrainConfig` has them, those of several devices behind "parallelism.".
+# Every knob by its name, with its field, in the order of `TrainConfig`; those of `Parallelism` as "parallelism.NAME".
 KNOBS = knobs_of(TrainConfig)
 
-# The values of a configuration's knobs, in their order.
+# Returns the values of a configuration's knobs, in the order of `KNOBS`.
 knob_values: Callable[[TrainConfig], tuple[Any, ...]] = attrgetter(*KNOBS)

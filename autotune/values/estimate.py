@@ -1,4 +1,4 @@
-"""What the cost model says of a configuration before it runs: memory by component, and time, with their intervals."""
+"""Predictions of the cost model for a configuration: memory by component and time, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Arithmetic = Literal["fp32", "tf32", "fp16", "bf16"]
 
 
 class Rates(Value):
-    """Attainable rates of one device: what the time model divides by."""
+    """Attainable rates of one device, by which the time model divides operations and bytes."""
 
     matmul_flops: dict[Arithmetic, float] = Field(description="FLOP/s of large matrix products; absent: not offered")
     peak_flops: dict[Arithmetic, float] = Field(
         default_factory=dict, description="dense peak by the data sheet, for the model FLOP utilisation"
     )
-    bandwidth: float = Field(gt=0, description="bytes/s that element-wise operators attain, read and written")
-    launch_s: float = Field(ge=0, description="seconds an operator takes at the least, however small")
+    bandwidth: float = Field(gt=0, description="bytes/s that element-wise operators attain, reads and writes added")
+    launch_s: float = Field(ge=0, description="least seconds of an operator, however small")
     host_bandwidth: float = Field(gt=0, description="bytes/s from host to device")
     source: Literal["table", "measured"]
 
@@ -30,18 +30,18 @@ TracedBy = Literal["meta", "fake", "run"]
 
 
 class MemoryBreakdown(Value):
-    """Predicted memory of one device at the moment when most is allocated; the components sum to the peak."""
+    """Predicted memory of one device when most is allocated; the components sum to the allocated peak."""
 
     weights_bytes: int
     gradients_bytes: int
     optimizer_state_bytes: int
     activations_bytes: int = Field(description="kept by the forward pass for the backward pass")
-    temporaries_bytes: int = Field(description="alive inside an operator, a layer or the optimizer's step")
+    temporaries_bytes: int = Field(description="tensors that live within an operator, a layer or the optimizer's step")
     communication_bytes: int = Field(default=0, description="buffers of collectives; none on one device")
-    framework_bytes: int = Field(description="beyond the allocator: context, libraries' workspaces")
-    allocated_peak_bytes: int = Field(description="what torch.cuda.max_memory_allocated would say")
-    reserved_peak_bytes: int = Field(description="what torch.cuda.max_memory_reserved would say")
-    device_peak_bytes: int = Field(description="what NVML would say: reserved and framework; on the CPU the process")
+    framework_bytes: int = Field(description="outside of the allocator: CUDA context, workspaces of libraries")
+    allocated_peak_bytes: int = Field(description="as torch.cuda.max_memory_allocated reports it")
+    reserved_peak_bytes: int = Field(description="as torch.cuda.max_memory_reserved reports it")
+    device_peak_bytes: int = Field(description="reserved and framework, as NVML reports it; CPU: the process")
     allocated_interval: Interval
     reserved_interval: Interval
     device_interval: Interval
@@ -60,19 +60,21 @@ class MemoryBreakdown(Value):
 
 
 class CostEstimate(Value):
-    """Predicted cost of one configuration; the intervals hold the truth in about 19 of 20 cases."""
+    """Predicted cost of one configuration, with 95 % prediction intervals."""
 
     memory: MemoryBreakdown
-    step_time_s: float = Field(description="one optimizer step, all micro-batches")
+    step_time_s: float = Field(description="seconds of one optimizer step, all micro-batches")
     step_time_interval: Interval
     samples_per_second: float
     samples_per_second_interval: Interval
     tokens_per_second: float | None = Field(default=None, description="None for images")
-    flops_per_step: float = Field(description="floating-point operations that the model needs, recomputation left out")
-    mfu: float | None = Field(default=None, description="model FLOP/s over the device's dense peak, None if unknown")
-    traced_by: TracedBy = Field(description="how the model's operators were found out")
-    communication_s: float = Field(
-        default=0.0, description="of the step, waiting for other devices or for the host's memory"
+    flops_per_step: float = Field(description="floating-point operations of the model, without recomputation")
+    mfu: float | None = Field(
+        default=None, description="model FLOP utilisation: FLOP/s over the device's dense peak; None: unknown"
     )
-    host_bytes: int = Field(default=0, description="of the host's memory that one device's offloaded states take")
+    traced_by: TracedBy = Field(description="how the model's operators were traced")
+    communication_s: float = Field(
+        default=0.0, description="seconds of a step spent waiting for other devices or the host's memory"
+    )
+    host_bytes: int = Field(default=0, description="host memory for the offloaded states of one device")
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a search reports while it runs, as values: the command line draws them, callers of the API may listen."""
+"""Events of a running search, as values: the command line displays them, callers of the API may observe them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from autotune.values.trial import Prediction, Purpose, TrialResult
 
 
 class Note(Value):
-    """A line the user should read: a default that was chosen, a condition of the machine, a warning."""
+    """A line for every user: a default that was chosen, a condition of the machine, a warning."""
 
     text: str
 
 
 class Detail(Value):
-    """A line for who wants to know more: why something was refused."""
+    """A line for `--verbose`, such as why a configuration was refused."""
 
     text: str
 
 
 class Phase(StrEnum):
-    """What a search is doing: announced before the first trial, then given by the purposes of the trials."""
+    """A phase of a search: announced before the first trial, then given by the purposes of the trials."""
 
     LOOKING = "looking at the machine and the model"
     PREDICTING = "predicting"
@@ -57,22 +57,22 @@ class PhaseBegan(Value):
 
 
 class Leader(Value):
-    """The best so far."""
+    """The fastest configuration so far."""
 
     changes: tuple[Change, ...]
     samples_per_second: float
     peak_bytes: int | None
-    speedup: float | None  # over the baseline; None: that has no rate
+    speedup: float | None  # over the baseline; None: the baseline has no rate
 
 
 class Standing(Value):
-    """How far a search has come."""
+    """Progress of a search: the memory budget, and how many trials ended in which way."""
 
-    memory_bytes: PositiveInt  # the budget
-    completed: NonNegativeInt  # trials
+    memory_bytes: PositiveInt
+    completed: NonNegativeInt
     out_of_memory: NonNegativeInt
-    failed: NonNegativeInt  # for other reasons
-    refused: NonNegativeInt  # configurations, without a trial
+    failed: NonNegativeInt  # for other reasons than memory
+    refused: NonNegativeInt  # configurations that were refused without a trial
     leader: Leader | None
 
 
@@ -103,4 +103,4 @@ Observer = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Listen to nothing."""
+    """Ignore an event."""

@@ -1,4 +1,4 @@
-"""What each of a winner's knobs brought; `verification.attribution` computes it from trials."""
+"""The contribution of each of a winner's knobs to its throughput; `verification.attribution` computes it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from autotune.values.config import TrainConfig
 from autotune.values.problem import Change
 from autotune.values.trial import Interval
 
-# in turn: measured beside the winner, in the same rounds; once: by one trial of the search; elsewhere: by two trials of
-# the search that differ in it, neither of them the winner; fails: without it the winner doesn't run; slow: it runs, but
-# a trial takes longer than any may.
+# in turn: measured in the same rounds as the winner; once: by one trial of the search; elsewhere: by two trials of the
+# search that differ in the knob, neither of them the winner; fails: without the knob the winner doesn't run; slow:
+# without it a trial exceeds its time limit.
 Basis = Literal["in turn", "once", "elsewhere", "fails", "slow", "unknown"]
 
 
 class Contribution(Value):
-    """One knob of the winner, or several of which one can't do without the other, put back to the baseline's value."""
+    """Effect of putting a knob of the winner, with the knobs that depend on it, back to the baseline's value."""
 
-    changes: tuple[Change, ...] = Field(min_length=1, description="what is put back; the first is the knob meant")
-    config: TrainConfig | None = Field(description="the winner without it; None: there is no such configuration")
+    changes: tuple[Change, ...] = Field(min_length=1, description="the knob, then those that depend on it")
+    config: TrainConfig | None = Field(description="the winner without the knob; None: no such configuration exists")
     basis: Basis
     ratio: float | None = Field(default=None, description="throughput with it over throughput without it")
     interval: Interval | None = Field(default=None, description="of the ratio")
-    samples_per_second: float | None = Field(default=None, description="without it; of basis 'elsewhere' unknown")
-    trials: tuple[str, ...] = Field(default=(), description="that the ratio was read from")
+    samples_per_second: float | None = Field(default=None, description="without the knob; None: unknown")
+    trials: tuple[str, ...] = Field(default=(), description="trials that the ratio was computed from")
     cause: str | None = Field(default=None, description="why there is no ratio")
 
     @property
@@ -37,26 +37,30 @@ class Contribution(Value):
 
 
 class Explanation(Value):
-    """What each knob of a winner brought, and what they bring together beyond that."""
+    """The contribution of each knob of a winner, and their interaction."""
 
     winner: TrainConfig
     winner_samples_per_second: float | None
     baseline_samples_per_second: float | None = Field(description="None: the baseline did not complete")
     total: float | None = Field(description="the winner's throughput over the baseline's")
-    total_interval: Interval | None = Field(default=None, description="of the total, where both were measured again")
-    contributions: tuple[Contribution, ...] = Field(description="the largest first, what has no ratio last")
+    total_interval: Interval | None = Field(
+        default=None, description="interval of the total, if both were measured again"
+    )
+    contributions: tuple[Contribution, ...] = Field(
+        description="in descending order of the ratio, those without one last"
+    )
 
     @property
     def is_settled(self) -> bool:
-        """Whether every knob has been measured beside the winner, as far as it can be."""
+        """Whether further measurements would change no contribution."""
         return all(c.is_settled for c in self.contributions)
 
     @property
     def together(self) -> float | None:
-        """What the total has beyond the product of the parts.
+        """The interaction: the total ratio over the product of the single ratios.
 
-        Below 1 the knobs overlap, above 1 they help each other; what has no ratio of its own is in it, too. None of a
-        single knob, which is the whole.
+        Below 1 the knobs overlap, above 1 they reinforce each other; it includes knobs without a ratio. None for a
+        single knob, whose ratio is the total.
         """
         if self.total is None or len(self.contributions) < 2 or not any(c.ratio for c in self.contributions):
             return None
@@ -64,7 +68,7 @@ class Explanation(Value):
 
     @property
     def together_interval(self) -> Interval | None:
-        """The interval of what they bring together: the uncertainties of total and parts, as if independent."""
+        """The interval of the interaction, from those of total and parts as if they were independent."""
         together = self.together
         parts = [c.interval for c in self.contributions if c.ratio]
         halves = [_log_half_width(interval) for interval in (self.total_interval, *parts)]
@@ -75,7 +79,7 @@ class Explanation(Value):
 
 
 def _log_half_width(interval: Interval | None) -> float | None:
-    """Return half of an interval in logarithms, None where it has no end."""
+    """Return half the width of an interval's logarithm, or None for an unbounded interval."""
     if interval is None or interval.low <= 0 or not math.isfinite(interval.high):
         return None
     return math.log(interval.high / interval.low) / 2

@@ -1,7 +1,4 @@
-"""The machine: what it is, how much memory it has, what is installed. NVML and psutil only, no torch.
-
-`detect` reads; nothing here changes the machine.
-"""
+"""The hardware: device, host, memory and installed versions, read by NVML and psutil without importing torch."""
 
 from __future__ import annotations
 
@@ -22,11 +19,12 @@ from autotune.value import Value
 from autotune.values.nvml import capability_of, driver_errors, index_of, memory_of, nvml_handle, visible_indices
 from autotune.values.optimizers import PACKAGES as OPTIMIZER_PACKAGES
 
-# Share of the free memory that the default budget leaves alone: other processes breathe, and the allocator of a
-# training run of hours fragments more than that of a trial of seconds.
+# Share of the free memory that the default budget leaves out: memory use of other processes varies, and the allocator
+# fragments more in a training run of hours than in a trial of seconds.
 DEFAULT_MARGIN = 0.08
 
-# Has torch begin with TF32 on, which images of vendors set; arguments of the Trainer don't switch it off again.
+# Environment variable that switches TF32 on when torch starts; vendors' images set it, and no argument of the Trainer
+# switches it off again.
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 
 PACKAGES = (
@@ -35,9 +33,8 @@ PACKAGES = (
     *(package for package in OPTIMIZER_PACKAGES if package not in ("bitsandbytes", "torchao")),
 )  # fmt: skip
 
-
-# What packages and versions are made of: both become requirements of an exported image. Of these, major and minor tell
-# what arguments there are.
+# Valid names and versions of packages, which become requirements of an exported image. Python and transformers need a
+# major and a minor version, which decide what arguments exist.
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
 _PARTED = re.compile(r"[0-9]+\.[0-9]+[A-Za-z0-9.+!_-]*")
@@ -50,24 +47,24 @@ class Hardware(Value):
     kind: Literal["cpu", "cuda"]
     device: str = Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="torch device, e.g. 'cpu' or 'cuda:0'")
     name: str
-    memory_bytes: int = Field(description="of the device; on the CPU of the host")
-    free_bytes: int = Field(description="not used by anyone when detected")
+    memory_bytes: int = Field(description="memory of the device; CPU: of the host")
+    free_bytes: int = Field(description="free memory when detected")
     cores: int = Field(description="logical cores of the host that this process may use")
     host_memory_bytes: int
     capability: tuple[int, int] | None = Field(default=None, description="CUDA compute capability")
     arithmetic: tuple[str, ...] | None = Field(
-        default=None, description="dtypes it computes in, of a GPU without CUDA capability (AMD); None: by capability"
+        default=None, description="dtypes of a GPU without CUDA capability (AMD); None: by capability"
     )
     driver: str | None = None
     features: tuple[str, ...] = Field(default=(), description="CPU: vector extensions that matter to training")
-    cxx: str | None = Field(default=None, description="C++ compiler that inductor would use")
-    has_cc: bool = Field(default=True, description="CUDA: Triton finds a C compiler, with which it builds launchers")
+    cxx: str | None = Field(default=None, description="C++ compiler that torch's inductor would use")
+    has_cc: bool = Field(default=True, description="CUDA: whether Triton finds a C compiler for its launchers")
     starts_with_tf32: bool = Field(
-        default=False, description="torch's own variable in the environment has every process begin with TF32 on"
+        default=False, description=f"whether {TF32_VARIABLE} switches TF32 on in every process"
     )
     versions: dict[str, str] = Field(default_factory=dict)
     count: PositiveInt | None = Field(
-        default=None, description="like devices that trials may use, this one included; None: as many as asked for"
+        default=None, description="equal devices that trials may use, this one included; None: as many as asked for"
     )
 
     @field_validator("versions")
@@ -81,9 +78,9 @@ class Hardware(Value):
 
     @property
     def fingerprint(self) -> str:
-        """Short hash of what decides speed and memory: device, driver, cores, versions; not what is free now.
+        """Short hash of what decides speed and memory: device, driver, cores, versions.
 
-        Over how many devices a trial is spread is a matter of its configuration.
+        It leaves out the free memory and the number of devices, which is part of a configuration.
         """
         usual = set() if self.starts_with_tf32 else {"starts_with_tf32"}
         return self.model_copy(update={"free_bytes": 0}).digest(leave_out=frozenset({"count", "has_cc", *usual}))
@@ -95,14 +92,14 @@ class Hardware(Value):
 
     @property
     def has_tf32(self) -> bool:
-        """TensorFloat-32 needs Ampere (compute capability 8.0) or newer."""
+        """Whether it computes in TensorFloat-32: Ampere (compute capability 8.0) or newer."""
         if self.arithmetic is not None:
             return "tf32" in self.arithmetic
         return self.capability is not None and self.capability >= (8, 0)
 
     @property
     def has_bf16(self) -> bool:
-        """Ampere and newer compute in bf16; on the CPU torch always can."""
+        """Whether it computes in bf16: Ampere or newer, and every CPU."""
         if self.arithmetic is not None:
             return "bf16" in self.arithmetic
         return self.is_cpu or (self.capability is not None and self.capability >= (8, 0))
@@ -130,7 +127,7 @@ def detect(device: str = "auto") -> Hardware:
 
 
 def cuda_count() -> int:
-    """Return how many NVIDIA devices the driver shows, 0 where there is no driver."""
+    """Return the number of visible NVIDIA devices, 0 without a driver."""
     import pynvml
 
     try:
@@ -140,7 +137,7 @@ def cuda_count() -> int:
 
 
 def like_devices(device: str) -> tuple[str, ...]:
-    """Return the visible devices of the same name and memory as `device` ('cuda:N'), itself first.
+    """Return the visible devices with the name and memory of `device` ('cuda:N'), which comes first.
 
     Raises:
         MachineError: The driver doesn't answer.
@@ -158,7 +155,7 @@ def like_devices(device: str) -> tuple[str, ...]:
 
 
 def used_bytes(hardware: Hardware) -> int:
-    """Return the memory in use now, by anyone: the device's by NVML, on the CPU the host's."""
+    """Return the bytes of memory that all processes use now, on the device or (CPU, shared memory) on the host."""
     if hardware.is_cpu:
         return _host_used_bytes()
     used = cuda_used_bytes(hardware.device)
@@ -171,7 +168,7 @@ def _host_used_bytes() -> int:
 
 
 def cuda_used_bytes(device: str) -> int | None:
-    """Return the memory in use on a CUDA device (such as 'cuda:0'), by anyone; None: it shares the host's.
+    """Return the bytes that all processes use on a CUDA device ('cuda:N'); None: it shares the host's memory.
 
     Raises:
         MachineError: The driver doesn't answer.
@@ -181,7 +178,7 @@ def cuda_used_bytes(device: str) -> int | None:
 
 
 def default_budget_bytes(hardware: Hardware) -> int:
-    """Return what a trial may take of the device when the user doesn't say: what is free now less a margin."""
+    """Return the default memory budget in bytes: the free memory less a margin."""
     return int(hardware.free_bytes * (1 - DEFAULT_MARGIN))
 
 
@@ -230,14 +227,14 @@ def _cuda(index: int) -> Hardware:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return Python's version and those of the installed packages that decide speed, memory or behaviour."""
+    """Return the versions of Python and of the installed packages in `PACKAGES`."""
     found = {package: version for package in PACKAGES if (version := _version(package)) is not None}
     return {"python": platform.python_version(), **found}
 
 
 @functools.cache
 def _version(package: str) -> str | None:
-    """Return the version of a package, read once: each takes milliseconds; None: not installed, or with no version."""
+    """Return the version of a package, or None if it isn't installed or has no valid version. A look-up takes ms."""
     try:
         found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -246,15 +243,12 @@ def _version(package: str) -> str | None:
 
 
 def _cxx() -> str | None:
-    """Return the compiler that torch's inductor looks for: $CXX, then g++, then clang++."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and shutil.which(name):
-            return name
-    return None
+    """Return the C++ compiler that torch's inductor finds: $CXX, g++ or clang++."""
+    return next((name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)), None)
 
 
 def _has_cc() -> bool:
-    """Return whether Triton finds a C compiler, as it looks (`runtime/build.py`): $CC, otherwise gcc, then clang."""
+    """Return whether Triton finds a C compiler (its `runtime/build.py`): $CC if set, otherwise gcc or clang."""
     named = os.environ.get("CC")
     return any(shutil.which(name) for name in ((named,) if named is not None else ("gcc", "clang")) if name)
 

@@ -1,7 +1,7 @@
-"""What a knob is: the metadata that each field of a configuration has, and the classes of what changing it changes.
+"""Metadata of the knobs of a configuration, and the classes of changes that a user may allow.
 
-A field of `TrainConfig` or `Parallelism` is annotated with a :class:`Knob`; type, default and description are the
-field's own. Who maps, names, predicts or shows knobs reads these instead of listing fields.
+Each field of `TrainConfig` and `Parallelism` is annotated with a :class:`Knob`. Code that exports, names, predicts or
+shows knobs reads this metadata instead of listing fields.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class Allowance(StrEnum):
         return other.rank <= self.rank
 
 
-# The values of `Allowance`, which declarations of knobs are written with.
+# The values of `Allowance`, as they are written in declarations of knobs.
 AllowanceName = Literal["exact", "numerics", "optimizer", "method"]
 
 
 class Difference(NamedTuple):
-    """A knob that a configuration has otherwise than the baseline.
+    """A knob whose value differs between the baseline and a configuration.
 
     Attributes:
         before: The baseline's value.
-        after: The configuration's.
-        facts: Of the model.
-        precision: Of the configuration.
-        rounds: Whether products in fp32 are TF32 in one of the two alone.
+        after: The configuration's value.
+        facts: Facts of the model.
+        precision: The configuration's precision.
+        rounds: Whether fp32 matrix products run as TF32 in exactly one of the two.
     """
 
     before: Any
@@ -62,23 +62,23 @@ class Difference(NamedTuple):
     rounds: bool
 
 
-# A text in which {} stands for the value, used for every value but the field's default; or a function of the value.
+# A format string with {} for the value, which gives None for the field's default; or a function of the value.
 Template = str | Callable[[Any], str | None]
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A knob beside its field's type, default and description.
+    """Metadata of a field: all but its type, default and description.
 
     Attributes:
-        allowance: The class of a change, or a function that returns it.
-        short: Its name in tables and on the command line; None: the field's, with hyphens.
-        help: Of its option; None: the choices that its type has, or the field's description.
-        argument: Whether the argument of `TrainingArguments` with the field's name is given its value: always, or
-            unless that is the field's default, which is the argument's too; None: what it means there is worked out.
-        is_traced: Whether the closed forms of time and memory depend on it.
-        feature: Of the time model, whose prediction may be off by a factor for it.
-        word: What a configuration in one line says, after a comma unless it begins with a space.
+        allowance: Class of a change of the knob, or a function that returns it.
+        short: Name in tables and on the command line; None: the field's name with hyphens.
+        help: Help text of the option; None: the choices of the field's type, or its description.
+        argument: When the value is copied to the field of `TrainingArguments` of the same name: always, or unless it is
+            the default of both; None: `training.arguments` maps it in another way.
+        is_traced: Whether predicted time and memory depend on the knob.
+        feature: Name of the feature of the time model's correction that the value switches on.
+        word: Text for the value in a one-line description, joined by a comma unless it begins with a space.
     """
 
     allowance: AllowanceName | Callable[[Difference], AllowanceName]
@@ -96,23 +96,23 @@ class Knob:
 
 
 class KnobField(NamedTuple):
-    """A knob and the field that it is of."""
+    """A knob and its field."""
 
     knob: Knob
     field: FieldInfo
 
     def filled(self, template: Template | None, value: Any) -> str | None:
-        """Return the text of a template of the knob for a value; None: it has none for it."""
+        """Return the text that one of the knob's templates gives for `value`, or None."""
         if callable(template):
             return template(value)
         return None if template is None or value == self.field.default else template.format(value)
 
 
 def knobs_of(kind: type[BaseModel], prefix: str = "") -> dict[str, KnobField]:
-    """Return the knobs by their names, in the order of the fields; those of a value within are behind a dot.
+    """Return the knobs by name, in the order of the fields; fields of a nested model are named 'parent.field'.
 
     Raises:
-        TypeError: A field has no knob.
+        TypeError: A field has no `Knob`.
     """
     found: dict[str, KnobField] = {}
     for name, field in kind.model_fields.items():
@@ -127,42 +127,41 @@ def knobs_of(kind: type[BaseModel], prefix: str = "") -> dict[str, KnobField]:
 
 
 def each(text: str) -> Template:
-    """Return a template for every value, the default too."""
+    """Return a template that gives a text for every value, the default included."""
     return text.format
 
 
 def only(special: object, text: str) -> Template:
-    """Return a template for one value alone."""
+    """Return a template that gives `text` for the value `special` alone."""
     return lambda value: text if value == special else None
 
 
-# The same update rule, differently scheduled on the device.
+# Optimizers with the same update rule, scheduled differently on the device.
 _SAME_OPTIMIZER = frozenset({"adamw_torch", "adamw_torch_fused"})
 
 
 def of_split(change: Difference) -> AllowanceName:
-    """Return the class of another micro-batch: exact, unless what is computed is coupled over its samples."""
+    """Return the class of another micro-batch: exact, unless the model couples samples (batch norm, router loss)."""
     if change.facts.split_changes is not None:
         return "method"
     return "numerics" if change.facts.batch_coupled else "exact"
 
 
 def of_redrawing(change: Difference) -> AllowanceName:
-    """Return the class of what lays the same samples out otherwise, in rows or over ranks.
+    """Return the class of another layout of the same samples, in rows or over ranks.
 
-    Dropout draws other random numbers then, and what is coupled over a micro-batch is so by its padding and over a
-    smaller one.
+    It changes the random numbers of dropout, and padding and size of the micro-batches that a model may couple.
     """
     return "numerics" if change.facts.has_dropout or change.facts.batch_coupled else "exact"
 
 
 def of_rounding(change: Difference) -> AllowanceName:
-    """Return the class of what may switch TF32 on."""
+    """Return the class of a knob that may switch TF32 on."""
     return "numerics" if change.rounds else "exact"
 
 
 def of_compiling(change: Difference) -> AllowanceName:
-    """Return the class of a compiler: it may switch TF32 on, and compiled dropout draws other random numbers."""
+    """Return the class of compiling: it may switch TF32 on, and compiled dropout draws other random numbers."""
     return "numerics" if change.facts.has_dropout or change.rounds else "exact"
 
 
@@ -179,9 +178,9 @@ def of_precision(change: Difference) -> AllowanceName:
 def of_sharding(change: Difference) -> AllowanceName:
     """Return the class of another sharding.
 
-    Who keeps which shard changes no number in fp32; with 16-bit arithmetic each library rounds in other places: DDP
-    adds up gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
-    (`set_mixed_precision`), and DeepSpeed trains 16-bit weights with fp32 masters.
+    Sharding changes no number in fp32. With 16-bit arithmetic each library rounds in other places: DDP reduces
+    gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
+    (`set_mixed_precision`); DeepSpeed trains 16-bit weights with fp32 masters.
     """
     libraries = {sharding.partition("_")[0] for sharding in (change.before, change.after)}
     return "numerics" if change.precision in ("bf16", "fp16") and len(libraries) > 1 else "exact"

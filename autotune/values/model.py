@@ -1,7 +1,6 @@
-"""What is known of a model: where its figures come from, and what its classes can do.
+"""Models: a specification to build one from, and the facts of its classes that rules and predictions need.
 
-Values only. `autotune.training.build` resolves a name to a :class:`ModelSpec` and describes its classes as
-:class:`ModelFacts`; everything else reads these.
+`autotune.training.build` resolves a name to a :class:`ModelSpec`, `autotune.training.facts` reads :class:`ModelFacts`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from autotune.value import Value
 
 
 class Task(StrEnum):
-    """The head that is trained, which decides the inputs and the loss."""
+    """The task, which decides the model's head, the inputs and the loss."""
 
     CAUSAL_LM = "causal-lm"
     SEQ2SEQ_LM = "seq2seq-lm"
@@ -25,16 +24,16 @@ class Task(StrEnum):
     SPEECH_CTC = "speech-ctc"
     SPEECH_SEQ2SEQ = "speech-seq2seq"
     AUDIO_CLASSIFICATION = "audio-classification"
-    OWN = "own"  # a training of the user's own, of which nothing is known
+    OWN = "own"  # the user's training loop, whose task is unknown
 
     @classmethod
     def heads(cls) -> tuple[Task, ...]:
-        """Return the tasks that a model can have a head for."""
+        """Return the tasks for which models have heads."""
         return tuple(task for task in cls if task is not cls.OWN)
 
     @property
     def takes_text(self) -> bool:
-        """Whether the inputs are token ids (otherwise pixel values or sound)."""
+        """Whether the inputs are token ids."""
         return self not in (Task.IMAGE_CLASSIFICATION, Task.OWN) and not self.takes_audio
 
     @property
@@ -44,7 +43,7 @@ class Task(StrEnum):
 
     @property
     def has_targets(self) -> bool:
-        """Whether a decoder has token ids of its own to predict."""
+        """Whether a decoder predicts target token ids besides the inputs."""
         return self in (Task.SEQ2SEQ_LM, Task.SPEECH_SEQ2SEQ)
 
 
@@ -52,10 +51,10 @@ Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "speech", "spe
 
 
 class ModelSpec(Value):
-    """A model by name: enough to build it with random weights in another process."""
+    """All that another process needs to build a model with random weights."""
 
-    reference: str = Field(description="what the user wrote")
-    name: str = Field(description="canonical name: the full id, or the directory's name")
+    reference: str = Field(description="the model as the user named it")
+    name: str = Field(description="canonical name: the full id on the hub, or the directory's name")
     source: Literal["catalogue", "directory", "hub", "own"] = Field(description="own: the user's code makes it")
     model_type: str = Field(description="transformers' model_type, the key of its config class")
     kind: Kind
@@ -65,55 +64,58 @@ class ModelSpec(Value):
     trust_remote_code: bool = False
 
 
-# What brings each kernel (https://github.com/Dao-AILab/flash-attention): the third is a distribution of its own.
+# Packages of the kernels (https://github.com/Dao-AILab/flash-attention).
 FLASH_PACKAGES = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 
-# Ways of running experts that transformers 5 can switch its models between (`ExpertsInterface` in integrations/moe.py);
-# the last two are kernels from the hub.
+# Implementations of experts in transformers 5 (`ExpertsInterface` in integrations/moe.py).
 EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager", "deepgemm", "sonicmoe")
-HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})
+HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})  # kernels from the hub
 
 
 class ModelFacts(Value):
-    """What the classes of a model offer for one task, read off the model built on the meta device."""
+    """Properties of a model for one task, read from its classes and its instance on the meta device."""
 
     retired: ClassVar[frozenset[str]] = frozenset({"probes", "not_probed"})
 
     task: Task
     parameters: int = Field(description="number of parameters, tied ones counted once")
     attn_implementations: tuple[str, ...] = Field(
-        description="kernels that the class says it supports, the library's default first; empty: no attention"
+        description="attention kernels that the class supports, transformers' default first; empty: no attention"
     )
-    experts: int = Field(default=0, description="experts of a layer, 0: none")
+    experts: int = Field(default=0, description="number of experts of a layer; 0: none")
     experts_implementations: tuple[str, ...] = Field(
-        default=(), description="ways of running experts that its class can be switched between, the default first"
+        default=(), description="implementations of experts that the class supports, the default first"
     )
-    experts_per_token: int | None = Field(default=None, description="experts that a token goes to, where it can be set")
-    expert_capacity: int | None = Field(default=None, description="tokens that an expert takes, where that is limited")
-    liger: bool = Field(default=False, description="whether the installed liger-kernel has kernels for its type")
+    experts_per_token: int | None = Field(default=None, description="experts per token, if configurable")
+    expert_capacity: int | None = Field(default=None, description="tokens per expert, if limited")
+    liger: bool = Field(default=False, description="whether the installed liger-kernel supports the model type")
     supports_checkpointing: bool
-    layers: int | None = Field(default=None, description="that can be checkpointed one by one, None: unknown")
+    layers: int | None = Field(default=None, description="layers that can be checkpointed one by one; None: unknown")
     batch_coupled: str | None = Field(
         default=None,
-        description="why the micro-batch split changes the numbers (batch norm, router loss), or None",
+        description="why the split into micro-batches changes the results (batch norm, router loss), or None",
     )
     split_changes: str | None = Field(
         default=None,
-        description="of the user's own training: how its gradient was seen to change with the split; None: it wasn't",
+        description="user's training loop: how the split into micro-batches changed the gradient; None: it didn't",
     )
     has_dropout: bool
-    packs: bool = Field(default=False, description="attention stays within the samples of a packed row")
-    max_sequence_length: int | None = Field(default=None, description="positions the model has, None: unlimited")
-    max_target_length: int | None = Field(default=None, description="of a decoder that has its own, None: as above")
+    packs: bool = Field(default=False, description="whether attention stays within the samples of a packed row")
+    max_sequence_length: int | None = Field(default=None, description="positions of the model; None: unlimited")
+    max_target_length: int | None = Field(
+        default=None, description="positions of the decoder; None: `max_sequence_length`"
+    )
     vocab_size: int | None = None
     linear_modules: tuple[str, ...] = Field(default=(), description="last names of the linear layers, for adapters")
-    biases: int | None = Field(default=None, description="number of biases below the head, None: not looked at")
+    biases: int | None = Field(default=None, description="number of biases below the head; None: not counted")
     expert_parameters: tuple[str, ...] = Field(default=(), description="last names of the fused weights of experts")
-    takes_prefix: bool | None = Field(default=None, description="whether its head takes keys and values from outside")
-    not_fsdp: str | None = Field(default=None, description="why FSDP2 can't shard it; None: it can, or not looked at")
+    takes_prefix: bool | None = Field(default=None, description="whether peft's prefix tuning fits the head")
+    not_fsdp: str | None = Field(
+        default=None, description="why FSDP2 can't shard the model; None: it can, or not examined"
+    )
     tensor_parallel_heads: int | None = Field(
-        default=None, description="attention heads that tensor parallel can deal out; None: its class has no plan"
+        default=None, description="attention heads that tensor parallelism can divide; None: its class has no plan"
     )
     architecture: str | None = Field(
-        default=None, description="digest of class and config, whatever the model is called; None: not looked at"
+        default=None, description="digest of class and config, independent of the name; None: not computed"
     )

@@ -1,8 +1,8 @@
-"""The CUDA devices that this process may see, by NVML: which they are, and their memory.
+"""The CUDA devices that are visible to this process, by NVML: their handles and their memory.
 
-CUDA_VISIBLE_DEVICES is read as CUDA reads it: indices or UUIDs, which may be shortened as long as they fit one device,
-MIG instances among them; what stands behind an entry that fits none is not seen. A GPU in MIG mode that is named by its
-index is its first instance.
+CUDA_VISIBLE_DEVICES is read as CUDA reads it: a list of indices or UUIDs of devices or MIG instances, where a UUID may
+be shortened to a unique prefix. Entries after an invalid one are ignored. The index of a GPU in MIG mode means its
+first instance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DeviceMemory(NamedTuple):
 
     total: int
     free: int
-    used: int | None  # None: it shares the host's memory, and what is the device's can't be told
+    used: int | None  # None: the device shares the host's memory, so its own use is unknown
 
 
 def visible_indices() -> list[str | int]:
@@ -41,14 +41,14 @@ def visible_indices() -> list[str | int]:
     found: list[str | int] = []
     for entry in (e.strip() for e in visible.split(",") if e.strip()):
         known = _known(entry, count)
-        if known is None:  # CUDA sees what stands before it
+        if known is None:  # CUDA ignores the entries after it
             break
         found.append(known)
     return found
 
 
 def _known(entry: str, count: int) -> str | int | None:
-    """Return the index or full UUID that an entry of CUDA_VISIBLE_DEVICES means, None if there is no such device."""
+    """Return the index or full UUID for an entry of CUDA_VISIBLE_DEVICES, None if there is no such device."""
     import pynvml
 
     if entry.isdigit():
@@ -75,7 +75,7 @@ def _uuids(count: int) -> Iterator[str]:
 
 
 def _instances(handle: object) -> Iterator[object]:
-    """Yield the MIG instances of a device; most have none."""
+    """Yield the handles of a device's MIG instances, if it has any."""
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError):
@@ -87,12 +87,12 @@ def _instances(handle: object) -> Iterator[object]:
 
 
 def index_of(device: str) -> int:
-    """Return the number of a torch device: 2 of 'cuda:2', 0 of 'cuda'."""
+    """Return the index of a torch device: 2 for 'cuda:2', 0 for 'cuda'."""
     return int(device.partition(":")[2] or 0)
 
 
 def nvml_handle(index: int) -> object:
-    """Return NVML's handle of the CUDA device `index`, as CUDA counts under CUDA_VISIBLE_DEVICES.
+    """Return NVML's handle of a CUDA device; `index` counts the devices in CUDA_VISIBLE_DEVICES.
 
     Raises:
         pynvml.NVMLError: The driver doesn't answer.
@@ -111,7 +111,7 @@ def capability_of(handle: object) -> tuple[int, int]:
     """Return a device's compute capability; a MIG instance has that of its device.
 
     Raises:
-        pynvml.NVMLError: The driver doesn't tell.
+        pynvml.NVMLError: The driver doesn't report it.
     """
     import pynvml
 
@@ -124,10 +124,10 @@ def capability_of(handle: object) -> tuple[int, int]:
 
 
 def memory_of(handle: object) -> DeviceMemory:
-    """Return a device's memory; the host's for one that shares it (GB10, Jetson), of which NVML has no figure.
+    """Return a device's memory; for one that shares the host's (GB10, Jetson), which NVML doesn't report, the host's.
 
     Raises:
-        pynvml.NVMLError: The driver doesn't tell for another reason.
+        pynvml.NVMLError: The driver doesn't report it for another reason.
     """
     import pynvml
 
@@ -143,7 +143,7 @@ def memory_of(handle: object) -> DeviceMemory:
 
 @contextlib.contextmanager
 def driver_errors(device: str) -> Iterator[None]:
-    """Turn errors of NVML within the block into one line about the device.
+    """Turn errors of NVML within the block into a `MachineError` about `device`.
 
     Raises:
         MachineError: NVML doesn't answer, or there is no such device.
@@ -154,8 +154,8 @@ def driver_errors(device: str) -> Iterator[None]:
         yield
     except pynvml.NVMLError as error:
         raise MachineError(
-            f"{device}: the NVIDIA driver doesn't tell of it: {error}; `nvidia-smi` shows what is wrong, --device cpu "
-            "does without"
+            f"{device}: the NVIDIA driver doesn't report it: {error}; `nvidia-smi` shows what is wrong, --device cpu "
+            "needs no driver"
         ) from None
     except IndexError:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,7 +1,7 @@
-"""The optimizers of transformers' Trainer: what each needs, and what it can't do. Values only.
+"""The optimizers of transformers' Trainer: their requirements and limits.
 
-A row for each name of `OptimizerNames` in transformers 5.23 (a test holds the table against the installed version),
-read off its `trainer_optimizer.py` and seen by running each. What they cost is in `cost.optimizers`.
+The table has a row for each name of `OptimizerNames` in transformers 5.23 (a test compares it with the installed
+version), from its `trainer_optimizer.py` and from running each. Their memory and time are in `cost.optimizers`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from autotune.errors import suggestion
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """What an optimizer needs.
+    """Requirements and properties of an optimizer.
 
     Attributes:
-        package: Distribution that has to be installed beside torch and transformers.
-        device: "cuda" where its kernels exist nowhere else.
-        compiles: Its step goes through torch.compile, which needs a C++ compiler on a CPU.
-        targets: It projects the gradients of chosen layers: `optim_target_modules` has to name them.
-        updates_in_backward: Weights are updated while gradients are computed: with accumulation, each micro-batch.
-        class_name: Class that runs, with its module.
-        attributes: What that must have set, in itself, its first parameter group or bitsandbytes' own arguments.
-        unusable: Why it runs nowhere, if so.
+        package: Distribution that it needs beside torch and transformers.
+        device: "cuda" if its kernels need CUDA.
+        compiles: Its step uses torch.compile, which needs a C++ compiler on a CPU.
+        targets: It projects the gradients of chosen layers, which `optim_target_modules` has to name.
+        updates_in_backward: It updates weights during the backward pass, so with accumulation in every micro-batch.
+        class_name: Qualified name of the class that runs.
+        attributes: Names and values that a trial verifies, on the instance, its first parameter group or bitsandbytes'
+            arguments.
+        unusable: Why it can't run anywhere; None: it can.
     """
 
     package: str | None = None
@@ -126,7 +127,7 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
     "stable_adamw": OptimizerFacts(package="torch-optimi", class_name="optimi.stableadamw.StableAdamW"),
 }
 
-# Names that transformers 5 no longer has, and what does the same.
+# Names that transformers 5 has removed, and their equivalents.
 SUCCESSORS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
 
@@ -140,5 +141,5 @@ def _known(name: str) -> str:
 
 OptimizerName = Annotated[str, AfterValidator(_known)]
 
-# Distributions that rows name, for who looks at what is installed.
+# All distributions that optimizers need.
 PACKAGES = tuple(sorted({facts.package for facts in OPTIMIZERS.values() if facts.package is not None}))

@@ -1,4 +1,4 @@
-"""What a search is to solve: a training, the device it runs on, what may change of it, and what is maximised."""
+"""The problem of a search: the training, its device and budget, the allowed changes, and the objective."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from autotune.values.workload import Workload
 
 
 class Problem(Value):
-    """A training with its device, its memory budget, and the deepest change of it that is admitted.
+    """A training with its device, its memory budget and the allowed changes.
 
-    Plans, recorded tables and reports extend it, so their JSON has these fields beside their own.
+    Plans, recorded tables and reports are subclasses, so their JSON has these fields at the top level.
     """
 
     workload: Workload
@@ -31,12 +31,12 @@ class Problem(Value):
     baseline: TrainConfig = Field(description="the user's own configuration, or the Trainer's defaults")
 
     def problem_fields(self) -> dict[str, Any]:
-        """Return the fields of the problem alone, to make another value of them."""
+        """Return the fields of the problem, without those of a subclass, to build another value from."""
         return {name: getattr(self, name) for name in Problem.model_fields}
 
 
 class Change(Value):
-    """One knob that differs from the baseline's."""
+    """A knob whose value differs from the baseline's, and the class of the change."""
 
     knob: str
     before: str
@@ -45,17 +45,17 @@ class Change(Value):
 
 
 class Objective(Value):
-    """The throughput that configurations are compared by: samples per second, of the steady state or of a whole run.
+    """The throughput to maximise: samples per second, in the steady state or over a whole run.
 
-    A compiler costs time at the start and wins some at each step: whether it pays depends on how long the run is.
+    Over a whole run the time to compile counts, so whether compiling pays depends on the length of the run.
     """
 
     run_samples: float | None = Field(
-        default=None, gt=0, description="samples of the run whose time counts; None: the start costs nothing"
+        default=None, gt=0, description="number of samples of the run; None: steady state"
     )
 
     def start_s_per_sample(self, measurement: Measurement) -> float:
-        """Return what the start costs, spread over the samples of the run."""
+        """Return the extra seconds of the first step per sample of the run; 0 in the steady state."""
         return 0.0 if self.run_samples is None else cold_start_s(measurement) / self.run_samples
 
     def rate(self, measurement: Measurement) -> float:
@@ -64,16 +64,16 @@ class Objective(Value):
 
 
 def cold_start_s(measurement: Measurement) -> float:
-    """Return what the first step took more than those that were measured: compilation, above all."""
+    """Return the seconds by which the first step exceeds the mean measured step: compilation, above all."""
     return max(0.0, measurement.first_step_s - statistics.fmean(measurement.step_times_s))
 
 
 def break_even_steps(measurement: Measurement, reference: Measurement) -> int | None:
-    """Return the steps after which a slower start is won back; None where steps are no faster.
+    """Return the number of steps after which faster steps have made up for a slower start; None if never.
 
     Args:
-        measurement: With the slower start.
-        reference: What it is compared with, at the same samples a step.
+        measurement: The configuration with the slower start.
+        reference: The configuration it is compared with, with as many samples per step.
     """
     won_s = statistics.fmean(reference.step_times_s) - statistics.fmean(measurement.step_times_s)
     cost_s = cold_start_s(measurement) - cold_start_s(reference)

@@ -1,4 +1,4 @@
-"""The table of a recorded space: what every point gave, as a value and as a file.
+"""Tables of recorded search spaces: the results of the trials of every point, as a value and as a JSON Lines file.
 
 ::
 
@@ -6,8 +6,8 @@
     {"config": {...}, "trials": [{"number": 0, "status": "completed", ...}, {...}]}        a line per point
     {"config": {...}, "trials": [{"number": 7, "status": "out of memory", ...}, {...}]}
 
-`autotune.search.exhaustive` fills it from the trials of a search; `autotune.execution.replay` answers requests from it.
-Paths of the machine that recorded it and the logs of failures are not in it.
+`autotune.search.exhaustive` writes a table from the trials of a search; `autotune.execution.replay` answers requests
+from it. It contains no paths of the machine that recorded it, and no logs.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ V = TypeVar("V", bound=Value)
 
 
 class TableHeader(Problem):
-    """What the points of a table have in common."""
+    """The first line of a table: what all of its points have in common."""
 
     schema_version: Literal[1] = TABLE_SCHEMA_VERSION
     autotune_version: str
-    date: str = Field(description="when the table was written, UTC")
-    budget: Budget = Field(description="limits of each trial; the effort says which parameters were open")
+    date: str = Field(description="time of writing, UTC")
+    budget: Budget = Field(description="limits of each trial; its effort decides which parameters were searched")
     space: dict[str, Any] = Field(description="the space file, as `autotune.space.file.SpaceFile` writes it")
     repeats: PositiveInt = Field(description="trials of each point when the table is complete")
 
 
 class TableTrial(Value):
-    """How one trial of a point ended: a `TrialResult` without its request, which the header and the point stand for."""
+    """One trial of a point: a `TrialResult` without its request, which header and point determine."""
 
-    number: NonNegativeInt = Field(description="position in the order of running: drift shows along it")
+    number: NonNegativeInt = Field(description="position in the order of running")
     status: TrialStatus
     duration_s: float = Field(ge=0)
-    measurement: Measurement | None = Field(default=None, description="of a completed trial")
-    cause: str | None = Field(default=None, description="of any other")
+    measurement: Measurement | None = Field(default=None, description="if the trial completed")
+    cause: str | None = Field(default=None, description="why the trial didn't complete")
     memory: Memory | None = Field(default=None, description="peak seen before a failure")
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class TableTrial(Value):
 
     @classmethod
     def of(cls, result: TrialResult) -> TableTrial:
-        """Return what is recorded of `result`."""
+        """Return the recorded form of `result`."""
         number, duration_s, outcome = result.request.number, result.duration_s, result.outcome
         if isinstance(outcome, Measurement):
             return cls(number=number, status=result.status, duration_s=duration_s, measurement=outcome)
@@ -94,7 +94,7 @@ class RecordedPoint(Value):
 
 
 class Table(Value):
-    """A recorded space, or as much of it as was measured."""
+    """A recorded search space, or the part of it that was measured."""
 
     header: TableHeader
     points: tuple[RecordedPoint, ...]
@@ -105,7 +105,7 @@ class Table(Value):
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write `table` to `path`; a reader never sees half of it.
+    """Write `table` to `path` atomically.
 
     Raises:
         OSError: The directory can't be written.
@@ -118,7 +118,7 @@ def load_table(path: str | Path) -> Table:
     """Return the table in `path`.
 
     Raises:
-        InputError: The file is missing or is no whole table; the message gives the line.
+        InputError: The file is missing or malformed; the message names the line.
     """
     try:
         lines = Path(path).read_bytes().splitlines()

@@ -1,4 +1,4 @@
-"""What a search found, as data: saved as JSON and loaded again. What can be done with it: `autotune.tuning_result`."""
+"""The result of a search as data, saved as JSON; `autotune.tuning_result` adds what can be done with it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SCHEMA_VERSION: Literal[1] = 1
 
 
 class Contender(Value):
-    """A configuration with what was measured of it."""
+    """A configuration with its measurement."""
 
     config: TrainConfig
     changes: tuple[Change, ...] = Field(description="against the baseline")
-    measurement: Measurement | None = Field(description="None: it has never completed a trial")
+    measurement: Measurement | None = Field(description="None: no trial of it completed")
     trials: tuple[int, ...] = Field(description="numbers of the trials it was measured in")
-    confirmed: bool = Field(default=False, description="measured again, in turn with the baseline")
+    confirmed: bool = Field(default=False, description="whether it was measured again, in turn with the baseline")
 
     @property
     def allowance(self) -> Allowance:
@@ -38,11 +38,11 @@ class Contender(Value):
 
 
 class Speedup(Value):
-    """Throughput of the winner over that of the reference, both measured again in turn."""
+    """Throughput of the winner over that of a reference, both measured again in turn."""
 
     ratio: float
     interval: Interval
-    reference: str = Field(description="what the winner is compared with")
+    reference: str = Field(description="the reference in words")
 
 
 class Arguments(Value):
@@ -58,14 +58,14 @@ Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unc
 
 
 class Compilation(Value):
-    """What the winner's compiler costs and when it is won back."""
+    """Cost of compiling the winner, and when it pays off."""
 
-    cold_start_s: float = Field(description="of the first step over the others, with nothing compiled before")
-    break_even_steps: int | None = Field(description="optimizer steps until the baseline is overtaken; None: never")
+    cold_start_s: float = Field(description="extra seconds of the first step, with an empty compile cache")
+    break_even_steps: int | None = Field(description="optimizer steps until it overtakes the baseline; None: never")
 
 
 class ResultData(Value):
-    """The answer of a search, as data."""
+    """The result of a search, as data."""
 
     retired: ClassVar[frozenset[str]] = frozenset({"probed"})
 
@@ -86,26 +86,28 @@ class ResultData(Value):
     arguments: Arguments
     objective: Objective = Objective()
     compilation: Compilation | None = Field(default=None, description="None: the winner isn't compiled or confirmed")
-    soaked: Soaked | None = Field(default=None, description="what the winner has memory for beside training")
-    skewed_routing: SkewedRouting | None = Field(default=None, description="of a winner that has experts")
+    soaked: Soaked | None = Field(default=None, description="result of the winner's soak")
+    skewed_routing: SkewedRouting | None = Field(default=None, description="result of the winner's routing run")
     loss_check: LossVerdict | None = Field(default=None, description="the winner's losses against the baseline's")
-    proof_notes: tuple[str, ...] = Field(default=(), description="who failed a check, what was not checked")
-    speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
-    kept_because: str | None = Field(
-        default=None, description="measurements for which an unconfirmed leader isn't best"
+    proof_notes: tuple[str, ...] = Field(
+        default=(), description="configurations that failed a check, and checks that were left out"
     )
-    best_by_allowance: dict[Allowance, Contender] = Field(description="of each class up to the allowed one")
+    speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
+    kept_because: str | None = Field(default=None, description="why the baseline is kept and not an unconfirmed leader")
+    best_by_allowance: dict[Allowance, Contender] = Field(
+        description="fastest configuration of each class up to the allowed one"
+    )
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialRow, ...]
-    outshone: str | None = Field(default=None, description="why a faster trial isn't the winner; None: none was")
+    outshone: str | None = Field(default=None, description="why a faster trial isn't the winner; None: there was none")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
-    disturbances: tuple[str, ...] = Field(default=(), description="what went on beside the trials, a line each")
+    disturbances: tuple[str, ...] = Field(default=(), description="disturbances of the trials, a line each")
     search_time_s: float
-    spent: Spent | None = Field(default=None, description="where the time went; None: not recorded then")
+    spent: Spent | None = Field(default=None, description="where the time went; None: recorded by an older version")
 
     @property
     def problem(self) -> Problem:
-        """What the answer is an answer to."""
+        """The problem that the search solved."""
         return Problem(
             workload=self.workload,
             facts=self.facts,
@@ -116,7 +118,7 @@ class ResultData(Value):
         )
 
     def __repr__(self) -> str:
-        """Return the verdict in a line; `model_dump_json()` has everything."""
+        """Return model, verdict and number of trials; `model_dump_json()` has everything."""
         return f"<{type(self).__name__} {self.workload.model.name}: {self.verdict}, {len(self.trials)} trials>"
 
     def save(self, path: str | Path) -> None:

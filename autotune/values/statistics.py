@@ -1,13 +1,13 @@
 """Means, ratios and their 95 % intervals, for a handful of timings.
 
-Pure. The steps of one process share its luck (placement, clocks, what else runs), so the trial counts as one draw and
-not its steps. Two or three draws hardly tell their own spread: it is taken together for all configurations of the
-finals, and starts from what the spread of single steps lets expect.
+The steps of one trial are correlated (placement, clocks, other processes), so a trial counts as one sample and not its
+steps. Two or three trials hardly determine their own spread, so it is pooled over all configurations of the finals,
+with a prior from the spread of single steps.
 
-Student's t on logarithms, not the bootstrap: of two trials there are three different resamples, of single steps the
-bootstrap doesn't see the luck they share. With two trials of ten steps on both sides, and trials that spread as much
+Intervals are Student's t on logarithms, not the bootstrap: two trials have only three different resamples, and
+resampling steps ignores their correlation. With two trials of ten steps on both sides, and trials that spread as much
 as steps, percentile intervals cover the truth in 66 of 100 cases resampling trials and in 53 resampling steps, these
-in 99; where trials spread twice as much as steps, in 67, 41 and 90 (`tests/values/test_statistics.py` counts it).
+in 99; where trials spread twice as much as steps, in 67, 41 and 90 (counted by `tests/values/test_statistics.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _T95 = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 
-# How much the means of trials spread, in standard deviations of single steps of one trial, before trials tell: the
-# median over 169 points of three models that were measured twice (1.3 and 1.0 for the two of `benchmarks/tables`).
-# Outliers make the root of its mean square 2.3, so it counts for few degrees of freedom, and trials soon outweigh it.
+# Prior of the standard deviation of trials' means, in standard deviations of single steps of a trial: the median over
+# 169 points of three models that were measured twice (1.3 and 1.0 for the two of `benchmarks/tables`). Outliers raise
+# the root mean square to 2.3, so the prior has few degrees of freedom, and measured trials soon outweigh it.
 TRIAL_SPREAD = 1.2
 PRIOR_DEGREES = 3
 
@@ -66,14 +66,12 @@ def ratio_of_means(
 ) -> tuple[float, Interval]:
     """Return the ratio of two mean times and its 95 % interval.
 
-    Each argument holds the step times of one configuration, one sequence per trial, in the order of the rounds. What
-    all trials of a round have in common, as a machine that became slower, doesn't count: the ratio is that of
-    neighbours, round by round.
+    Deviations that all trials of a round share, as when the machine became slower, don't widen the interval.
 
     Args:
-        numerator: The one.
-        denominator: The other.
-        others: Further configurations of the same rounds: they too tell how much trials spread.
+        numerator: Step times of one configuration, a sequence per trial, in the order of the rounds.
+        denominator: The same of the other configuration.
+        others: The same of further configurations of these rounds, to estimate the spread of trials.
     """
     steps_half = _pooled_half_width(_flat(numerator), _flat(denominator))
     if not math.isfinite(steps_half):
@@ -87,7 +85,7 @@ def ratio_of_means(
 
 
 class Spread(NamedTuple):
-    """Standard deviation of the logarithm of a trial's mean, and how well it is known."""
+    """Standard deviation of the logarithm of a trial's mean, and its degrees of freedom."""
 
     deviation: float
     degrees: float
@@ -99,12 +97,12 @@ def trial_spread(
     *,
     by_round: bool = True,
 ) -> Spread:
-    """Return how much the means of trials of one configuration spread.
+    """Return the pooled spread of the means of a configuration's trials.
 
     Args:
-        sides: For each configuration in question its trials' step times.
-        others: Those of configurations whose trials tell too, but not their steps.
-        by_round: Leave out what the trials of a round have in common, where all configurations ran in all rounds.
+        sides: Step times of each configuration of interest, a sequence per trial.
+        others: The same of configurations whose trials count for the spread, but not their steps for its prior.
+        by_round: Remove deviations that the trials of a round share, if all configurations ran in all rounds.
     """
     prior = TRIAL_SPREAD**2 * _step_variance([trial for side in sides for trial in side])
     means = [_log_means(side) for side in (*sides, *others) if side]
@@ -120,11 +118,11 @@ def trial_spread(
 
 
 def next_run_interval(trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int) -> Interval:
-    """Return the interval of samples per second in which the next run of a configuration falls, in 95 of 100 cases.
+    """Return the 95 % prediction interval of samples per second for the next run of a configuration.
 
     Args:
         trials: Its step times, one sequence per trial.
-        spread: Of trials on this machine.
+        spread: Spread of trials on this machine.
         samples_per_step: Samples of an optimizer step.
     """
     times = _flat(trials)
@@ -135,9 +133,9 @@ def next_run_interval(trials: Sequence[Sequence[float]], spread: Spread, samples
 
 
 def drift(trials: Sequence[Sequence[float]]) -> float:
-    """Return by which share a configuration became slower from its fastest trial to its slowest, 0 if that is noise.
+    """Return the relative difference in time between a configuration's fastest and slowest trial, 0 if it is noise.
 
-    Noise is what the spread of the steps explains, at 99.7 % (three standard errors).
+    Noise is a difference within three standard errors by the spread of the steps (99.7 %).
     """
     known = [trial for trial in trials if len(trial) >= 2]
     if len(known) < 2:
@@ -157,7 +155,10 @@ def _log_means(side: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _log_variance(values: Sequence[float]) -> float:
-    """Not by `statistics.variance`, whose exact fractions took half of what a search computes between its trials."""
+    """Return the sample variance of the logarithms.
+
+    `statistics.variance` computes in exact fractions, which took half of the time between the trials of a search.
+    """
     logs = [math.log(v) for v in values]
     mean = statistics.fmean(logs)
     return math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1)
@@ -171,7 +172,7 @@ def _step_variance(trials: Sequence[Sequence[float]]) -> float:
 
 
 def _pooled_half_width(a: Sequence[float], b: Sequence[float]) -> float:
-    """Student's interval with one variance for both sides: the same machine makes the noise of both."""
+    """Return half of Student's interval of the log ratio, with one variance pooled over both sides."""
     if min(len(a), len(b)) < 2:
         return math.inf
     degrees = len(a) + len(b) - 2

@@ -1,9 +1,8 @@
-"""Kinds of checkpointing, backends of torch.compile, and values of knobs that can't be had: tables of what each needs.
+"""Tables of activation checkpointing, of backends of torch.compile, and of values that are not offered.
 
-Activation checkpointing keeps a layer's inputs instead of what it computes, and computes it again in the backward pass
-(arXiv:1604.06174). The names of backends are those of accelerate's `DynamoBackend` (a test holds the table against the
-installed one) and a few that older guides recommend; what each is for is what torch's and accelerate's documentation
-says of it. Optimizers and adapters have modules of their own.
+Activation checkpointing stores the inputs of layers and computes their activations again in the backward pass
+(arXiv:1604.06174). Backends are those of accelerate's `DynamoBackend` (a test compares the table with the installed
+one) and a few that older guides recommend; their uses are from the documentation of torch and accelerate.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ Checkpointing = Literal["none", "full", "every-2nd", "every-4th", "offload", "re
 
 @dataclass(frozen=True)
 class CheckpointingKind:
-    """What a kind means.
+    """Options of a kind of activation checkpointing.
 
     Attributes:
-        every: Only every n-th layer is checkpointed; the others keep what they compute.
-        offload: Inputs of layers are held in pinned memory of the host.
-        reentrant: The older implementation of torch, which runs a layer again as a whole.
-        since: First transformers that can do it through `TrainingArguments`.
+        every: Every n-th layer is checkpointed; the others store their activations.
+        offload: Inputs of layers are stored in pinned host memory.
+        reentrant: torch's older implementation, which always recomputes a whole layer.
+        since: First version of transformers whose `TrainingArguments` offer it.
     """
 
     every: int = 1
@@ -35,8 +34,7 @@ class CheckpointingKind:
     since: tuple[int, int] = (5, 17)
 
 
-# transformers 5.23: `activation_checkpointing_enable` in modeling_utils.py takes every_n_layers and offload; before it
-# there is no such argument.
+# every_n_layers and offload came with transformers 5.23 (`activation_checkpointing_enable` in modeling_utils.py).
 CHECKPOINTING: dict[str, CheckpointingKind] = {
     "full": CheckpointingKind(),
     "every-2nd": CheckpointingKind(every=2, since=(5, 23)),
@@ -64,18 +62,18 @@ def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) 
     return {name: True, f"{name}_kwargs": options}
 
 
-# From what keeps the least on the device to what keeps the most.
+# In ascending order of the activations kept on the device.
 _LIGHTEST_FIRST = (("offload",), ("full", "reentrant"), ("every-2nd",), ("every-4th",), ("none",))
 
 
 def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
-    """Return whether `one` surely keeps less on the device than `other`."""
+    """Return whether `one` surely keeps fewer activations on the device than `other`."""
     rank = {kind: i for i, kinds in enumerate(_LIGHTEST_FIRST) for kind in kinds}
     return rank[one] < rank[other]
 
 
 def checkpointing_of(options: dict[str, object]) -> Checkpointing:
-    """Return the kind of a user's `activation_checkpointing_kwargs`.
+    """Return the kind that a user's `activation_checkpointing_kwargs` mean.
 
     Raises:
         ValueError: No kind has these options.
@@ -94,7 +92,7 @@ Use = Literal["training", "debugging", "inference", "other device", "gone"]
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend and why it isn't one to train with, if it isn't."""
+    """What a backend is for and, if not for training, why not."""
 
     use: Use
     reason: str = ""
@@ -111,7 +109,7 @@ def _gone(what: str) -> Backend:
 BACKENDS: dict[str, Backend] = {
     "inductor": Backend("training"),
     "cudagraphs": Backend("training"),
-    # They run what was traced as it is: slower than no compilation, to find out which stage of it is at fault.
+    # These run the traced graph as it is, slower than without compiling, to find the stage that causes an error.
     "aot_eager": Backend("debugging"),
     "eager": Backend("debugging"),
     "onnxrt": _inference("ONNX Runtime"),
@@ -140,11 +138,10 @@ def _known(name: str) -> str:
 
 BackendName = Annotated[str, AfterValidator(_known)]
 
-# Of inductor: `torch._inductor.list_mode_options()`.
+# Modes of inductor: `torch._inductor.list_mode_options()`.
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
-
-# Values that guides of another time or kind recommend and that can't be had, with the reasons.
+# Reasons why values that guides recommend are not offered.
 _GONE_ATTENTION = "BetterTransformer is gone from transformers; sdpa replaced it"
 _FP8 = (
     "fp8 is not offered: TrainingArguments has no field for it (accelerate takes it from its own launcher), so what "
@@ -164,7 +161,7 @@ _REASONS = {
 
 
 def why_not(parameter: str, value: object) -> str | None:
-    """Return why a value of a knob can't be had; None if it isn't one of these."""
+    """Return why a known value of a knob is not offered; None for other values."""
     if not isinstance(value, str):
         return None
     if parameter == "quantization" and "qat" in value.lower():

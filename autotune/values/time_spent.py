@@ -1,6 +1,6 @@
-"""Where the wall time of a search went: into measuring, and into all that measuring takes; and a stopwatch with laps.
+"""How the wall time of a search divides into measuring and overheads; and a stopwatch with laps.
 
-A search that was resumed counts the trials of all its parts, and the time between trials of the last part alone.
+A resumed search counts the trials of all its parts, but the time between trials of the last part alone.
 """
 
 from __future__ import annotations
@@ -16,40 +16,44 @@ from autotune.values.trial import TrialResult
 
 
 class Spent(Value):
-    """Seconds of a search by what they were spent on; they sum up to `total_s`."""
+    """Seconds of a search by kind of work; they sum up to `total_s`."""
 
     starting: dict[str, float] = Field(
         default_factory=dict,
         description="before the first trial: planning, launching (importing the libraries), describing, tracing",
     )
     first_steps_s: float = Field(description="each trial's first step, compilation included")
-    warm_up_s: float = Field(description="further steps that were discarded")
+    warm_up_s: float = Field(description="further discarded steps")
     measured_s: float
-    checks_s: float = Field(description="evaluating and saving in a soak, and such")
-    trials_overhead_s: float = Field(description="the rest of the trials: process, model, data, Trainer, end")
-    lost_s: float = Field(description="trials that died without a word, or were ended at their time limit")
+    checks_s: float = Field(description="work of checks beside training, such as evaluating and saving in a soak")
+    trials_overhead_s: float = Field(
+        description="rest of the trials: starting the process, making model, data and Trainer, closing"
+    )
+    lost_s: float = Field(description="trials without recorded phases: they died, or were killed at their time limit")
     own_s: float = Field(description="between trials: choosing, predicting, writing")
-    at_once_s: float = Field(default=0.0, description="of all these, what ran beside another trial")
-    overhead_per_trial_s: float | None = Field(description="median over the trials after the first; None: no such")
+    at_once_s: float = Field(default=0.0, description="part of all these that ran in parallel with another trial")
+    overhead_per_trial_s: float | None = Field(
+        description="median over the trials after the first; None: there is none"
+    )
 
     @property
     def total_s(self) -> float:
-        """The whole search, trials that ran at the same time added up."""
+        """Seconds of the whole search, with those of parallel trials added up."""
         return sum(self._parts().values())
 
     @property
     def elapsed_s(self) -> float:
-        """The whole search, by the clock."""
+        """Wall time of the whole search in seconds."""
         return self.total_s - self.at_once_s
 
     @property
     def outside_share(self) -> float:
-        """Share of the whole outside of steps and checks; a lost trial was busy with its steps."""
+        """Share of the total spent outside of steps and checks; a lost trial counts as busy with its steps."""
         outside_s = sum(self.starting.values()) + self.trials_overhead_s + self.own_s
         return outside_s / self.total_s if self.total_s else 0.0
 
     def shares(self) -> dict[str, float]:
-        """Return the share of the whole that each kind of work took, the largest first."""
+        """Return the share of each kind of work in the total, in descending order."""
         total_s = self.total_s
         found = sorted(self._parts().items(), key=lambda part: -part[1])
         return {what: seconds / total_s for what, seconds in found if seconds > 0}
@@ -68,7 +72,7 @@ class Spent(Value):
 
 
 def wall_s(results: Sequence[TrialResult]) -> float:
-    """Return how long at least one of `results` ran; those without a known start count as if they ran alone."""
+    """Return the seconds in which at least one trial ran; trials without a recorded start count as running alone."""
     spans = sorted((r.began, r.began + r.duration_s) for r in results if r.began is not None)
     total, until = sum(r.duration_s for r in results if r.began is None), float("-inf")
     for began, ended in spans:
@@ -78,12 +82,12 @@ def wall_s(results: Sequence[TrialResult]) -> float:
 
 
 def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Mapping[str, float]) -> Spent:
-    """Return where the time went.
+    """Return how the time of a search was spent.
 
     Args:
         results: All trials.
-        search_time_s: Wall time, from the first trial's choice on, the trials of an earlier, stopped part counted in.
-        starting: Seconds before that, by what they were for.
+        search_time_s: Wall time since the first trial was chosen, with the trials of earlier, stopped parts.
+        starting: Seconds before that, by kind of work.
     """
     busy_s = wall_s(results)
     phases = [phases for r in results if (phases := r.outcome.phases) is not None]
@@ -105,11 +109,11 @@ def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Map
 
 
 class Stopwatch:
-    """Runs from its making on, with exactly one named lap at every moment, so that they sum up to the whole.
+    """Measures named laps without gaps, from its construction on.
 
     Args:
         lap: Name of the first lap.
-        clock: Seconds from some moment on.
+        clock: Returns seconds since a fixed moment.
     """
 
     def __init__(self, lap: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -119,12 +123,12 @@ class Stopwatch:
         self._laps: dict[str, float] = {}
 
     def enter(self, lap: str) -> None:
-        """End the present lap and begin `lap`, or go on with it if there was one of that name."""
+        """End the current lap and begin `lap`, or continue it if there was one of that name."""
         now = self._clock()
         self._laps[self._lap] = self._laps.get(self._lap, 0.0) + now - self._since
         self._lap, self._since = lap, now
 
     def laps(self) -> dict[str, float]:
-        """Return the seconds of each lap so far, the present one included."""
+        """Return the seconds of each lap so far, the current one included."""
         self.enter(self._lap)
         return dict(self._laps)

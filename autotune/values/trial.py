@@ -1,8 +1,8 @@
-"""A trial is a value in and a value out, across a process boundary.
+"""Trials as values: the request to a child process, and its result.
 
-The tuner writes a :class:`TrialRequest` to `request.json`, each child its outcome to `rank-N.json`, and the tuner
-alone merges them into a :class:`TrialResult` in `result.json`. What can go wrong is a :class:`Failure` with a
-status and a cause, never an exception in the tuner.
+The tuner writes a :class:`TrialRequest` to `request.json`, each child process its outcome to `rank-N.json`, and the
+tuner alone merges them into a :class:`TrialResult` in `result.json`. A failed trial has a :class:`Failure` with a
+status and a cause and raises no exception in the tuner.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class TrialStatus(StrEnum):
     OUT_OF_MEMORY = "out of memory"
     TIMED_OUT = "timed out"
     CRASHED = "crashed"
-    INVALID = "invalid"  # ran, but not what was asked for; or refused by a library; or a non-finite loss
-    REJECTED = "rejected"  # refused by a rule or by what was measured before; never launched
+    INVALID = "invalid"  # a setting had no effect, a library refused it, or the loss was not finite
+    REJECTED = "rejected"  # refused without a trial, by a rule or by earlier measurements
 
 
 class Purpose(StrEnum):
@@ -42,25 +42,25 @@ class Purpose(StrEnum):
     SOAK = "soak"
     ROUTING = "skewed routing"
     LOSS_CHECK = "loss check"
-    EXPLAIN = "explain"  # the winner, or the winner without one of its knobs, in turn; the search has ended
+    EXPLAIN = "explain"  # after the search: the winner, and the winner without one of its knobs, in turn
 
     @property
     def explores(self) -> bool:
-        """Whether the search learns from it; the others measure again or check what was found."""
+        """Whether the trial explores the space; the others measure again, or check the winner."""
         return self in (Purpose.BASELINE, Purpose.SEARCH)
 
     def label(self, number: int) -> str:
-        """Return what a trial is called: those of `autotune explain` have numbers of their own."""
+        """Return the name of trial `number`; trials of `autotune explain` are numbered separately."""
         return f"explain {number}" if self is Purpose.EXPLAIN else str(number)
 
     @property
     def closes(self) -> bool:
-        """Whether it is of the finals and checks, before which the search has ended."""
+        """Whether the trial belongs to the finals and checks, which follow the exploration."""
         return not self.explores and self is not Purpose.EXPLAIN
 
 
 class Limits(Value):
-    """What bounds one trial."""
+    """Limits of one trial; `values.budget.Budget` describes those without a description."""
 
     memory_bytes: PositiveInt = Field(description="the device memory the trial may take")
     timeout_s: float = Field(gt=0)
@@ -70,15 +70,15 @@ class Limits(Value):
     measure_time_s: float = Field(gt=0)
     relative_interval: float = Field(gt=0)
     beaten_step_s: float | None = Field(
-        default=None, gt=0, description="a trial whose steps surely take longer has lost, and isn't measured any finer"
+        default=None, gt=0, description="seconds; measuring ends early when a step surely takes longer than this"
     )
 
 
 class Prediction(Value):
-    """What the cost model expected of a trial before it ran, earlier measurements taken into account."""
+    """The cost model's prediction for a trial, made before it ran."""
 
     samples_per_second: float
-    peak_bytes: int = Field(description="the figure that is held against the memory budget")
+    peak_bytes: int = Field(description="peak memory, as compared with the memory budget")
 
 
 class TrialRequest(Value):
@@ -90,26 +90,26 @@ class TrialRequest(Value):
     workload: Workload
     device: str = Field(description="torch device: 'cpu' or 'cuda:0'")
     accumulation_steps: PositiveInt = Field(
-        description="micro-batches per step to run; fewer than the workload's when the rest is inferred"
+        description="micro-batches per step to run; the time of the workload's remaining ones is extrapolated"
     )
     limits: Limits
-    prediction: Prediction | None = Field(default=None, description="of the cost model, None if it knows nothing")
-    task: CheckTask | None = Field(default=None, description="of a check")
-    cold_compile: bool = Field(default=False, description="compile without what earlier trials left in the cache")
+    prediction: Prediction | None = Field(default=None, description="None: the cost model has none")
+    task: CheckTask | None = Field(default=None, description="the task, if the trial is a check")
+    cold_compile: bool = Field(default=False, description="compile with an empty cache")
 
     @property
     def ranks(self) -> int | None:
-        """Processes that know of each other, as torchrun starts them; None: a plain process."""
+        """Number of ranks that torchrun starts; None: a single process without torchrun."""
         spread = self.config.parallelism
         return None if spread.is_single else spread.world_size
 
 
 class Memory(Value):
-    """Peak memory of a trial. Fields that the device can't tell are None."""
+    """Peak memory of a trial in bytes. None: not available on the device."""
 
     allocated_bytes: int | None = Field(default=None, description="CUDA: torch's max_memory_allocated")
     reserved_bytes: int | None = Field(default=None, description="CUDA: torch's max_memory_reserved")
-    device_bytes: int | None = Field(default=None, description="CUDA: peak reserved + what NVML sees beyond it")
+    device_bytes: int | None = Field(default=None, description="CUDA: peak reserved, and what NVML reports beyond it")
     resident_bytes: int | None = Field(
         default=None, description="CPU: peak resident set less that of the imported libraries"
     )
@@ -121,7 +121,7 @@ class Memory(Value):
 
     @property
     def peak_bytes(self) -> int:
-        """The figure that is held against the memory budget.
+        """The peak that is compared with the memory budget.
 
         Raises:
             ValueError: No figure is known.
@@ -142,21 +142,21 @@ def worst_memory(seen: Sequence[Memory]) -> Memory:
 
 
 class Phases(Value):
-    """Where the seconds of a trial's process went, from its start until it wrote its outcome."""
+    """Seconds of a trial's process by phase, from its start until it wrote its outcome."""
 
-    prepare_s: float = Field(default=0.0, description="libraries, and the memory budget put in force")
-    model_s: float = Field(default=0.0, description="the model made, with random weights, on the device")
-    data_s: float = Field(default=0.0, description="samples read or drawn")
-    trainer_s: float = Field(default=0.0, description="the Trainer and its optimizer made, up to the first step")
+    prepare_s: float = Field(default=0.0, description="importing libraries and setting the memory limit")
+    model_s: float = Field(default=0.0, description="making the model with random weights on the device")
+    data_s: float = Field(default=0.0, description="reading or drawing samples")
+    trainer_s: float = Field(default=0.0, description="making the Trainer and its optimizer, up to the first step")
     first_step_s: float = Field(default=0.0, description="the first optimizer step, compilation included")
-    discarded_s: float = Field(default=0.0, description="further steps, until they are measured")
-    measured_s: float = Field(default=0.0, description="the measured steps, and no others")
-    check_s: float = Field(default=0.0, description="what a check does beside training, as evaluation and saving")
-    closing_s: float = Field(default=0.0, description="looking at what took effect, until the outcome is written")
+    discarded_s: float = Field(default=0.0, description="further steps before the measured ones")
+    measured_s: float = Field(default=0.0, description="the measured steps")
+    check_s: float = Field(default=0.0, description="work of a check beside training, such as evaluating and saving")
+    closing_s: float = Field(default=0.0, description="verifying what took effect, until the outcome is written")
 
     @property
     def work_s(self) -> float:
-        """Training and checking: what a trial is for."""
+        """Seconds of training and checking."""
         return self.first_step_s + self.discarded_s + self.measured_s + self.check_s
 
 
@@ -168,44 +168,46 @@ class Interval(Value):
 
 
 class Measurement(Value):
-    """What a completed trial measured."""
+    """The measurement of a completed trial."""
 
     kind: Literal["measurement"] = "measurement"
-    step_times_s: tuple[float, ...] = Field(description="optimizer steps at the workload's full accumulation")
-    accumulation_steps: PositiveInt = Field(description="micro-batches per step that were really run")
+    step_times_s: tuple[float, ...] = Field(
+        description="seconds of each optimizer step, at the workload's full accumulation"
+    )
+    accumulation_steps: PositiveInt = Field(description="micro-batches per step that ran")
     samples_per_second: float
     samples_per_second_interval: Interval = Field(
-        description="of the mean, by the spread of the steps; of finals that of the next run, by the spread of trials"
+        description="of the mean, by the spread of steps; finals: of the next run, by the spread of trials"
     )
     tokens_per_second: float | None = None
     memory: Memory
-    startup_s: float = Field(description="from launch to the first training step: model, data, optimizer")
-    first_step_s: float = Field(description="the first optimizer step, compilation included")
-    data_wait_share: float | None = Field(description="share of a step spent waiting for data; None: it can't be told")
+    startup_s: float = Field(description="seconds from launch to the first training step")
+    first_step_s: float = Field(description="seconds of the first optimizer step, compilation included")
+    data_wait_share: float | None = Field(description="share of a step spent waiting for data; None: unknown")
     padding_share: float | None = Field(
-        default=None, description="of the positions that were run, those that hold padding; None: no tokens"
+        default=None, description="share of padding in the positions that ran; None: no tokens"
     )
-    loss: float | None = Field(description="mean training loss over all steps run; None: an own loop tells none")
+    loss: float | None = Field(description="mean training loss over all steps; None: the user's loop returns none")
     alloc_retries: int | None = Field(
         default=None,
-        description="CUDA: how often the allocator gave its cache back and asked again during the measured steps",
+        description="CUDA: num_alloc_retries of torch's allocator during the measured steps",
     )
-    effects: dict[str, str] = Field(description="what was seen to be in effect, by knob")
+    effects: dict[str, str] = Field(description="what was verified to be in effect, by knob")
     warnings: tuple[str, ...] = ()
-    soaked: Soaked | None = Field(default=None, description="of a soak")
-    routed: Routed | None = Field(default=None, description="of a run with skewed routing")
-    curve: LossCurve | None = Field(default=None, description="of a loss check")
-    phases: Phases | None = Field(default=None, description="None: measured before they were recorded")
-    conditions: Conditions | None = Field(default=None, description="what else went on meanwhile, where it can be seen")
+    soaked: Soaked | None = Field(default=None, description="result of a soak")
+    routed: Routed | None = Field(default=None, description="result of a routing run")
+    curve: LossCurve | None = Field(default=None, description="result of a loss run")
+    phases: Phases | None = Field(default=None, description="None: recorded by an older version")
+    conditions: Conditions | None = Field(default=None, description="disturbances during the measured steps")
 
     @property
     def ran_short(self) -> bool:
-        """Whether the allocator had to give its cache back amid the measured steps: a little more, and it fails."""
+        """Whether the allocator had to free its cache during the measured steps: memory was nearly exhausted."""
         return bool(self.alloc_retries)
 
     @property
     def shown_interval(self) -> Interval:
-        """The interval of samples/s as it is told: no narrower than what others took of the cores meanwhile."""
+        """The interval of samples/s, widened to the share of the cores' time that other processes took."""
         taken = self.conditions.taken_share if self.conditions is not None else 0.0
         rate, known = self.samples_per_second, self.samples_per_second_interval
         return Interval(low=min(known.low, rate * (1 - taken)), high=max(known.high, rate * (1 + taken)))
@@ -219,7 +221,7 @@ class Failure(Value):
     cause: str = Field(description="one line")
     log_tail: str = ""
     memory: Memory | None = Field(default=None, description="peak seen before the failure")
-    phases: Phases | None = Field(default=None, description="until it failed; None: it died without a word")
+    phases: Phases | None = Field(default=None, description="until it failed; None: the process wrote no outcome")
 
 
 Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]
@@ -230,10 +232,10 @@ class TrialResult(Value):
 
     request: TrialRequest
     outcome: Outcome
-    duration_s: float = Field(description="wall time from launch until the device was idle again")
-    warnings: tuple[str, ...] = Field(default=(), description="what was seen around the trial, not in it")
-    began: float | None = Field(default=None, description="seconds since 1970; None: not told")
-    place: str = Field(default="", description="which of several places ran it; empty: there was no other")
+    duration_s: float = Field(description="wall time in seconds from launch until the device was idle again")
+    warnings: tuple[str, ...] = Field(default=(), description="warnings of the parent process")
+    began: float | None = Field(default=None, description="start, in seconds since 1970; None: not recorded")
+    place: str = Field(default="", description="which of several devices or nodes ran it; empty: there was one")
 
     @property
     def status(self) -> TrialStatus:
@@ -247,43 +249,43 @@ class TrialResult(Value):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it speaks against its configuration; one that was cut short by a time limit tells nothing."""
+        """Whether the configuration failed; a trial that reached its time limit proves nothing."""
         return self.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT)
 
     @property
     def overhead_s(self) -> float | None:
-        """What the trial took beside its steps and checks: process, model, data, Trainer, end; None if unknown."""
+        """Seconds of the trial beside steps and checks: process, model, data, Trainer, closing; None: unknown."""
         phases = self.outcome.phases
         return None if phases is None else max(0.0, self.duration_s - phases.work_s)
 
 
 class DescribeRequest(Value):
-    """What has to be known of a workload before the first trial; answered by a child that touches no device."""
+    """Asks for the facts of a workload; answered before the first trial by a child that uses no device."""
 
     workload: Workload
 
 
 class ExamineRequest(Value):
-    """A loop of the user's own that has to be looked at before the first trial; answered like a DescribeRequest."""
+    """Asks for the facts of a user's training loop; answered before the first trial."""
 
     workload: Workload
     facts: ModelFacts
     config: TrainConfig = Field(description="the baseline")
-    other: PositiveInt | None = Field(description="another micro-batch that is to be tried; None: none will be")
+    other: PositiveInt | None = Field(description="another micro-batch that the search may try; None: there is none")
 
 
 class Description(Value):
-    """What a child found out about a workload."""
+    """A child's answer: the facts of a workload."""
 
     kind: Literal["description"] = "description"
     facts: ModelFacts
     lengths: LengthProfile | None = Field(default=None, description="of the real data, tokenized")
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
-    own: OwnFound | None = Field(default=None, description="of a training of the user's own")
+    own: OwnFound | None = Field(default=None, description="facts of the user's own code")
 
 
 class Refusal(Value):
-    """Why a workload can't be described: the user's mistake, in one line."""
+    """A child's answer to an invalid workload: the user's mistake, in one line."""
 
     kind: Literal["refusal"] = "refusal"
     error: str = Field(description="name of the class in autotune.errors")

@@ -1,4 +1,4 @@
-"""One trial in a line: what tables, reports and the lasting record have of it. A `TrialResult` has all of it."""
+"""One trial as a flat row for tables, reports and the lasting record."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class TrialRow(Value):
     number: int | None = Field(description="None: refused without a trial")
     purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
     config: TrainConfig
-    changes: tuple[Change, ...] | None = Field(default=None, description="against the baseline; None: not told")
+    changes: tuple[Change, ...] | None = Field(default=None, description="against the baseline; None: not computed")
     status: TrialStatus
     samples_per_second: float | None = None
     interval: Interval | None = Field(default=None, description="of the samples per second")
     tokens_per_second: float | None = None
     peak_bytes: int | None = Field(default=None, description="peak memory")
-    prediction: Prediction | None = Field(default=None, description="of rate and peak, before the trial ran")
+    prediction: Prediction | None = Field(default=None, description="made before the trial ran")
     duration_s: float | None = None
-    ended_s: float | None = Field(default=None, description="seconds of trials until this one ended, pauses left out")
+    ended_s: float | None = Field(default=None, description="seconds in which trials had run when this one ended")
     cause: str | None = Field(default=None, description="why it has no measurement, or was refused")
 
     @classmethod
     def of(cls, trial: TrialResult, ended_s: float | None = None) -> TrialRow:
-        """Return the line of a trial."""
+        """Return the row of a trial."""
         measured, memory = trial.measurement, trial.outcome.memory
         return cls(
             number=trial.request.number,
@@ -54,25 +54,25 @@ class TrialRow(Value):
 
     @property
     def label(self) -> str:
-        """What the trial is called: its number, 'explain N' of `autotune explain`; empty: refused without a trial."""
+        """The trial's number, or 'explain N' for one of `autotune explain`; empty: refused without a trial."""
         return "" if self.number is None or self.purpose is None else self.purpose.label(self.number)
 
     @property
     def is_compared(self) -> bool:
-        """Whether its rate belongs beside the others: checks train otherwise, and explaining comes later."""
+        """Whether its rate compares with the others': checks train differently, and explaining follows the search."""
         usual = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
         return self.purpose in usual and self.samples_per_second is not None
 
 
 def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:
-    """Return the lines of the trials of one search, in their order."""
+    """Return the rows of the trials of one search, in their order."""
     return [TrialRow.of(trial, ended_s) for trial, ended_s in zip(trials, _ends_s(trials), strict=True)]
 
 
 def _ends_s(trials: Sequence[TrialResult]) -> list[float]:
-    """Return when each trial ended, in seconds during which trials ran: a search may be stopped for a night.
+    """Return the seconds in which trials had run when each trial ended; pauses of the search don't count.
 
-    Trials without a time at which they began are taken to have run one after the other.
+    If a trial has no recorded start, all are taken to have run one after the other.
     """
     spans = [(t.began, t.began + t.duration_s) for t in trials if t.began is not None]
     if len(spans) < len(trials):

@@ -1,8 +1,7 @@
-"""The user's own training code, as values: a loop, a script, or a function that makes a Trainer; and what it is like.
+"""The user's own training code, as values: a loop, a script, or a function that makes a Trainer.
 
-Each trial runs the code. Pickled functions lie in the folder `data` of the search's directory, where every trial of the
-search and of `autotune explain` finds them. How they are planned stands in `planning.user_loop` and
-`planning.user_trainer`.
+Each trial runs the code. Functions are pickled into the folder `data` of the run directory, from which every trial of
+the search and of `autotune explain` loads them. `planning.user_loop` and `planning.user_trainer` plan such searches.
 """
 
 from __future__ import annotations
@@ -16,36 +15,35 @@ from pydantic import Field, PositiveInt
 from autotune.value import Value
 from autotune.values.model import ModelSpec, Task
 
+# Files in the folder `data` of the run directory.
 STEP_FILE = "own-step.pkl"
+CODE_FILE = "own-code.pkl"
+LENGTHS_FILE = "own-lengths.npy"  # lengths of the samples in tokens
 
-# The argument that tells the function how many micro-batches a step has, if it takes it.
+# Optional argument of the user's function: the micro-batches of an optimizer step.
 ACCUMULATION = "accumulation_steps"
 
-# What a knob can be set to, as in a search space.
-Choices = tuple[bool | int | float | str | None, ...]
+# A value of a knob, and the values to try, as in a search space.
+Scalar = bool | int | float | str | None
+Choices = tuple[Scalar, ...]
 
 
 class OwnStep(Value):
     """A function that sets up training for a configuration and returns what runs one optimizer step."""
 
-    name: str = Field(description="of the function, for people")
-    takes_accumulation: bool = Field(description=f"whether it has an argument {ACCUMULATION}")
+    name: str = Field(description="name of the function, as shown to people")
+    takes_accumulation: bool = Field(description=f"whether the function has an argument {ACCUMULATION}")
     knobs: dict[str, Choices | None] = Field(
-        description="fields of TrainConfig that it honours, with their choices (None: the usual); empty: the space's"
+        description="fields of TrainConfig that the function honours, with the values to try (None: the usual ones); "
+        "empty: those of the search space"
     )
-    directory: str = Field(description="the working directory that it expects")
-    sha256: str = Field(default="", description=f"digest of {STEP_FILE}, in place of which nothing else is loaded")
-    search_path: tuple[str, ...] = Field(description="where its modules are imported from")
-
-
-CODE_FILE = "own-code.pkl"
-LENGTHS_FILE = "own-lengths.npy"  # of the samples, beside it
-
-Scalar = bool | int | float | str | None
+    directory: str = Field(description="working directory that the function expects")
+    sha256: str = Field(default="", description=f"digest of {STEP_FILE}; a file with another digest is not loaded")
+    search_path: tuple[str, ...] = Field(description="entries of sys.path from which its modules are imported")
 
 
 class Held(Value):
-    """A knob that stays at the baseline's value."""
+    """Why a knob stays at the baseline's value."""
 
     value: Scalar
     reason: str
@@ -60,48 +58,50 @@ class Barred(Value):
 
 
 class OwnCode(Value):
-    """The code, and what a search may do with it."""
+    """A script or a pickled function that makes a Trainer, and what a search may change of its training."""
 
     kind: Literal["script", "pickle"]
-    shown: str = Field(description="what the user calls it")
-    command: tuple[str, ...] = Field(default=(), description="of a script: its path, or its module, and its arguments")
-    is_module: bool = Field(default=False, description="the script was named as python -m does")
-    directory: str = Field(description="in which it runs")
+    shown: str = Field(description="the code as the user named it")
+    command: tuple[str, ...] = Field(default=(), description="script: path or module, followed by its arguments")
+    is_module: bool = Field(default=False, description="whether the script is a module, as for python -m")
+    directory: str = Field(description="working directory of the code")
     sha256: str = Field(
-        default="", description=f"of pickled code: the digest of {CODE_FILE}, which nothing else is for"
+        default="", description=f"pickled code: digest of {CODE_FILE}; a file with another digest is not loaded"
     )
     held: dict[str, Held] = Field(default_factory=dict, description="knobs that can't be changed, by name")
     barred: tuple[Barred, ...] = ()
-    arguments: dict[str, Any] = Field(default_factory=dict, description="its own, of those that a search decides")
-    weights: str = Field(default="float32", description="the dtype of most weights that it makes")
-    reorders: bool = Field(default=False, description="trials put its samples into an order of theirs")
-    pads: bool = Field(default=False, description="batches are padded to their longest sample")
-    normalizes: bool = Field(default=False, description="its model's loss is made that of the global batch")
-    not_predicted: str | None = Field(default=None, description="why the cost model knows nothing of it")
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="the code's own values of the TrainingArguments that a search decides"
+    )
+    weights: str = Field(default="float32", description="dtype of most weights of the model")
+    reorders: bool = Field(default=False, description="whether trials set the order of the samples")
+    pads: bool = Field(default=False, description="whether batches are padded to their longest sample")
+    normalizes: bool = Field(default=False, description="whether the loss is averaged over the global batch")
+    not_predicted: str | None = Field(default=None, description="why the cost model makes no predictions")
 
     @property
     def name(self) -> str:
-        """What a run directory is called by."""
+        """The name from which the run directory's name is made."""
         return PurePath(self.command[0]).stem if self.command else self.shown.rpartition(" ")[2]
 
     @property
     def command_line(self) -> str:
-        """How it is started by hand; empty for pickled code."""
+        """The command that runs the code; empty for pickled code."""
         return shlex.join(["python", *(["-m"] if self.is_module else []), *self.command]) if self.command else ""
 
 
 class OwnFound(Value):
-    """What running the code until it trains has told."""
+    """What was found out by running the code up to the first training step."""
 
     spec: ModelSpec
     task: Task
     sequence_length: PositiveInt
     target_length: PositiveInt | None = None
-    arguments: dict[str, Any] = Field(description="its TrainingArguments that a search decides, as they stand")
-    fixed: dict[str, Any] = Field(description="the others, where they differ from the defaults")
+    arguments: dict[str, Any] = Field(description="the code's values of the TrainingArguments that a search decides")
+    fixed: dict[str, Any] = Field(description="its other TrainingArguments, where they differ from the defaults")
     held: dict[str, str] = Field(description="knobs that can't be changed, with the reasons")
     barred: tuple[Barred, ...] = ()
-    weights: str = Field(description="the dtype of most weights")
+    weights: str = Field(description="dtype of most weights of the model")
     reorders: bool
     pads: bool
     normalizes: bool

@@ -11,10 +11,10 @@ from autotune.values.config import TrainConfig
 from autotune.values.model import ModelSpec, Task
 from autotune.values.user_code import OwnCode, OwnStep
 
-# Samples that are drawn where there are no real data.
+# Number of synthetic samples, used without real data.
 SYNTHETIC_SAMPLES = 512
 
-# The most tokens of a sample: the context of Llama 4 Scout, the longest that weights were published for
+# Upper bound of the sequence length in tokens: the context of Llama 4 Scout, the longest of published weights
 # (https://ai.meta.com/blog/llama-4-multimodal-intelligence).
 LONGEST_SAMPLE = 10_000_000
 
@@ -28,26 +28,26 @@ class LengthProfile(Value):
     median: int
     p95: int
     maximum: int
-    mean_target: float | None = Field(default=None, description="of the decoder's targets, where there are any")
+    mean_target: float | None = Field(default=None, description="mean length of the decoder's targets, if any")
 
 
 class Workload(Value):
-    """What every trial has to train: held fixed, so that throughputs can be compared."""
+    """What every trial trains: model, task, data and global batch, held fixed so that throughputs compare."""
 
     model: ModelSpec
     task: Task
-    sequence_length: PositiveInt = Field(description="tokens, or frames of sound; longer samples are cut")
+    sequence_length: PositiveInt = Field(description="tokens, or audio frames; longer samples are truncated")
     target_length: PositiveInt | None = Field(default=None, description="decoder tokens, encoder-decoders only")
     global_batch_size: PositiveInt | None = Field(description="samples per optimizer step; None: free")
     dataset: str | None = Field(default=None, description="file of real data; None: synthetic samples")
     text_field: str | None = None
-    lengths: LengthProfile | None = Field(default=None, description="of the real data")
+    lengths: LengthProfile | None = Field(default=None, description="lengths of the real data's samples")
     seed: int = 42
     fixed_arguments: dict[str, Any] = Field(
-        default_factory=dict, description="the user's TrainingArguments that no search touches"
+        default_factory=dict, description="the user's TrainingArguments that a search leaves as they are"
     )
-    own_code: OwnCode | None = Field(default=None, description="code of the user's own that makes Trainer and model")
-    own_step: OwnStep | None = Field(default=None, description="a loop of the user's own; None: the Trainer's")
+    own_code: OwnCode | None = Field(default=None, description="the user's code that makes Trainer and model")
+    own_step: OwnStep | None = Field(default=None, description="the user's training loop; None: the Trainer's")
 
     def accumulation_steps(self, config: TrainConfig) -> int:
         """Return micro-batches per optimizer step on one device.
@@ -72,12 +72,12 @@ class Workload(Value):
 
     @property
     def shown_batch(self) -> str:
-        """The samples of an optimizer step, in words."""
+        """The global batch in words: 'global batch 32' or 'free global batch'."""
         return f"global batch {self.global_batch_size}" if self.global_batch_size else "free global batch"
 
     @property
     def shown_length(self) -> str:
-        """How long a sample is, in words; empty for images."""
+        """The sequence length in words: 'sequence 512' or '3000 frames'; empty for images."""
         if self.task.takes_audio:
             return f"{self.sequence_length} frames"
         return f"sequence {self.sequence_length}" if self.task.takes_text else ""

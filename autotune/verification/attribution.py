@@ -1,8 +1,8 @@
-"""Reads from the trials of a search, and from those of `autotune explain`, what each knob of the winner brought.
+"""Computes the contribution of each knob of the winner from the trials of a search and of `autotune explain`.
 
-Pure. A knob is removed from the winner by putting it back to the baseline's value. The best evidence is a configuration
-without it that was measured in the same rounds as the winner; then one that the search has measured once; then any two
-trials of the search that differ in this knob alone, which may say little about the winner.
+A knob is removed from the winner by putting it back to the baseline's value. The best evidence is the configuration
+without it measured in the same rounds as the winner; the second best, measured once by the search; the third, any two
+trials of the search that differ in this knob alone, whose ratio may differ from the winner's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from autotune.values.trial import Interval, Purpose, TrialResult, TrialStatus
 
 _OFFLOAD = ("parallelism.offload_to", "parallelism.nvme_path")
 
-# Knobs that can't stay when another goes.
+# Knobs that have to be put back together with another.
 DEPENDENTS: dict[str, frozenset[str]] = {
     "torch_compile_backend": frozenset({"torch_compile_mode"}),
     "dataloader_num_workers": frozenset({"dataloader_prefetch_factor"}),
-    "adapter": frozenset({"quantization"}),  # packed base weights can't be trained themselves
+    "adapter": frozenset({"quantization"}),  # quantized base weights can't be trained
     "parallelism.world_size": frozenset(f"parallelism.{f}" for f in Parallelism.model_fields if f != "world_size"),
     "parallelism.sharding": frozenset({"parallelism.wrapping", "parallelism.offload", *_OFFLOAD}),
     "parallelism.offload": frozenset(_OFFLOAD),
@@ -32,15 +32,15 @@ DEPENDENTS: dict[str, frozenset[str]] = {
 
 
 class Removal(NamedTuple):
-    """A knob that is taken from the winner, with those that can't stay without it."""
+    """The removal of a knob from the winner, with the knobs that depend on it."""
 
     changes: tuple[Change, ...]
     config: TrainConfig | None
-    cause: str | None  # why there is no configuration without it
+    cause: str | None  # why no configuration without it exists
 
 
 def removals(result: ResultData) -> list[Removal]:
-    """Return what can be taken from the winner one at a time, in the order of the knobs."""
+    """Return the removals of the winner's knobs one at a time, in the order of the knobs."""
     changed = {c.knob: c for c in result.best.changes}
     found = []
     for knob, change in changed.items():
@@ -59,10 +59,10 @@ def removals(result: ResultData) -> list[Removal]:
 
 
 def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -> TrainConfig:
-    """Return `config` with the baseline's values for `knobs`, named as in changes.
+    """Return `config` with the baseline's values for `knobs`, which are named as in `Change`.
 
     Raises:
-        ValueError: These values don't go together.
+        ValueError: No configuration has these values together.
     """
     document = config.model_dump()
     for knob in knobs:
@@ -73,19 +73,19 @@ def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -
 
 
 def label(trial: TrialResult) -> str:
-    """Return what a trial is called."""
+    """Return the name of a trial."""
     return trial.request.purpose.label(trial.request.number)
 
 
 def explanation_of(
     result: ResultData, trials: Sequence[TrialResult], refused: Mapping[TrainConfig, str] | None = None
 ) -> Explanation | None:
-    """Return what each knob of the winner brought, as far as `trials` tell; None if the winner is the baseline.
+    """Return the contribution of each knob of the winner; None if the winner is the baseline.
 
     Args:
-        result: The answer of the search.
-        trials: Of the search and of `autotune explain`.
-        refused: Why configurations may not be run.
+        result: The result of the search.
+        trials: The trials of the search and of `autotune explain`.
+        refused: Configurations that may not be run, with the reasons.
     """
     if result.best.config == result.baseline.config:
         return None
@@ -108,19 +108,19 @@ def explanation_of(
 
 
 class Reading(NamedTuple):
-    """What trials say of a knob."""
+    """The throughput ratio of a knob by some trials."""
 
     ratio: float
     interval: Interval
     trials: tuple[str, ...]
-    samples_per_second: float  # without it
+    samples_per_second: float  # without the knob
 
 
 class Evidence:
     """The trials of a search by configuration and purpose.
 
     Args:
-        result: The answer of the search.
+        result: The result of the search.
         trials: Its trials, and those of `autotune explain`.
     """
 
@@ -129,7 +129,7 @@ class Evidence:
         self._trials = [t for t in trials if t.request.task is None]
 
     def in_turn(self, config: TrainConfig) -> Reading | None:
-        """Return the reading of trials that ran in the same rounds as the winner."""
+        """Return the ratio by trials that ran in the same rounds as the winner's."""
         for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
             reading = self._compare(self.result.best.config, config, (purpose,))
             if reading is not None:
@@ -137,11 +137,11 @@ class Evidence:
         return None
 
     def once(self, config: TrainConfig) -> Reading | None:
-        """Return the reading of the search's own trials of the winner and of `config`."""
+        """Return the ratio by the search's trials of the winner and of `config`."""
         return self._compare(self.result.best.config, config, (Purpose.BASELINE, Purpose.SEARCH))
 
     def elsewhere(self, knobs: Sequence[str]) -> Reading | None:
-        """Return the reading of two trials of the search that differ in `knobs` alone, the nearest to the winner."""
+        """Return the ratio by the two trials of the search nearest to the winner that differ in `knobs` alone."""
         best, baseline = self.result.best.config, self.result.baseline.config
         purposes = (Purpose.BASELINE, Purpose.SEARCH)
         measured = dict.fromkeys(t.request.config for t in self._completed(purposes))
@@ -160,12 +160,11 @@ class Evidence:
         return self._compare(config, without, purposes)
 
     def failure(self, config: TrainConfig) -> TrialResult | None:
-        """Return a trial of `config` that failed; one that the search cut short is no evidence."""
+        """Return a failed trial of `config`; of the trials that timed out, only those of `autotune explain` count."""
         for trial in self._trials:
-            if trial.request.config != config or trial.outcome.kind != "failure":
-                continue
-            own = trial.request.purpose is Purpose.EXPLAIN
-            if trial.status is not TrialStatus.TIMED_OUT or own:
+            if trial.request.config == config and (
+                trial.has_failed or (trial.status is TrialStatus.TIMED_OUT and trial.request.purpose is Purpose.EXPLAIN)
+            ):
                 return trial
         return None
 
@@ -183,15 +182,15 @@ class Evidence:
         if not with_it or not without_it:
             return None
         others = dict.fromkeys(t.request.config for t in self._completed(purposes))
-        spread = [self._times(c, purposes) for c in others if c not in (ours, without)]
-        rounds = spread if len(purposes) == 1 else []  # the search's trials were not run in rounds
+        in_rounds = len(purposes) == 1  # not those of the search
+        spread = [self._times(c, purposes) for c in others if c not in (ours, without)] if in_rounds else []
         times = self._times(without, purposes)
-        ratio, interval = ratio_of_means(times, self._times(ours, purposes), rounds)
+        ratio, interval = ratio_of_means(times, self._times(ours, purposes), spread)
         rate = 1 / statistics.fmean(t for trial in times for t in trial)
         return Reading(ratio, interval, tuple(map(label, (*with_it, *without_it))), rate)
 
     def _times(self, config: TrainConfig, purposes: tuple[Purpose, ...]) -> list[list[float]]:
-        """Return the seconds per sample of each measured step, its share of the start included, a list per trial."""
+        """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""
         samples = self.result.workload.samples_per_step(config)
         measured = [t.measurement for t in self._completed(purposes, config) if t.measurement is not None]
         start_s = max(self.result.objective.start_s_per_sample(m) for m in measured)
@@ -224,5 +223,5 @@ def _contribution(evidence: Evidence, removal: Removal, refused: Mapping[TrainCo
 
 
 def _distance(config: TrainConfig, other: TrainConfig) -> int:
-    """Return in how many fields two configurations differ."""
+    """Return the number of fields in which two configurations differ."""
     return sum(getattr(config, f) != getattr(other, f) for f in TrainConfig.model_fields)

@@ -1,8 +1,8 @@
-"""What a winner has to pass before it is called one: a soak, uneven routing, and the comparison of its losses.
+"""Checks that a winner has to pass: a soak, uneven routing, and a comparison of its losses with the baseline's.
 
-Pure: it says which trial is next and reads what was run; the tuner runs it. Everything is read from the results, so
-that a search that was stopped goes on where it was. Who fails is out of the finals (see `finals`), and the next fastest
-is checked in its place.
+This module chooses the next trial and evaluates those that ran; the tuner runs them. Its state is the results alone, so
+a stopped search continues where it was. A configuration that fails is out of the finals (see `finals`), and the next
+fastest is checked in its place.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from autotune.values.trial import Purpose, TrialResult, TrialStatus
 from autotune.verification.loss_check import compare
 from autotune.verification.state import SearchState
 
-# Evaluation keeps neither gradients nor activations: sizes up to this multiple of the micro-batch are tried. But it may
-# have what training hasn't, the logits of a whole batch, so it goes down to a single sample.
+# Largest evaluation batch to try, as a multiple of the micro-batch: evaluation needs no gradients and no activations.
+# But it may store the logits of a whole batch, so smaller sizes down to one sample are tried too.
 EVAL_MULTIPLE = 8
 
-# Of the search's time that comparing losses may take, unless the user has asked for it.
+# Share of the search's time that comparing losses may take, unless the user asked for it.
 LOSS_SHARE = 0.15
 
 
 class Check(NamedTuple):
-    """A trial that is to be run."""
+    """A trial to run for a check, and its expected seconds."""
 
     config: TrainConfig
     purpose: Purpose
@@ -51,10 +51,10 @@ class Check(NamedTuple):
 
 
 class Proof:
-    """Which checks the winner of a search still needs, and what they gave.
+    """The checks of a search's winner: those still to run, and their results.
 
     Args:
-        state: The search, whose trials to come are taken into account too.
+        state: The search; later trials in it are taken into account.
     """
 
     def __init__(self, state: SearchState) -> None:
@@ -64,7 +64,7 @@ class Proof:
         self._results = state.results
 
     def next(self, winner: TrainConfig) -> Check | None:
-        """Return the next trial for `winner`; None if it has passed, failed, or can't be checked further."""
+        """Return the next trial to check `winner` with; None if it passed, failed, or can't be checked further."""
         if self.refusal(winner) is not None:
             return None
         soak = self._next_soak(winner)
@@ -98,11 +98,11 @@ class Proof:
         return None
 
     def soaked(self, config: TrainConfig) -> Soaked | None:
-        """Return what the soak of `config` found to fit; None without one."""
+        """Return the result of the soak of `config`; None without one."""
         return next((r.measurement.soaked for r in self._state.trials(config, Purpose.SOAK) if r.measurement), None)
 
     def skewed_routing(self, config: TrainConfig) -> SkewedRouting | None:
-        """Return what `config` did with uneven routing; None if that wasn't measured."""
+        """Return the measurement of `config` with uneven routing; None without one."""
         even = self._state.measured(config)
         for measured in (r.measurement for r in self._state.trials(config, Purpose.ROUTING)):
             if measured is not None and measured.routed is not None and even is not None:
@@ -115,7 +115,7 @@ class Proof:
         return None
 
     def verdict(self, config: TrainConfig) -> LossVerdict | None:
-        """Return how the losses of `config` compare with the reference's; None unless all were run."""
+        """Return the comparison of the losses of `config` with the reference's; None unless all loss runs completed."""
         reference = self.reference()
         if reference is None or config == reference:
             return None
@@ -128,7 +128,7 @@ class Proof:
         return compare(base, again, own, changed, self._plan.facts, self._loss_task().pass_steps)
 
     def reference(self) -> TrainConfig | None:
-        """Return whose losses are compared with: the baseline, or the largest default that fits."""
+        """Return the configuration that losses are compared with: the baseline, or the largest default that fits."""
         known = self._history.known(self._plan.baseline)
         if known is not None and known.measurement is not None:
             return self._plan.baseline
@@ -136,7 +136,7 @@ class Proof:
         return fits.request.config if fits is not None else None
 
     def gaps(self, winner: TrainConfig) -> tuple[str, ...]:
-        """Say what of the promise was not checked, and why."""
+        """Return the checks that were left out, with the reasons, a line each."""
         lines = []
         if self._plan.soak and self.soaked(winner) is None:
             lines.append(f"not soaked: {self._why_not(self._state.trials(winner, Purpose.SOAK))}")
@@ -154,12 +154,12 @@ class Proof:
         return tuple(lines)
 
     def refusals(self) -> dict[TrainConfig, str]:
-        """Return who has failed a check, and why."""
+        """Return the configurations that failed a check, with the reasons."""
         checked = dict.fromkeys(r.request.config for r in self._results if r.request.task is not None)
         return {config: reason for config in checked if (reason := self.refusal(config)) is not None}
 
     def expected_s(self) -> float:
-        """Return the seconds that the checks of the present leader should take."""
+        """Return the expected seconds of the checks of the current leader."""
         best = self._history.best()
         if best is None:
             return 0.0
@@ -168,9 +168,9 @@ class Proof:
         return soak_s + (0.0 if self._too_costly() else self._losses_s())
 
     def _next_soak(self, config: TrainConfig) -> SoakTask | None:
-        """Return the task of the next soak: all sizes; after a failure none above the micro-batch, then one sample.
+        """Return the task of the next soak: all sizes; after a failure those up to the micro-batch, then the smallest.
 
-        A soak goes down the sizes by itself, unless it dies of one, or is of several ranks.
+        A soak tries the next smaller size by itself, unless its process dies or has several ranks.
         """
         if not self._plan.soak:
             return None
@@ -182,7 +182,7 @@ class Proof:
         return None
 
     def _eval_sizes(self, config: TrainConfig) -> tuple[int, ...]:
-        """Return the batch sizes to try in evaluation: the largest first, none above the user's own, down to one."""
+        """Return the evaluation batch sizes to try, in descending order to one, none above the user's own."""
         largest = config.per_device_train_batch_size * EVAL_MULTIPLE
         sizes = sorted({max(1, largest >> shift) for shift in range(largest.bit_length())})
         own = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size")
@@ -195,7 +195,7 @@ class Proof:
         return LossTask(steps=steps, pass_steps=max(1, steps // PASSES), seed=self._plan.workload.seed + seed)
 
     def _loss_runs(self, winner: TrainConfig) -> list[tuple[TrainConfig, LossTask]]:
-        """Return the runs that a comparison needs, in the order of running."""
+        """Return the loss runs that a comparison needs, in the order of running."""
         reference = self.reference() or self._plan.baseline
         return [(reference, self._loss_task()), (reference, self._loss_task(seed=1)), (winner, self._loss_task())]
 
@@ -209,7 +209,7 @@ class Proof:
         if self._plan.workload.global_batch_size is None:
             return "with a free global batch, steps are not the same"
         if self._plan.workload.own_step is not None:
-            return "whether the data of a loop of your own come in the same order isn't known"
+            return "whether your training loop reads its data in the same order is unknown"
         if not self._plan.loss_steps:
             return f"--check-loss {DEFAULT_LOSS_STEPS[Effort.STANDARD]} does it"
         if reference is None:
@@ -227,7 +227,7 @@ class Proof:
         return None if own is None or _curve_of(own) is not None else f"its own trial {own.status}"
 
     def _too_costly(self) -> bool:
-        """Whether comparing, which nobody has asked for, would take more time than it may; what has begun goes on."""
+        """Whether a comparison that the user didn't ask for would take too long; one that has begun goes on."""
         if any(r.request.purpose is Purpose.LOSS_CHECK for r in self._results) or self._plan.loss_insisted:
             return False
         return self._losses_s() > LOSS_SHARE * self._plan.budget.max_time_s
@@ -237,7 +237,7 @@ class Proof:
         return _ending(failed) if failed is not None else "the search ended before, by its time or by hand"
 
     def _losses_s(self) -> float:
-        """Return the seconds of all runs of one comparison, by what the search measured."""
+        """Return the expected seconds of all runs of one comparison."""
         reference, best = self.reference(), self._history.best()
         if not self._plan.loss_steps or reference is None or best is None or best.request.config == reference:
             return 0.0
@@ -247,7 +247,7 @@ class Proof:
         measured = self._state.measured(config)
         if measured is None:
             return 0.0
-        # Afterwards, dropout is looked at in eight draws without gradients, a third of a step each.
+        # Dropout is then measured in eight draws without gradients, each a third of a step.
         steps = self._plan.loss_steps + 1 + (3 if self._plan.facts.has_dropout else 0)
         return measured.startup_s + measured.first_step_s + steps * statistics.fmean(measured.step_times_s) + 2.0
 
@@ -257,18 +257,18 @@ class Proof:
             return 0.0
         full = self._plan.workload.accumulation_steps(config)
         micro_step_s = statistics.fmean(measured.step_times_s) / full
-        # Two steps more than the first, and in evaluation two batches of 8, 4, 2 ... times the size, a third each.
+        # Two further steps, and in evaluation two batches of 8, 4, 2 ... times the micro-batch at a third of the time.
         micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * 2 * EVAL_MULTIPLE / 3
         return measured.startup_s + measured.first_step_s + micro_steps * micro_step_s + 3.0
 
     def _routing_s(self, config: TrainConfig) -> float:
-        """Return the seconds of a routing run: those of the search's trial."""
+        """Return the expected seconds of a routing run: those of the search's trial."""
         known = self._history.known(config)
         return known.duration_s if known is not None else 0.0
 
 
 def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
-    """Return the completed trial that differs from the baseline in a smaller micro-batch alone, the largest of them."""
+    """Return the completed trial with the largest micro-batch that differs from the baseline in it alone."""
     same = [
         r
         for r in history.ranking()
@@ -282,6 +282,6 @@ def _curve_of(result: TrialResult) -> LossCurve | None:
 
 
 def _ending(result: TrialResult) -> str:
-    """Return how a trial ended: 'soak, trial 12: out of memory: while saving ...'."""
+    """Return purpose, number, status and cause of a failed trial: 'soak, trial 12: out of memory: while saving ...'."""
     cause = result.outcome.cause if result.outcome.kind == "failure" else ""
     return f"{result.request.purpose}, trial {result.request.number}: {result.status}{': ' + cause if cause else ''}"

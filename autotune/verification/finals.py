@@ -1,6 +1,6 @@
-"""The last round of a search: the leaders measured again, longer, in turn with the baseline.
+"""The finals of a search: the leaders are measured again, longer, in turn with the baseline.
 
-Pure: it says what to run and reads what was run; the tuner runs it.
+This module chooses the trials and evaluates them; the tuner runs them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
 from autotune.verification.checks import Proof
 from autotune.verification.state import SearchState
 
-# A finalist is worth measuring again if the search saw it within this of the leader.
+# Finalists have at least this share of the leader's throughput in the search.
 FINALIST_SHARE = 0.9
 
-# Rounds that leave the answer open are followed by others, up to this many times the planned ones: a fixed two would
-# call a gain unclear, or a wild ratio a gain, for the noise of one trial. Looking again after each round makes
-# intervals cover the truth less often; by how little is counted in `tests/verification/test_finals.py` and told in
-# docs/search.md.
+# Rounds as a multiple of the planned ones, while the result is open: with a fixed two rounds, noise in one trial could
+# hide a gain or make one up. Stopping by intermediate results lowers the coverage of the intervals;
+# `tests/verification/test_finals.py` counts by how much, and docs/search.md reports it.
 MOST_ROUNDS = 2.0
-WORTH_DECIDING = 1.02  # a smaller lead would be given up for the simpler configuration anyway
-TOO_WIDE = 1.5  # highest over lowest ratio in the interval of a speed-up that is no figure yet
+WORTH_DECIDING = 1.02  # with a smaller lead the simpler configuration would win anyway
+TOO_WIDE = 1.5  # a speed-up whose interval has a larger ratio of its ends needs more rounds
 
 
 class Finals:
-    """Which configurations are finalists, and what measuring them again gave.
+    """The finalists of a search, and their final trials.
 
     Args:
-        state: The search, whose trials to come are taken into account too.
+        state: The search; later trials in it are taken into account.
     """
 
     def __init__(self, state: SearchState) -> None:
@@ -44,8 +43,8 @@ class Finals:
     def contenders(self) -> list[TrainConfig]:
         """Return the baseline, if it completed, and then the finalists, the fastest first.
 
-        Who fails when measured again is out, and the next takes the place. For a finalist that was slower than the
-        search had it, the next comes as well: it was chosen for a lucky trial, or the machine has slowed for all.
+        A finalist that fails is replaced by the next fastest. For a finalist that was slower than in the search, the
+        next fastest is added: its trial in the search was lucky, or the whole machine has become slower.
         """
         failed = [config for config in self._measured_again() if self.has_failed(config)]
         ranking = [r for r in self.history.ranking() if r.request.config not in failed]
@@ -61,7 +60,7 @@ class Finals:
         return ([self.plan.baseline] if completed else []) + finalists
 
     def _has_fallen(self, config: TrainConfig) -> bool:
-        """Whether `config` was slower in all its rounds than a finalist has to be, by what the search saw of it."""
+        """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search."""
         seen, times = self.state.measured(config), self._step_times(config)
         if seen is None or len(times) < self.plan.budget.final_rounds:
             return False
@@ -69,7 +68,7 @@ class Finals:
         return rate < FINALIST_SHARE * seen.samples_per_second
 
     def schedule(self) -> Iterator[TrainConfig]:
-        """Yield what is still to be measured, in turn, round by round; one contender alone needs no round."""
+        """Yield the remaining trials, in turn, round by round; the baseline alone needs none."""
         for round_number in range(self.plan.budget.final_rounds):
             contenders = self.contenders()
             if contenders == [self.plan.baseline]:
@@ -79,7 +78,7 @@ class Finals:
                     yield config
 
     def further(self) -> Iterator[TrainConfig]:
-        """Yield what one round more measures where the planned ones have left the answer open, unless checks began."""
+        """Yield the trials of a further round if the planned ones left the result open and no check has begun."""
         if self._checks_began():
             return
         planned, contenders = self.plan.budget.final_rounds, self.contenders()
@@ -90,7 +89,7 @@ class Finals:
         yield from waiting
 
     def _leaves_open(self, contenders: Sequence[TrainConfig]) -> bool:
-        """Whether the fastest finalist may be faster than the baseline, or surely is but hardly known by how much."""
+        """Whether the fastest finalist may be faster than the baseline, or surely is but with too wide an interval."""
         finalists = [c for c in contenders if c != self.plan.baseline]
         leads = [lead for c in finalists if (lead := self.speedup(c, self.plan.baseline)) is not None]
         if not leads:
@@ -105,10 +104,9 @@ class Finals:
         return [r for r in self._series() if r.request.config == config]
 
     def _series(self) -> list[TrialResult]:
-        """Return the final trials that count: the latest, with no trial of the search between them.
+        """Return the latest series of final trials, without a trial of the search between them.
 
-        A search that was given more time has finals of its own where it found somebody new: rounds are compared that
-        were run in turn, and earlier ones were not.
+        A search that was given more time may have another series; trials are compared within one series only.
         """
         latest: list[TrialResult] = []
         for result in reversed(self.state.results):
@@ -129,18 +127,18 @@ class Finals:
         return any(r.measurement for r in self.trials(config))
 
     def has_failed(self, config: TrainConfig) -> bool:
-        """Whether `config` has failed a final trial or a check; a trial cut short by the time limit tells nothing."""
+        """Whether `config` has failed a final trial or a check; a trial that timed out doesn't count."""
         if any(r.has_failed for r in self.state.trials(config, Purpose.FINAL)):
             return True
         return self.ran_short(config) or self.proof.refusal(config) is not None
 
     def ran_short(self, config: TrainConfig) -> bool:
-        """Whether the allocator ran short in a final trial of `config`; the baseline is what the user came with."""
+        """Whether the allocator ran short in a final trial of `config`; the baseline is exempt."""
         finals = (r.measurement for r in self.state.trials(config, Purpose.FINAL))
         return config != self.plan.baseline and any(m is not None and m.ran_short for m in finals)
 
     def runs_short(self, config: TrainConfig) -> bool:
-        """Whether the allocator ran short in the search's trial, and no final trial has shown that it need not."""
+        """Whether the allocator ran short in the search's trial of `config`, and no final trial has completed."""
         seen = self.state.measured(config)
         return seen is not None and seen.ran_short and not self.is_measured(config)
 
@@ -150,20 +148,17 @@ class Finals:
         return ([known] if known is not None else []) + self.trials(config)
 
     def _measured_again(self) -> list[TrainConfig]:
-        """Return the configurations that have had a closer look; of many trials they are few."""
+        """Return the configurations of all finals and checks."""
         return list(dict.fromkeys(r.request.config for r in self.state.results if r.request.purpose.closes))
 
     def expected_s(self, config: TrainConfig | None = None) -> float:
-        """Return the seconds that the finals, or the one of `config`, should take by what the search measured.
-
-        A baseline that nothing comes near yet is reckoned with a finalist as slow as itself.
-        """
+        """Return the expected seconds of the finals, or of one final trial of `config`."""
         if config is not None:
             return self._trial_s(config)
         return self.round_s() * self.plan.budget.final_rounds
 
     def round_s(self) -> float:
-        """Return the seconds that one round of the finals should take."""
+        """Return the expected seconds of a round; with no finalist yet, one as slow as the baseline is assumed."""
         contenders = self.contenders()
         if contenders == [self.plan.baseline]:
             contenders *= 2
@@ -176,7 +171,7 @@ class Finals:
         budget, measured = self.plan.budget, known.measurement
         step_s = statistics.fmean(measured.step_times_s)
         steps = min(budget.when_measured_again["measure_steps"], budget.measure_time_s / step_s + 1)
-        # A step is added to the first, which ran only part of the accumulation in the search.
+        # One step is added, since the search's first step ran only part of the accumulation.
         return (
             measured.startup_s
             + measured.first_step_s
@@ -186,7 +181,7 @@ class Finals:
         )
 
     def merged(self, config: TrainConfig) -> Measurement | None:
-        """Return one measurement out of the final trials of `config`: all steps, the highest memory."""
+        """Return the final trials of `config` as one measurement: all steps, the highest memory; None without any."""
         measured = [r.measurement for r in self.trials(config) if r.measurement is not None]
         if not measured:
             return None
@@ -211,7 +206,7 @@ class Finals:
         )
 
     def speedup(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
-        """Return how much faster `config` is than `reference`, by their final trials; None if one has none."""
+        """Return the throughput of `config` over that of `reference` by their final trials; None if one has none."""
         ours, theirs = self._sample_times(config), self._sample_times(reference)
         if not ours or not theirs:
             return None
@@ -222,7 +217,7 @@ class Finals:
         return [r.measurement.step_times_s for r in self.trials(config) if r.measurement]
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
-        """Return the seconds per sample of each measured step, its share of the start included, a list per trial."""
+        """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""
         samples = self.plan.workload.samples_per_step(config)
         whole = self.merged(config)
         start_s = self.plan.objective.start_s_per_sample(whole) if whole else 0.0

@@ -1,4 +1,4 @@
-"""What a search has come to: its trials so far, and what was refused without one."""
+"""The state of a search: its trials so far, and the configurations that were refused without one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from autotune.values.trial import Measurement, Purpose, TrialResult
 
 
 class SearchState:
-    """One search as it stands; whoever decides or reports reads it, the conductor alone changes it.
+    """The state of one search; the tuner alone changes it.
 
     Args:
-        plan: What is searched.
+        plan: The plan of the search.
         results: Trials that have ended.
         refused: Configurations that were refused without a trial, with the reasons.
 
     Attributes:
         results: All trials in the order they ended.
-        history: Those of them that explore the space: the baseline's and the search's, not finals and checks.
+        history: The trials that explore the space: the baseline's and the search's, not finals and checks.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class SearchState:
         return [r for r in self.results if r.request.purpose is purpose and r.request.config == config]
 
     def measured(self, config: TrainConfig) -> Measurement | None:
-        """Return what the search itself measured of a configuration."""
+        """Return the measurement of a configuration by the search, not by finals or checks."""
         known = self.history.known(config)
         return known.measurement if known is not None else None
 
     def take_in(self, result: TrialResult, *, counts: bool = True) -> None:
-        """Add a trial that has ended; `counts`: what it tried need not be tried again."""
+        """Add a trial that has ended; `counts`: whether it enters the history, so that it isn't tried again."""
         self.results.append(result)
         if counts and result.request.purpose.explores:
             self.history.add(result)

@@ -100,7 +100,7 @@ def test_a_device_that_shares_the_hosts_memory_has_the_hosts(driver):
 @pytest.mark.parametrize("name", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetName", "nvmlSystemGetDriverVersion"])
 def test_a_driver_that_does_not_answer_is_one_line(driver, name):
     driver(name, pynvml.NVML_ERROR_NO_PERMISSION)
-    with pytest.raises(MachineError, match="cuda:0: the NVIDIA driver doesn't tell of it: Insufficient Permissions; "):
+    with pytest.raises(MachineError, match="cuda:0: the NVIDIA driver doesn't report it: Insufficient Permissions; "):
         detect("cuda:0")
     done = CliRunner().invoke(app, ["doctor", "--device", "cuda:0"])
     assert done.exit_code == MachineError.exit_code

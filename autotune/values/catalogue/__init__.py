@@ -1,4 +1,4 @@
-"""The built-in catalogue: architecture figures of known models, a JSON file a family, with the source of each."""
+"""The built-in catalogue: configurations of known models and their sources, one JSON file per family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.values.model import Kind, Task
 
 
 class CatalogueEntry(Value):
-    """A model of the built-in catalogue: its architecture's figures, and where they come from."""
+    """A model of the built-in catalogue."""
 
     family: str
     id: str = Field(description="id on the hub")
@@ -24,15 +24,15 @@ class CatalogueEntry(Value):
     config: dict[str, Any] = Field(description="keyword arguments of the config class")
     parameters: int = Field(description="number of parameters, tied ones counted once, buffers not at all")
     parameters_from: Literal["published", "counted"] = Field(
-        description="published: the count stands in public; counted: it is what the figures give"
+        description="published: the count is published; counted: computed from the config"
     )
-    parameters_task: Task | Literal["base"] = Field(description="head that the count includes; base: none")
+    parameters_task: Task | Literal["base"] = Field(description="task whose head the count includes; base: none")
     source: str = Field(description="address of the published config")
 
 
 @functools.cache
 def catalogue() -> tuple[CatalogueEntry, ...]:
-    """Return the built-in models, family by family."""
+    """Return the built-in models, ordered by family."""
     entries: list[CatalogueEntry] = []
     folder = importlib.resources.files("autotune.values.catalogue") / "models"
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
@@ -44,5 +44,5 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
 
 @functools.cache
 def entries_by_name() -> dict[str, CatalogueEntry]:
-    """Return the built-in models by every name they answer to, in lower case."""
+    """Return the built-in models by each of their names, in lower case."""
     return {name.lower(): entry for entry in catalogue() for name in (entry.id, *entry.names)}

@@ -1,7 +1,7 @@
-"""The GPU table: what the vendors publish of each device, with its source; and devices that this machine lacks.
+"""The GPU table: vendors' figures of devices, with their sources; and `Hardware` of devices that this machine lacks.
 
-Peaks are dense and accumulate in fp32, as training computes: GeForce cards since Turing halve the rate of fp16 then,
-and some data sheets show the double, with sparsity. Nothing here asks a driver or measures.
+Peaks are dense with fp32 accumulation, as training computes: with it GeForce cards since Turing halve the rate of fp16,
+and data sheets that assume sparsity show the double.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from autotune.values.hardware import Hardware, detect
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 
-# Words that people leave out and older drivers don't say.
+# Words that people and older drivers leave out of names.
 _VENDOR_WORDS = re.compile(r"\b(nvidia|amd|geforce|tesla|instinct)\b")
 
 
 class Link(Value):
-    """What joins the devices of a node."""
+    """The interconnect of the devices of a node."""
 
     kind: str = Field(description="such as 'NVLink 4' or 'PCIe 5.0 x16'")
-    gb_s: float = Field(gt=0, description="10^9 bytes per second in one direction, a device's all together")
+    gb_s: float = Field(gt=0, description="10^9 bytes per second of a device in one direction, all links together")
 
 
 class Gpu(Value):
-    """One device of the table, as a process sees it: of a card with two dies, one."""
+    """One device of the table, as a process sees it: one die of a card with two."""
 
     name: str
     vendor: Literal["NVIDIA", "AMD"]
     architecture: str
     capability: tuple[int, int] | None = Field(description="CUDA compute capability, None for AMD")
     aliases: tuple[str, ...] = Field(description="other spellings, beside case, spaces, underscores and hyphens")
-    nvml_names: tuple[str, ...] = Field(description="what NVML and torch.cuda.get_device_name call it")
+    nvml_names: tuple[str, ...] = Field(description="its names in NVML and torch.cuda.get_device_name")
     memory_gib: float = Field(gt=0)
     memory_from: Literal["cuda", "driver", "nominal"] = Field(
         description="cuda: what a process may use, as CUDA or ROCm report it; driver: as nvidia-smi shows it, "
@@ -51,7 +51,7 @@ class Gpu(Value):
         description="dense 10^12 operations per second with fp32 accumulation; fp32 without rounding its factors, so "
         "on CUDA cores (AMD: matrix cores); absent: not offered"
     )
-    link: Link = Field(description="as `links` in the file says")
+    link: Link = Field(description="an entry of `links` in the file")
     source: str
 
     @property
@@ -82,13 +82,13 @@ class Gpu(Value):
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """Return the table, by vendor and age."""
+    """Return the table, ordered by vendor and age."""
     text = (importlib.resources.files("autotune.values.catalogue") / "gpus.json").read_text(encoding="utf-8")
     return tuple(Gpu(**gpu) for gpu in json.loads(text)["gpus"])
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the device that a person calls `name`: 'a100-80gb', 'RTX 4090', 'NVIDIA L40S'.
+    """Return the device for a name that a person writes: 'a100-80gb', 'RTX 4090', 'NVIDIA L40S'.
 
     Raises:
         InputError: The table has no such device.
@@ -100,9 +100,9 @@ def gpu_named(name: str) -> Gpu:
 
 
 def gpu_of(device_name: str) -> Gpu | None:
-    """Return the device that NVML, torch or :func:`hypothetical` call `device_name`, None if the table lacks it.
+    """Return the device for a name that NVML, torch or :func:`hypothetical` report, None if the table lacks it.
 
-    A laptop's chip or a slice of a device (MIG) has a name of its own and is not in the table.
+    Laptop GPUs and MIG slices have names of their own and are not in the table.
     """
     key = _key(device_name)
     return next((gpu for gpu in gpus() if key in map(_key, (gpu.name, *gpu.nvml_names))), None)
@@ -112,7 +112,7 @@ def gpus_like(text: str) -> tuple[Gpu, ...]:
     """Return the devices whose names, vendor or architecture contain `text`.
 
     Raises:
-        InputError: There is none.
+        InputError: No device matches.
     """
     found = tuple(gpu for gpu in gpus() if _contains(gpu, text))
     if not found:
@@ -121,10 +121,9 @@ def gpus_like(text: str) -> tuple[Gpu, ...]:
 
 
 def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
-    """Return `gpu` as if this machine had it, idle, with all of its memory (or `memory_bytes`) free.
+    """Return the hardware of this host with `gpu` in it, idle, with all of its memory (or `memory_bytes`) free.
 
-    The host is this one: its cores, memory and installed versions. Triton counts as installed, since every CUDA or
-    ROCm build of torch brings it, which the CPU build that may be installed here does not.
+    Triton counts as installed, since every CUDA or ROCm build of torch contains it, unlike the CPU build.
     """
     return _device(
         name=gpu.nvml_names[0] if gpu.nvml_names else gpu.name,
@@ -135,7 +134,7 @@ def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
 
 
 def device_of_memory(memory_bytes: int) -> Hardware:
-    """Return some GPU of this size, Ampere or newer, of which nothing else is known; the host is this one."""
+    """Return the hardware of this host with an otherwise unknown GPU of this size, Ampere or newer."""
     return _device(name=f"a GPU of {memory_bytes / GIB:.1f} GiB", memory_bytes=memory_bytes, capability=(8, 0))
 
 
@@ -164,7 +163,7 @@ def _by_key() -> dict[str, Gpu]:
 
 
 def _key(name: str) -> str:
-    """Return `name` without what people write differently: case, separators and the vendor's words."""
+    """Return `name` normalised: lower case, without separators and the vendor's words."""
     return re.sub(r"[\s/-]+", "", _VENDOR_WORDS.sub("", name.lower().replace("_", " ")))
 
 
@@ -175,7 +174,7 @@ def _contains(gpu: Gpu, text: str) -> bool:
 
 
 def _near(name: str) -> str:
-    """Return the suggestion for a misspelt or unfinished name ('a100' is four devices)."""
+    """Return a suggestion for a misspelt name, or for a prefix of several names such as 'a100'."""
     word = re.sub(r"[\s_]+", "-", name.strip())
     names = [gpu.name for gpu in gpus()]
     aliases = [alias for gpu in gpus() for alias in gpu.aliases]
