@@ -27,6 +27,9 @@ HOPELESS_S = 15.0
 # A check of many steps may take this factor of its expected time, even beyond a trial's usual limit.
 LONG_CHECK_FACTOR = 2.0
 
+# A soak writes a checkpoint, which is no larger than the peak of the training. A network's disk may be this slow.
+SLOW_DISK_BYTES_S = 100e6
+
 # Number of refused configurations that are reported with their reasons before each trial.
 _NAMED = 3
 
@@ -93,6 +96,8 @@ class Pace:
         usual_s = self._plan.budget.trial_timeout_s
         if check is not None and check.task is not None:
             usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
+        if purpose is Purpose.SOAK and (measured := self._finals.state.measured(config)) and measured.memory.is_known:
+            usual_s += measured.memory.peak_bytes / SLOW_DISK_BYTES_S
         limit_s = min(usual_s, self.left_s())
         if purpose is Purpose.SEARCH and not self._plan.exhaustive:
             limit_s = min(limit_s, self.left_s() - self.reserved_s())

@@ -1,12 +1,23 @@
 """What is told of a search: the leader beside the baseline, what became of the trials, what was refused."""
 
 import pytest
-from factories import CRASHED, OUT_OF_MEMORY, Clock, make_budget, make_config, make_plan, make_request, make_result
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    Clock,
+    make_budget,
+    make_config,
+    make_measurement,
+    make_plan,
+    make_request,
+    make_result,
+)
 
 from autotune.search.progress import Pace, Teller
 from autotune.units import GIB
 from autotune.values.events import Detail, Event, Standing, TrialEnded, TrialStarted
-from autotune.values.trial import Prediction, Purpose
+from autotune.values.trial import Memory, Prediction, Purpose
+from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
 from autotune.verification.state import SearchState
 
@@ -113,3 +124,13 @@ def test_refusals_are_told_once_with_the_first_reasons(told):
     told.refused[make_config(2)] = "throughput did not grow"
     told.started()
     assert told.details[4:] == ["refused: micro-batch 2: throughput did not grow"]
+
+
+def test_a_soak_has_time_to_write_what_the_training_holds_to_a_slow_disk():
+    state = SearchState(make_plan(baseline=BASE, budget=make_budget(trial_timeout_s=100.0, max_time_s=3600.0)))
+    state.take_in(
+        make_result(BASE, make_measurement(memory=Memory(resident_bytes=30 * 10**9)), purpose=Purpose.BASELINE)
+    )
+    pace, check = Pace(Finals(state), Clock()), Check(BASE, Purpose.SOAK, None, 10.0)
+    assert pace.timeout_s(BASE, Purpose.FINAL, check) == 100.0
+    assert pace.timeout_s(BASE, Purpose.SOAK, check) == pytest.approx(400.0)
