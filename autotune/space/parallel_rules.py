@@ -22,8 +22,8 @@ Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 # Optimizers that update element by element with torch's own operations, so that they work on shards.
 _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
 
-# Optimizers that accelerate replaces by DeepSpeed's for the host (`map_pytorch_optim_to_deepspeed`). For Adagrad it fails,
-# since it passes an argument that DeepSpeed's lacks.
+# Optimizers that accelerate replaces by DeepSpeed's for the host (`map_pytorch_optim_to_deepspeed`). For Adagrad it
+# fails, since it passes an argument that DeepSpeed's lacks.
 _OFFLOADED = frozenset({"adamw_torch", "adamw_torch_fused"})
 
 
