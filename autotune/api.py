@@ -1,4 +1,4 @@
-"""`find` and `resume`: a search from the user's words to the answer, from Python or from the command line."""
+"""`find` and `resume`, which run a search for Python code and for the command line."""
 
 from __future__ import annotations
 
@@ -70,62 +70,64 @@ def find(
     Args:
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         step: A training loop of your own in place of the Trainer: a function that takes a :class:`TrainConfig`, and the
-            argument `accumulation_steps` if it has one, sets training up and returns a function that does one optimizer
-            step, and may return its loss. It raises ValueError for what it can't do. With `model` as well, memory and
-            time are predicted; without, the search goes by trials alone.
-        knobs: The fields of :class:`TrainConfig` that `step` honours, each with the values to try if you like:
-            ``["per_device_train_batch_size"]`` or ``{"precision": ["fp32", "bf16"]}``; or a `space` says it.
-        trainer: A `transformers.Trainer` of your own, with its model, data, loss and arguments, which are the baseline;
-            it is made anew in each trial and is left as it is.
-        make_trainer: The same as a function that makes it, for what can't be pickled or is too large to be.
-        script: The same as a command line that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
+            argument `accumulation_steps` if it has one, sets training up and returns a function that runs one optimizer
+            step, and may return its loss. It raises ValueError for a configuration that it can't run. If `model` is
+            given too, memory and time are predicted.
+        knobs: The fields of :class:`TrainConfig` that `step` honours, optionally with the values to try:
+            ``["per_device_train_batch_size"]`` or ``{"precision": ["fp32", "bf16"]}``; or give a `space` instead.
+        trainer: A `transformers.Trainer` of your own, with its model, data, loss and arguments, which are the baseline.
+            Each trial works on a copy.
+        make_trainer: A function that makes such a Trainer, if it can't be pickled or is too large.
+        script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
         task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
             'image-classification', 'speech-ctc', 'speech-seq2seq' or 'audio-classification';
             by default the usual one of the architecture.
-        data: JSONL, CSV, Parquet or text whose lengths are trained with; by default synthetic samples.
+        data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 128 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
-        global_batch: Samples per optimizer step, held fixed; 64 by default, 16 on the CPU; 'any' sets it free.
+        global_batch: Samples per optimizer step, the same in every trial; 64 by default, 16 on the CPU; with 'any' it
+            is the micro-batch times the number of devices.
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
         allow: How much may change: 'exact', 'numerics', 'optimizer' or 'method'.
         effort: 'quick', 'standard' or 'thorough'.
         space: A built-in search space or a YAML file.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        devices: Over how many like devices each training is spread, or 'all'; 1 by default. On the CPU: processes.
-        memory: Device memory that training may take: bytes or such as '24GiB'; what is free now less a margin.
-        max_trials: Trials of the search.
-        max_time: The whole search: seconds or such as '10m'.
+        devices: Number of devices of the same kind that each training is spread over, or 'all'; 1 by default. On the
+            CPU it is a number of processes.
+        memory: Device memory that training may take, in bytes or as '24GiB'; by default what is free, less a margin.
+        max_trials: Most trials of the search, finals and checks not counted.
+        max_time: Time limit of the whole search, in seconds or as '10m'.
         exhaustive: Measure every legal point instead of searching, and write ``table.jsonl`` in the run directory;
             without limits of trials and time unless they are given.
-        repeat: How often each point is measured then, in rounds.
-        train_steps: Length of the run whose time is to be shortest, in optimizer steps: compilation pays only in a long
-            one. By default the steady state's throughput counts.
-        train_tokens: The same in tokens, such as "20B".
+        repeat: How often an exhaustive search measures each point.
+        train_steps: Optimizer steps of your run, whose total time is then minimised: compilation pays only in a long
+            run. By default the throughput of the steady state is maximised.
+        train_tokens: Length of your run in tokens instead of steps, such as "20B".
         check_loss: Optimizer steps over which the winner's losses are compared with the baseline's before it is called
             the winner; 0 for none; by default 20, none for 'quick', and only where that takes little of the time.
         run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
-        seed: Of weights, data and the search.
-        revision: Of a hub id.
+        seed: Seed of weights, data and the search.
+        revision: Revision of a hub id.
         trust_remote_code: Run the model's own code.
         record: Keep the trials for later searches, and use what earlier ones kept.
-        report_to: Trackers that are told of each trial and of the answer: 'tensorboard', 'wandb', 'mlflow'.
-        workers: Trials at once: by default one; on a cluster one for each GPU, or for each node without.
-        engine: 'local', or 'ray': the nodes of a Ray cluster.
-        address: Of the cluster; by default `RAY_ADDRESS`, or one that is started on this machine.
-        kind: Of the cluster's devices, by a part of their name; by default what most nodes have.
-        output: File that the answer is written to as well, also when the search is stopped or gone on with.
-        quiet: Tell nothing while it searches. Without an observer, what happens is logged (logger `autotune`, level
-            INFO) where logging is set up for that, and else shown on stderr, if that is a terminal or a notebook.
-        observer: Called with each :data:`autotune.values.events.Event` instead.
+        report_to: Trackers that receive each trial and the answer: 'tensorboard', 'wandb', 'mlflow'.
+        workers: Concurrent trials; by default one, on a cluster one for each GPU, or for each node without GPUs.
+        engine: 'local', or 'ray' to run trials on the nodes of a Ray cluster.
+        address: Address of the cluster; by default `RAY_ADDRESS`, or a cluster that is started on this machine.
+        kind: Part of the name of the device to use in a mixed cluster; by default the device that most nodes have.
+        output: File that the answer is written to as well, also if the search is interrupted or resumed.
+        quiet: Report no progress. Without an observer, progress is logged (logger `autotune`, level INFO) if logging is
+            set up for that, and otherwise shown on stderr if that is a terminal or a notebook.
+        observer: Receives each :data:`autotune.values.events.Event` in place of the log or stderr.
 
     Raises:
         InputError: An argument can't be used.
-        MachineError: The device isn't there.
+        MachineError: The device isn't present.
         NothingFitsError: No configuration fits.
         InfrastructureError: Trials can't be run.
-        SearchInterrupted: Ctrl-C; the best so far is its `result`.
+        SearchInterrupted: Ctrl-C; its `result` is the answer so far.
     """
     taken = fields_by_name(SearchOptions)
     asked = {name: value for name, value in locals().items() if name in taken}
@@ -145,8 +147,8 @@ def find(
 def _search(
     subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> TuningResult:
-    """Look at what is tuned, plan the search of it and run that."""
-    backend.asker.begin()  # it imports libraries while the model's own may be imported here, to read its config
+    """Describe what is tuned in a child process, make the plan, and run the search."""
+    backend.asker.begin()  # the child imports libraries while this process reads the model's config
     outline = planner.outline(subject.options, backend.allotment, subject)
     subject.keep(directory.path)
     here = planner.machine_notes(outline.hardware, directory.path) if subject.options.engine == "local" else []
@@ -178,26 +180,26 @@ def resume(
     quiet: bool = False,
     observer: Observer | None = None,
 ) -> TuningResult:
-    """Go on with the search in `run_dir`; nothing that was measured is measured again.
+    """Resume the search in `run_dir`; nothing that was measured is measured again.
 
-    Limits that are given take the place of those it has had, from now on. They are of the whole search, what it has
-    spent included: with more of them, a search that had come to its end searches on.
+    Limits that are given replace those of the search for good. They hold for the whole search, including what it has
+    spent already, so that a search that has ended goes on if they are raised.
 
     Args:
-        run_dir: Of the search.
-        max_time: The whole search: seconds or such as '10m'.
-        max_trials: Trials of the whole search.
-        effort: 'quick', 'standard' or 'thorough': with all its limits, but for those that are given with it.
-        output: As of :func:`find`; by default the file that was named there.
-        trust_run_dir: Run what `run_dir` says, also where it was not begun by this user on this machine: its scripts,
-            pickled functions and models' own code. What that is is said, and refused, otherwise.
-        quiet: As of :func:`find`.
-        observer: As of :func:`find`.
+        run_dir: Run directory of the search.
+        max_time: Time limit of the whole search, in seconds or as '10m'; by default as before.
+        max_trials: Most trials of the whole search; by default as before.
+        effort: 'quick', 'standard' or 'thorough', which sets all limits that aren't given; by default as before.
+        output: File that the answer is written to as well; by default the one that was given to :func:`find`.
+        trust_run_dir: Run the scripts, pickled functions and models' own code in `run_dir` although this user did not
+            begin the search on this machine. Otherwise such code is refused with a message that lists it.
+        quiet: As in :func:`find`.
+        observer: As in :func:`find`.
 
     Raises:
-        RunDirectoryError: There is no search in `run_dir`, one is running, or it would run what isn't trusted.
+        RunDirectoryError: `run_dir` holds no search, another process is running it, or its code isn't trusted.
         InputError: An argument can't be used.
-        NothingFitsError, InfrastructureError, SearchInterrupted: As `find`.
+        NothingFitsError, InfrastructureError, SearchInterrupted: As in :func:`find`.
     """
     given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}
     limits = options_of(SearchOptions, {"model": "", **given})

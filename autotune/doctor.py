@@ -1,4 +1,4 @@
-"""Tells what this machine and installation can and cannot do, why, and what a missing part would bring."""
+"""`autotune doctor`: finds what this machine and installation can do, what they can't and why, and what to install."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ float((a @ a).sum())
 torch.cuda.synchronize(sys.argv[1])
 """
 
-# What torch adds to an error of CUDA, of which the first line tells enough.
+# Beginnings of lines that torch appends to an error of CUDA, whose first line says enough.
 _ADVICE = ("CUDA kernel errors might", "For debugging", "Compile with", "Search for", "Device-side assertion")
 
 
 def why_unusable(device: str) -> str | None:
-    """Return why torch can't compute on `device` ('cuda:N', as NVML counts), in a line; None: it can.
+    """Return a line on why torch can't compute on `device` ('cuda:N', as NVML counts); None if it can.
 
-    A product is computed in a process of its own: that a driver shows a device says little. A driver that is too old
-    for torch's CUDA, or an architecture that this build has no kernels for, shows when something is computed.
+    A matrix product is computed in a child process. Only that shows a driver too old for the CUDA of torch, or an
+    architecture for which this build of torch has no kernels.
     """
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
     environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
@@ -59,7 +59,7 @@ def why_unusable(device: str) -> str | None:
     return told[-1] if told else f"a product on it ended with exit code {probe.returncode}"
 
 
-# Asked in a process of its own: importing a broken library must not end the doctor.
+# Run in a child process, as importing a broken library may end the process.
 _PROBE = """
 import json, torch
 answer = {"cuda_build": torch.version.cuda}
@@ -74,7 +74,7 @@ print("\\n" + json.dumps(answer))
 
 
 class Finding(Value):
-    """One thing that the machine can or cannot do."""
+    """Something that the machine can or can't do, with details or the reason."""
 
     name: str
     available: bool
@@ -82,30 +82,34 @@ class Finding(Value):
 
 
 class Report(Value):
-    """What the doctor found."""
+    """All findings about a machine and installation."""
 
     machine: str
     hardware: Hardware
     findings: tuple[Finding, ...]
-    versions: dict[str, str] = Field(description="of what is installed")
-    rates: Rates | None = Field(default=None, description="measured ones, if any are kept")
-    rates_file: str | None = Field(default=None, description="where they are kept")
-    table_rates: Rates | None = Field(default=None, description="by data sheets, which serve where none are kept")
+    versions: dict[str, str] = Field(description="versions of installed packages")
+    rates: Rates | None = Field(default=None, description="measured rates, if any are stored")
+    rates_file: str | None = Field(default=None, description="file of the measured rates")
+    table_rates: Rates | None = Field(default=None, description="rates of data sheets, used if none were measured")
 
 
 def examine(device: str = "auto", *, measure: bool = False) -> Report:
     """Return what `device` and this installation can do.
 
     Args:
-        device: As :func:`autotune.values.hardware.detect` takes it.
-        measure: Measure the device's rates and keep them, which takes seconds.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        measure: Measure the device's rates and store them, which takes seconds.
 
     Raises:
-        InputError, MachineError: As :func:`autotune.values.hardware.detect`; the measured rates can't be kept.
+        InputError, MachineError: As :func:`autotune.values.hardware.detect`; or the rates can't be stored.
         MachineError, InfrastructureError: As :func:`autotune.cost.calibrate.calibrate`.
     """
     hardware = detect(device)
-    busy = _measure(hardware) if measure else []
+    busy: list[OtherProcess] = []
+    if measure:
+        writable("rates")  # fails before the measurement rather than after it
+        busy = other_processes(hardware)
+        write_rates(calibrate(hardware), hardware)
     rates = read_rates(hardware)
     libraries = _libraries()
     findings = (
@@ -133,14 +137,6 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
     )
 
 
-def _measure(hardware: Hardware) -> list[OtherProcess]:
-    """Measure and keep the rates; return who else was computing when it began."""
-    writable("rates")  # fails at once rather than when all is measured
-    busy = other_processes(hardware)
-    write_rates(calibrate(hardware), hardware)
-    return busy
-
-
 def _rates(hardware: Hardware, kept: Rates | None, busy: list[OtherProcess]) -> Finding:
     if kept is None:
         detail = "none kept for this device; autotune doctor --calibrate measures them in seconds"
@@ -157,15 +153,14 @@ def _table_rates(hardware: Hardware) -> Rates | None:
 
 
 def _libraries() -> dict[str, Any]:
-    """Return what importing the libraries gives: an empty text for each that works, otherwise the reason."""
-    environment = {**os.environ, **ENVIRONMENT}
+    """Return the CUDA version of torch, and for each library an empty text if it can be imported, else the reason."""
     try:
         probe = subprocess.run(
             [sys.executable, "-c", _PROBE],
             capture_output=True,
             text=True,
             timeout=_PROBE_TIMEOUT_S,
-            env=environment,
+            env={**os.environ, **ENVIRONMENT},
         )
         answer: dict[str, Any] = json.loads(probe.stdout.strip().splitlines()[-1])
         return answer

@@ -1,1 +1,1 @@
-"""From the user's words to the plan of a search, and to the request of each of its trials."""
+"""Makes the plan of a search from the user's options, and from the plan the requests of its trials."""

@@ -1,7 +1,7 @@
-"""Over how many devices a search spreads each training, by `--devices`; every default is said.
+"""Settles over how many devices each training is spread (`--devices`).
 
-On CUDA they are devices alike. On the CPU they are processes that share its cores, each with the memory budget to
-itself, as ranks have on devices: what is found there is about the schedule, not about speed on GPUs.
+On CUDA these are devices of the same kind. On the CPU they are processes that share its cores, each with the whole
+memory budget, like ranks on devices; their speeds say nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from autotune.planning.options import SearchOptions
 from autotune.values import hardware as machine
 from autotune.values.hardware import Hardware
 
-# A device with less than this share of its memory in use is nobody's: drivers and desktops take some.
+# A device with less than this share of its memory in use is taken as idle: drivers and desktops take some.
 _IDLE_SHARE = 0.05
 
 
 def spread(options: SearchOptions, hardware: Hardware) -> tuple[Hardware, list[str]]:
-    """Return the hardware with as many devices as trainings are spread over, and what to say of it.
+    """Return the hardware with the number of devices of each training as its count, and notes for the user.
 
     Raises:
-        InputError: The number makes no sense here.
-        MachineError: The machine hasn't so many.
+        InputError: `--devices all` on the CPU.
+        MachineError: The machine has fewer devices, or fewer cores.
     """
     asked, there = options.devices, hardware.count or 1
     if hardware.is_cpu:
@@ -41,7 +41,7 @@ def spread(options: SearchOptions, hardware: Hardware) -> tuple[Hardware, list[s
 
 
 def _processes(asked: int | str | None, hardware: Hardware) -> tuple[Hardware, list[str]]:
-    """Return the processor with its processes, of which each has its share of the free memory."""
+    """Return the CPU with the number of processes as its count and one process's share of the free memory."""
     if asked is None or asked == 1:
         return hardware.model_copy(update={"count": 1}), []
     if not isinstance(asked, int):
@@ -56,7 +56,7 @@ def _processes(asked: int | str | None, hardware: Hardware) -> tuple[Hardware, l
 
 
 def _idle_note(hardware: Hardware) -> list[str]:
-    """Say so where devices lie idle that the search could use."""
+    """Return a note if further devices are idle that the search could use."""
     others = machine.like_devices(hardware.device)[1:] if (hardware.count or 1) > 1 else ()
     limit = _IDLE_SHARE * hardware.memory_bytes
     idle = 1 + sum((machine.cuda_used_bytes(device) or 0) < limit for device in others)
@@ -66,10 +66,10 @@ def _idle_note(hardware: Hardware) -> list[str]:
 
 
 def check_global_batch(asked: int, ranks: int, option: str = "--global-batch") -> None:
-    """Refuse a global batch that can't be dealt to the ranks evenly.
+    """Refuse a global batch that the ranks can't share evenly.
 
     Raises:
-        InputError: It can't; the message names the nearest that can.
+        InputError: They can't; the message names the nearest global batches that they can share.
     """
     if asked % ranks == 0:
         return
@@ -79,5 +79,5 @@ def check_global_batch(asked: int, ranks: int, option: str = "--global-batch") -
 
 
 def default_global_batch(usual: int, ranks: int) -> int:
-    """Return the smallest global batch from `usual` on that the ranks can share evenly."""
+    """Return the smallest global batch of at least `usual` samples that the ranks can share evenly."""
     return -(-usual // ranks) * ranks

@@ -1,7 +1,7 @@
-"""What a user can ask for: each option once, with its type, its default, its help and the group that it is listed in.
+"""The options of a search, each defined once: its type, default, help text and the group in which help lists it.
 
-The command line makes its options from these fields (`autotune.cli.options`); a test holds the signature of
-`autotune.find` to them. Text is read as well as values: '24GiB' and 25769803776 are the same memory.
+The command line makes its options from these fields (`autotune.cli.options`); a test compares the signature of
+`autotune.find` with them. Values may be given as text: '24GiB' and 25769803776 are the same memory.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SHOWN = 100  # characters of a refused value
 
 
 def _as_text(parse: Callable[[str], float]) -> BeforeValidator:
-    """Read text by `parse`; other values are left to pydantic."""
+    """Return a validator that parses text by `parse` and leaves other values to pydantic."""
     return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
 def _names(value: object) -> object:
-    """Return the names in 'wandb, MLflow', each once and in small letters."""
+    """Return the names in text such as 'wandb, MLflow' or in a list: in lower case, each once."""
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple):
         return value
@@ -53,9 +53,9 @@ Count = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_count)
 
 
 class WorkloadOptions(Value):
-    """What is trained, and on which device; None means the default, which may depend on the device.
+    """What is trained, and on which device. None means the default, which may depend on the device.
 
-    An alias is the option's name where the field has a unit behind it.
+    The alias of a field is the name of its option if the name of the field ends in a unit.
     """
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
@@ -84,7 +84,7 @@ class WorkloadOptions(Value):
 
 
 class SearchOptions(WorkloadOptions):
-    """What the user asks of a search."""
+    """The options of `autotune find` and `autotune.find`."""
 
     data: Name | None = Field(
         None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=WORKLOAD
@@ -111,13 +111,15 @@ class SearchOptions(WorkloadOptions):
     train_steps: PositiveInt | None = Field(  # at a microsecond each, the most take eleven days
         default=None, le=10**12, description="Minimise the time of a run of so many steps.", json_schema_extra=SEARCH
     )
-    train_tokens: Count | None = Field(None, description="The same in tokens, such as 20B.", json_schema_extra=SEARCH)
+    train_tokens: Count | None = Field(
+        None, description="Minimise the time of a run of so many tokens, as 20B.", json_schema_extra=SEARCH
+    )
     check_loss: NonNegativeInt | None = Field(
         None, description="Steps whose losses must agree [20; quick 0].", json_schema_extra=SEARCH
     )
     exhaustive: bool = Field(False, description="Measure every point; write table.jsonl.", json_schema_extra=SEARCH)
     repeat: PositiveInt = Field(1, description="Times each point is measured (--exhaustive).", json_schema_extra=SEARCH)
-    seed: int = Field(42, description="Of weights, data and the search.", json_schema_extra=SEARCH)
+    seed: int = Field(42, description="Seed of weights, data and the search.", json_schema_extra=SEARCH)
     devices: PositiveInt | Literal["all"] | None = Field(
         None, description="Spread each training over so many, or all [1].", json_schema_extra=CLUSTER
     )
@@ -128,7 +130,7 @@ class SearchOptions(WorkloadOptions):
         "local", description="What runs trials: local, or ray for a cluster.", json_schema_extra=CLUSTER
     )
     address: str | None = Field(
-        None, description="Of the Ray cluster [RAY_ADDRESS, else one here].", json_schema_extra=CLUSTER
+        None, description="Address of the Ray cluster [RAY_ADDRESS, else one here].", json_schema_extra=CLUSTER
     )
     kind: str | None = Field(
         None, description="Part of a device's name in a mixed cluster [most nodes].", json_schema_extra=CLUSTER
@@ -141,16 +143,16 @@ class SearchOptions(WorkloadOptions):
 
     @property
     def fleet(self) -> Fleet:
-        """Where trials run."""
+        """The places where trials run."""
         devices = self.devices if isinstance(self.devices, int) else 1
         return Fleet(engine=self.engine, workers=self.workers, devices=devices, address=self.address, kind=self.kind)
 
 
 def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
-    """Return the options with the values `given`, by the names that a user gives them: 'memory', not 'memory_bytes'.
+    """Return options of `kind` with the values `given`, by the user's names: 'memory', not 'memory_bytes'.
 
     Raises:
-        InputError: A value is impossible.
+        InputError: A value is impossible; the message names the option.
     """
     try:
         return kind.model_validate(given)
@@ -161,5 +163,5 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
 
 
 def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:
-    """Return the fields of options by the names that a user gives them."""
+    """Return the fields of options by the user's names: 'memory', not 'memory_bytes'."""
     return {field.alias or name: field for name, field in kind.model_fields.items()}

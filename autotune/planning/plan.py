@@ -1,4 +1,4 @@
-"""The plan of a search: all that was settled before its first trial, as `search.json` has it; and trials' requests."""
+"""The plan of a search, which is settled before the first trial and stored as `search.json`; requests of trials."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from autotune.values.placement import Fleet
 from autotune.values.problem import Objective, Problem
 from autotune.values.trial import Limits, Prediction, Purpose, TrialRequest
 
-SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; it had none in its first version
+SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version have no such field
 
-# Micro-steps of a search trial: the gradients of one are kept during the next, and the rest is inferred.
+# Most micro-batches per step of a search trial. Two show the memory of gradients that are held during a backward pass;
+# the time of a step with more is inferred.
 SEARCH_ACCUMULATION = 2
 
-# Purposes whose trials run the workload's true accumulation.
+# Purposes whose trials run all micro-batches of a step.
 _WHOLE_STEPS = (Purpose.FINAL, Purpose.LOSS_CHECK, Purpose.EXPLAIN)
 
-# Purposes whose trials are compared with each other, and so measured more finely than those of the search.
+# Purposes whose trials are compared closely, and so measured more exactly than those of the search.
 _AGAIN = (Purpose.FINAL, Purpose.EXPLAIN)
 
-# A check is over after the steps it asks for, however long they take and however much they differ.
+# Limits that never end a check, which runs the number of steps that it asks for.
 _NEVER_SURE, _NO_TIME_LIMIT_S = 1e-12, 1e9
 
 
 class SearchPlan(Problem):
-    """A problem with all that is settled of the search for its answer, as it stands in `search.json`."""
+    """The problem of a search and all that is settled about how it is solved, as stored in `search.json`."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
     budget: Budget
@@ -42,16 +43,20 @@ class SearchPlan(Problem):
     objective: Objective = Objective()
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
     skewed_routing: bool = Field(default=False, description="a winner with experts is measured with uneven routing too")
-    loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: not")
-    loss_insisted: bool = Field(default=False, description="compared whatever it takes: the user has asked for it")
+    loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: none")
+    loss_insisted: bool = Field(
+        default=False, description="losses are compared however long it takes, as the user asked"
+    )
     record: bool = Field(default=False, description="the lasting record is read and written")
     report_to: tuple[str, ...] = Field(default=(), description="trackers that are told of each trial")
     fleet: Fleet = Field(default=Fleet(), description="where the trials run")
-    is_shared: bool = Field(default=False, description="trials at the same time disturb each other")
-    options: SearchOptions | None = Field(default=None, description="what the user asked for; None: made otherwise")
+    is_shared: bool = Field(default=False, description="concurrent trials slow each other down")
+    options: SearchOptions | None = Field(
+        default=None, description="the user's options; None: the plan can't be made from options"
+    )
     output: str | None = Field(default=None, description="file that the answer is written to as well")
     reopened_at: NonNegativeInt = Field(
-        default=0, description="number of the next trial when limits were last changed: earlier finals don't end it"
+        default=0, description="number of the next trial when the limits last changed; finals before it don't count"
     )
     notes: tuple[str, ...]
 
@@ -62,7 +67,7 @@ class SearchPlan(Problem):
 
     @property
     def world_sizes(self) -> frozenset[int]:
-        """Over how many devices its trainings are spread: as the baseline, or as the space names."""
+        """The numbers of devices over which trainings are spread: that of the baseline, and those of the space."""
         named = self.space.parameters.get("parallelism.world_size")
         choices = named.choices if named is not None and named.choices != "lattice" else ()
         return frozenset({self.baseline.parallelism.world_size, *(c for c in choices if isinstance(c, int))})
@@ -87,18 +92,18 @@ def request_of(
     """Return the request for a trial of `config`.
 
     Args:
-        plan: The search.
-        config: What is run.
-        purpose: Why.
-        number: Of the trial.
-        timeout_s: When it is ended.
-        task: Of a check.
-        prediction: What the cost model expects.
-        cold_compile: Whether what is compiled is compiled anew, as in a user's first run.
-        to_beat: Samples/s below which the exact rate doesn't matter; None: it always does.
+        plan: The plan of the search.
+        config: The configuration to run.
+        purpose: What the trial is for.
+        number: Number of the trial.
+        timeout_s: Seconds after which the trial is ended.
+        task: What a check does beside timing steps; None for other trials.
+        prediction: The prediction of the cost model, if there is one.
+        cold_compile: Whether compiled code is compiled anew, as in a user's first run.
+        to_beat: Samples/s below which the trial may measure less exactly; None: it always measures exactly.
     """
     full = plan.workload.accumulation_steps(config)
-    # What is inside a step of the user's own can't be seen, and so not be inferred.
+    # The micro-batches of a user's own step can't be timed, so a longer step can't be inferred from a shorter one.
     whole = purpose in _WHOLE_STEPS or plan.workload.own_step is not None
     return TrialRequest(
         number=number,
@@ -132,7 +137,7 @@ def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limit
     )
     if task is None or isinstance(task, RoutingTask):
         return limits
-    # Of a soak, the first step makes the optimizer's states and the next two meet them.
+    # In a soak, the first step creates the optimizer states, and two more run with them.
     steps = task.steps if isinstance(task, LossTask) else 2
     fixed = {"measure_time_s": _NO_TIME_LIMIT_S, "relative_interval": _NEVER_SURE}
     return limits.model_copy(update={"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": max(2, steps), **fixed})

@@ -1,6 +1,6 @@
-"""From the user's words to a search plan: model, device, workload, baseline, limits, space; every default is said.
+"""Makes the plan of a search from the user's options: device, workload, memory, baseline, limits and search space.
 
-Everything that can be refused is refused here, before the first trial.
+Options that can't be used are refused here, before the first trial. Notes tell the user every default that was chosen.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from autotune.values.model import ModelFacts
 from autotune.values.placement import Allotment
 from autotune.values.workload import Workload
 
-LOW_DISK_BYTES = 1 << 30
+LOW_DISK_BYTES = 1 << 30  # less free disk than this is noted
 
-# What a trial takes beside its own time limit at the very most: to be ended, and to give its memory back.
+# Seconds beyond its time limit that a trial takes at most: to be ended, and to release its memory.
 TRIAL_OVERHEAD_S = 60.0
 
-# For a first guess at what a recording takes: seconds of a trial that are not measuring.
+# Seconds of a trial before it measures, for a first estimate of how long a recording takes.
 USUAL_START_S = 3.0
 
 
@@ -46,10 +46,12 @@ def subject_of(
     make_trainer: Callable[[], Any] | None = None,
     script: Sequence[str] | None = None,
 ) -> Subject:
-    """Return what is tuned: the user's own loop, Trainer or script, if one was given, otherwise the model.
+    """Return what is tuned: the user's own loop, Trainer or script if one is given, otherwise the model.
+
+    The arguments are those of `autotune.find`.
 
     Raises:
-        InputError: Nothing or more than one was given, it can't be used, or an option doesn't go with it.
+        InputError: Nothing or more than one is given, it can't be used, or an option contradicts it.
     """
     named = {"trainer": trainer, "make_trainer": make_trainer, "script": script, "step": step}
     given = [name for name, value in named.items() if value is not None]
@@ -65,16 +67,16 @@ def subject_of(
 
 
 def outline(options: SearchOptions, allotment: Allotment | None = None, subject: Subject | None = None) -> Outline:
-    """Return what can be settled without a child process.
+    """Return the part of the plan that can be settled before the model is looked at in a child process.
 
     Args:
-        options: What the user asked for.
-        allotment: What each trial has to itself; by default all of the device that was asked for.
+        options: The user's options.
+        allotment: The hardware of each trial; by default the whole device that `options` name.
         subject: What is tuned; by default the model that `options` name.
 
     Raises:
-        InputError: Something in `options` can't be used.
-        MachineError: The device isn't there.
+        InputError: An option can't be used.
+        MachineError: The device isn't present.
     """
     if options.repeat > 1 and not options.exhaustive:
         raise InputError(f"--repeat {options.repeat}: needs --exhaustive")
@@ -103,10 +105,15 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
 
 
 def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -> SearchPlan:
-    """Return the plan, now that the model's facts and the data's lengths (in the outline's workload) are known.
+    """Return the plan.
+
+    Args:
+        outline: What was settled before; its workload has the lengths of the data.
+        facts: Facts about the model.
+        notes: Further notes for the user.
 
     Raises:
-        InputError: The workload doesn't fit the model.
+        InputError: A sample is longer than the model takes, or an option contradicts the workload.
     """
     subject, workload, hardware = outline.subject, outline.workload, outline.hardware
     options = subject.options
@@ -147,7 +154,7 @@ def check_lengths(workload: Workload, facts: ModelFacts) -> None:
     """Refuse samples that are longer than the model takes.
 
     Raises:
-        InputError: They are.
+        InputError: A sample or its target is longer.
     """
     for option, length, longest in (
         ("--seq-len", workload.sequence_length, facts.max_sequence_length),
@@ -158,7 +165,7 @@ def check_lengths(workload: Workload, facts: ModelFacts) -> None:
 
 
 def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
-    """Return a line for each condition of the machine that a search should know: disk, other processes."""
+    """Return a line for each condition of this machine that may harm a search: low disk space, busy processes."""
     lines = []
     free = shutil.disk_usage(run_directory).free
     if free < LOW_DISK_BYTES:
@@ -172,10 +179,10 @@ def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
 
 
 def loss_steps_of(options: SearchOptions) -> int:
-    """Return over how many steps losses are compared.
+    """Return the number of optimizer steps over which losses are compared; 0: they aren't.
 
     Raises:
-        InputError: They can't be, and were asked for.
+        InputError: `--check-loss` was given, but losses can't be compared.
     """
     free = options.global_batch == "any"
     return planned_loss_steps(options.check_loss, options.effort, free_batch=free, exhaustive=options.exhaustive)
@@ -213,7 +220,7 @@ def _memory(options: SearchOptions, allotment: Allotment, notes: list[str]) -> i
 
 
 def _budget_of_all(plan: SearchPlan, options: SearchOptions) -> Budget:
-    """Return the budget in which every trial of an exhaustive plan fits, but for the limits that the user gave."""
+    """Return a budget that all trials of an exhaustive plan fit in; limits that the user gave are kept."""
     trials = len(plan.every_config()) * plan.repeats
     changes: dict[str, float] = {}
     if options.max_trials is None:
@@ -224,8 +231,11 @@ def _budget_of_all(plan: SearchPlan, options: SearchOptions) -> Budget:
 
 
 def _states_note(plan: SearchPlan) -> tuple[str, ...]:
-    """Say what the baseline needs at the very least: weights and gradients, and AdamW's two states, fp32 each."""
-    if not plan.facts.parameters:  # nothing is known of the model
+    """Return notes on the memory that the baseline needs at least, and on the extent of the search.
+
+    The memory is that of weights, gradients and AdamW's two states, 4 bytes a parameter each (fp32).
+    """
+    if not plan.facts.parameters:  # the model isn't known
         return (_extent(plan),)
     adamw = plan.baseline.optim in ("adamw_torch", "adamw_torch_fused")
     states = plan.facts.parameters * (16 if adamw else 8)
@@ -244,7 +254,7 @@ def _states_note(plan: SearchPlan) -> tuple[str, ...]:
 
 
 def _extent(plan: SearchPlan) -> str:
-    """Say how long a search may take; of a recording how much there is to measure, and roughly what that takes."""
+    """Return words on how long a search may take; for a recording on its points and their expected time."""
     budget = plan.budget
     if not plan.exhaustive:
         trials = "1 trial" if budget.max_trials == 1 else f"{budget.max_trials} trials"

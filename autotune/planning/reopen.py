@@ -1,7 +1,6 @@
-"""Other limits for a search that is gone on with: more time, more trials, another effort. Pure.
+"""Changes the limits of a search that is resumed: more time, more trials, another effort.
 
-The plan that comes of it takes the place of the old one in the run directory, so that who resumes the search again goes
-on within the same limits.
+The new plan replaces the old one in the run directory, so that later resumes keep the new limits.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from autotune.values.budget import Budget, Effort
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
-# Said of a search that is gone on with and comes to its end at once.
+# Note for a resumed search that ends without a trial.
 NOTHING_RUN = (
     "no trial was run: the search is over, or what is left isn't enough for one (--max-time, --max-trials and --effort "
     "give it more)"
@@ -32,18 +31,18 @@ def reopened(
     max_time_s: float | None = None,
     output: str | None = None,
 ) -> SearchPlan:
-    """Return `plan` within other limits; those of the whole search, what it has had until now included.
+    """Return `plan` with other limits, which hold for the whole search including the trials so far.
 
     Args:
-        plan: As it stands.
+        plan: The plan until now.
         results: The trials so far.
-        effort: Stands for all its limits but those that are given with it.
-        max_trials: Of the search.
-        max_time_s: Of the search.
-        output: The file in which the answer is wanted now; None: as before.
+        effort: Sets all limits; `max_trials` and `max_time_s` take precedence. None: as before.
+        max_trials: Trials of the whole search; None: as before.
+        max_time_s: Seconds of the whole search; None: as before.
+        output: File to write the answer to as well; None: as before.
 
     Raises:
-        InputError: The points of a recording don't depend on limits.
+        InputError: `effort` is given for an exhaustive search, whose points are fixed.
     """
     if plan.exhaustive and effort is not None:
         raise InputError(
@@ -57,19 +56,20 @@ def reopened(
         plan = plan.model_copy(update={"output": output})
     if budget == plan.budget:
         return plan
-    plan = plan.model_copy(update={"budget": budget, "reopened_at": _next_number(results)})
+    next_number = max((r.request.number for r in results), default=-1) + 1
+    plan = plan.model_copy(update={"budget": budget, "reopened_at": next_number})
     if plan.options is None:
         return plan
     asked = {"effort": effort, "max_trials": max_trials, "max_time_s": max_time_s}
     options = plan.options.model_copy(
         update={name: value for name, value in asked.items() if effort is not None or value is not None}
     )
-    # Whether losses are compared is a matter of effort, too.
+    # The effort also decides whether losses are compared.
     return plan.model_copy(update={"options": options, "loss_steps": loss_steps_of(options)})
 
 
 def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
-    """Return the limits of a search that goes on, and what of them is spent, in words."""
+    """Return words on the limits of a resumed search, and on the time and trials that it has spent."""
     searched = sum(r.request.purpose is Purpose.SEARCH for r in results)
     trials = "1 trial" if searched == 1 else f"{searched} trials"
     return (
@@ -79,20 +79,16 @@ def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
 
 
 def is_over(plan: SearchPlan, results: Sequence[TrialResult]) -> bool:
-    """Return whether the search had come to its finals, and wasn't given other limits since."""
+    """Return whether the search had begun its finals or checks, and its limits were not changed since."""
     return any(r.request.purpose.closes and r.request.number >= plan.reopened_at for r in results)
 
 
 def outlived(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials that were ended at a time limit shorter than any has now: what they tried is tried again.
+    """Return the trials that ran into a shorter time limit than the present one, so that they should run again.
 
-    None where some trial has completed: what took so much longer than that is slow.
+    If any trial has completed, the list is empty: configurations that took so much longer are too slow anyway.
     """
     if any(r.measurement is not None for r in results):
         return []
     cut_short = (r for r in results if r.status is TrialStatus.TIMED_OUT and r.request.number < plan.reopened_at)
     return [r for r in cut_short if r.request.limits.timeout_s < plan.budget.trial_timeout_s]
-
-
-def _next_number(results: Sequence[TrialResult]) -> int:
-    return max((r.request.number for r in results), default=-1) + 1

@@ -1,4 +1,4 @@
-"""`find(step=...)`: a plain PyTorch or Accelerate loop as what is tuned, with the knobs that it says it honours.
+"""`find(step=...)`: tunes a plain PyTorch or Accelerate loop by the knobs that it is said to honour.
 
 ::
 
@@ -15,10 +15,9 @@
 
     autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
 
-The function is pickled into the search's directory and called anew in each trial's process (`execution.user_steps`).
-Before the first trial a step is run at two micro-batches: it has to consume the global batch, and whether its gradient
-depends on the split is measured (`execution.step_facts`).
-Nothing is predicted, as nothing is known of its model, unless the model is named too.
+The function is pickled into the run directory and called in the process of each trial (`execution.user_steps`). Before
+the first trial, a step is run at two micro-batches to check that it consumes the global batch, and to measure whether
+its gradient depends on the split (`execution.step_facts`). The cost model is used only if the model is named as well.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from autotune.values.workload import Workload
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | None]
 
-# Where the usual choices of a knob that a device's usual space doesn't have are looked up.
+# Spaces that provide the choices of a knob that the default space of the device lacks.
 _FURTHER_SPACES = ("default", "full")
 
 _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -72,7 +71,7 @@ _NOT_HONOURED = {
     "expert_capacity": _EXPERTS,
 }
 
-# Options of a search that say something about a training that autotune sets up itself.
+# Options that apply only to trainings that autotune sets up itself, with the reason of the refusal.
 _NOT_WITH_STEP: dict[str, str] = {
     "data": "your function reads its own data",
     "text_field": "your function reads its own data",
@@ -85,13 +84,13 @@ class UserLoop(Subject):
     """The user's own training loop: a function that sets it up for a configuration and returns its step.
 
     Args:
-        options: What else was asked for.
-        step: Takes a configuration, and the micro-batches per step if it has an argument of that name; returns what
-            runs one optimizer step.
-        knobs: Fields of TrainConfig that it honours, alone or each with its choices.
+        options: The user's options.
+        step: Function that takes a configuration, and `accumulation_steps` if it has an argument of that name, and
+            returns a function that runs one optimizer step.
+        knobs: Names of the fields of TrainConfig that `step` honours, or a mapping of them to their choices.
 
     Raises:
-        InputError: One of them can't be used, or the function can't be pickled.
+        InputError: An argument can't be used, or the function can't be pickled.
     """
 
     def __init__(self, options: SearchOptions, step: Callable[..., Any], knobs: Knobs | None) -> None:
@@ -119,11 +118,11 @@ class UserLoop(Subject):
 
     @property
     def name(self) -> str:
-        """What its run directory is called by."""
+        """The name from which the default run directory is made."""
         return self.options.model or self.own.name
 
     def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
-        """Return what every trial trains: of the model, if it is named, otherwise of one that nothing is known of."""
+        """Return what every trial trains; if the user names no model, that of the workload is a placeholder."""
         name = self.own.name
         unknown = ModelSpec(reference=name, name=name, source="own", model_type="your own loop", kind="own", config={})
         model = model_of(self.options) if self.options.model else (unknown, Task.OWN)
@@ -131,46 +130,50 @@ class UserLoop(Subject):
         return workload.model_copy(update={"own_step": self.own})
 
     def space(self, hardware: Hardware) -> SpaceFile:
-        """Return the space of the knobs that were named, if any were."""
+        """Return the space of the named knobs, or the space that `options` name."""
         return space_of(self.own, default_space(hardware)) if self.own.knobs else super().space(hardware)
 
     def keep(self, run_directory: Path) -> None:
-        """Write the function where the trials of a search find it."""
+        """Write the pickled function into the run directory."""
         keep_pickle(self._pickled, run_directory, STEP_FILE)
 
     def described(self, outline: Outline, asker: Asker) -> Description:
-        """Return the facts about the model, or that it can do what was named where nothing is known of it."""
+        """Return the facts about the named model; if none is named, facts that allow all knobs of the space."""
         if self.options.model:
             return super().described(outline, asker)
         return Description(facts=facts_of(outline.space))
 
     def planned(self, plan: SearchPlan) -> SearchPlan:
-        """Return the plan without checks: the loop can be timed, and nothing else."""
+        """Return the plan without checks and without the record, as a loop can only be timed."""
         changes = {"soak": False, "skewed_routing": False, "loss_steps": 0, "record": False, "options": None}
-        notes = (*plan.notes, *_trusted(plan.space))
-        return plan.model_copy(update={**changes, "notes": notes})
+        notes = (
+            f"your own loop: {', '.join(plan.space.parameters)} are varied, and that your function honours them is "
+            "taken on trust; other fields of a configuration stay as they are and mean nothing to it",
+            "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches",
+        )
+        return plan.model_copy(update={**changes, "notes": (*plan.notes, *notes)})
 
     def examined(self, plan: SearchPlan, asker: Asker) -> SearchPlan:
-        """Return the plan with what the baseline's step, and one with another split, have told."""
+        """Return the plan with the facts found by running a step of the baseline and one with another micro-batch."""
         found = asker.examine(to_examine(plan))
         return plan.model_copy(update={"facts": found.facts, "notes": (*plan.notes, *found.notes)})
 
 
 def space_of(own: OwnStep, usual: str) -> SpaceFile:
-    """Return the space of the knobs that were named, in the order of the spaces that come with autotune.
+    """Return the space of the named knobs, in the order of the built-in spaces.
 
     Args:
-        own: The user's function.
-        usual: The space of the device, whose choices are taken where none are named.
+        own: The user's function with its knobs.
+        usual: Default space of the device, which provides the choices of knobs that are named without choices.
 
     Raises:
-        InputError: A knob has no usual choices, or exists only beside another.
+        InputError: A knob has no default choices, or exists only beside another one that isn't named.
     """
     known: dict[str, Parameter] = {}
     for space in dict.fromkeys((usual, *_FURTHER_SPACES)):
         known = {**known, **{n: p for n, p in load_space(space).parameters.items() if n not in known}}
     named = dict(own.knobs)
-    if "adapter" in named:  # the fields of an adapter are honoured with it
+    if "adapter" in named:  # who honours adapters honours their fields
         named = {**{n: None for n in known if n.startswith("adapter.")}, **named}
     order = [*(n for n in known if n in named), *(n for n in named if n not in known)]
     parameters = {name: _parameter(name, named[name], known.get(name)) for name in order}
@@ -182,7 +185,7 @@ def space_of(own: OwnStep, usual: str) -> SpaceFile:
 
 
 def facts_of(space: SpaceFile) -> ModelFacts:
-    """Return what a search goes by where nothing is known of the model: that it can do what was named."""
+    """Return the facts about an unknown model, which is assumed to support all parameters of the space."""
     named = set(space.parameters)
     has_layers = bool(named & {"adapter", "quantization"})
     return ModelFacts(
@@ -190,32 +193,24 @@ def facts_of(space: SpaceFile) -> ModelFacts:
         parameters=0,
         attn_implementations=_ATTENTION if "attn_implementation" in named else (),
         supports_checkpointing=True,
-        has_dropout=True,  # it may have: compiling is then more than another schedule
+        has_dropout=True,  # it may; compiling then changes the random numbers
         liger="use_liger_kernel" in named,
         linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))) if has_layers else (),
     )
 
 
 def to_examine(plan: SearchPlan) -> ExamineRequest:
-    """Return what is run of the user's loop before the first trial: the baseline's step, and one with another split."""
+    """Return the request to run a step of the user's loop at the baseline, and at another micro-batch if possible.
+
+    The largest smaller micro-batch is taken, as it fits where the baseline fits; else the smallest larger one.
+    """
     dimension = next((d for d in plan.search_space().dimensions if d.name == MICRO_BATCH), None)
     own = plan.baseline.per_device_train_batch_size
     sizes = [s for s in dimension.choices if isinstance(s, int) and s != own] if dimension is not None else []
     if plan.workload.global_batch_size is None:
-        sizes = []  # every micro-batch is a step of its own
-    other = max(
-        (s for s in sizes if s < own), default=min(sizes, default=None)
-    )  # a smaller one fits where its own does
+        sizes = []  # each micro-batch is another global batch, so their gradients can't be compared
+    other = max((s for s in sizes if s < own), default=min(sizes, default=None))
     return ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
-
-
-def _trusted(space: SpaceFile) -> tuple[str, ...]:
-    """Say what is taken on trust."""
-    return (
-        f"your own loop: {', '.join(space.parameters)} are varied, and that your function honours them is taken on "
-        "trust; other fields of a configuration stay as they are and mean nothing to it",
-        "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches",
-    )
 
 
 def _check_options(options: SearchOptions) -> None:
@@ -231,7 +226,11 @@ def _check_options(options: SearchOptions) -> None:
 
 
 def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
-    """Return whether the function takes the micro-batches per step beside the configuration."""
+    """Return whether the function has an argument `accumulation_steps`.
+
+    Raises:
+        InputError: It can't be called with a configuration.
+    """
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
@@ -247,10 +246,10 @@ def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
 
 
 def _checked(knobs: Knobs) -> dict[str, Choices | None]:
-    """Return the choices by knob, None where the usual ones are meant.
+    """Return the choices by knob; None stands for the default choices.
 
     Raises:
-        InputError: There is no such knob, it isn't for loops of one's own, or a choice is none of its values.
+        InputError: There is no such knob, a loop can't honour it, or a choice isn't one of its values.
     """
     if isinstance(knobs, str):
         raise InputError(f"knobs: expected a list of names, such as [{knobs!r}]")
@@ -271,7 +270,11 @@ def _checked(knobs: Knobs) -> dict[str, Choices | None]:
 
 
 def _parameter(name: str, choices: Choices | None, usual: Parameter | None) -> Parameter:
-    """Return a dimension of the space; what was named is tried whatever the effort."""
+    """Return a parameter of the space, which is varied at every effort.
+
+    Raises:
+        InputError: Neither the user nor a built-in space names choices.
+    """
     if choices is not None:
         return Parameter(choices=choices)
     if usual is None:

@@ -1,7 +1,7 @@
-"""A search of the user's own Trainer, of a function that makes one, or of a script: from those to what is planned.
+"""Tunes the user's own Trainer, a function that makes one, or a script that trains with one.
 
-The code is run once until it trains (`execution.user_facts`); its own arguments are the baseline, and what it decides
-stays as it is.
+Before the first trial, the code is run up to the beginning of its training (`execution.user_facts`). Its own arguments
+are the baseline; what the code itself decides is not varied.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from autotune.values.config import Precision
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Description
-from autotune.values.user_code import CODE_FILE, Held, OwnCode, OwnFound
+from autotune.values.user_code import CODE_FILE, Held, OwnCode
 from autotune.values.workload import Workload
 
-# Options of a search that the user's code decides, or that don't go with it, and why.
+# Options that contradict the user's code, with the reason of the refusal.
 _THEIRS = "your code decides it"
 _ONE_DEVICE = "a {given} is tuned on one device of this machine"
 DECIDED_BY_CODE: dict[str, str] = {
@@ -39,16 +39,19 @@ DECIDED_BY_CODE: dict[str, str] = {
 }
 
 _LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"})
-_HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # of python: none of them changes what a script computes
+_HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # flags of Python that don't change what a script computes
+
+# Fields of `OwnCode` that are found by running the code.
+_FOUND = ("arguments", "barred", "weights", "reorders", "pads", "normalizes", "not_predicted")
 
 
 class UserTrainer(Subject):
     """The user's own Trainer, the function that makes it, or the script that does.
 
     Args:
-        options: What the user asked for.
-        code: What is known of the code before it has run.
-        pickled: The function that makes the Trainer; None of a script.
+        options: The user's options.
+        code: The facts about the code before it is run.
+        pickled: The function that makes the Trainer; None for a script.
     """
 
     def __init__(self, options: SearchOptions, code: OwnCode, pickled: bytes | None = None) -> None:
@@ -65,10 +68,10 @@ class UserTrainer(Subject):
         make_trainer: Callable[[], Any] | None = None,
         script: Sequence[str] | None = None,
     ) -> UserTrainer:
-        """Return the one of the three that is given.
+        """Return what is tuned, from the one of the three arguments that is given.
 
         Raises:
-            InputError: It can't be used, or an option doesn't go with it.
+            InputError: The argument can't be used, or an option contradicts it.
         """
         given = "script" if script is not None else "trainer" if trainer is not None else "make_trainer"
         for name, reason in DECIDED_BY_CODE.items():
@@ -88,11 +91,11 @@ class UserTrainer(Subject):
 
     @property
     def name(self) -> str:
-        """What its run directory is called by."""
+        """The name from which the default run directory is made."""
         return self.code.name
 
     def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
-        """Return what stands for the workload until the code has been looked at."""
+        """Return a placeholder for the workload, which `settled` replaces once the code has been looked at."""
         shown = self.code.shown
         spec = ModelSpec(reference=shown, name=shown, source="own", model_type="your own code", kind="own", config={})
         seed = self.options.seed
@@ -101,15 +104,15 @@ class UserTrainer(Subject):
         )
 
     def keep(self, run_directory: Path) -> None:
-        """Write pickled code where the trials of a search find it."""
+        """Write the pickled function into the run directory; a script stays where it is."""
         if self._pickled is not None:
             keep_pickle(self._pickled, run_directory, CODE_FILE)
 
     def settled(self, outline: Outline, description: Description) -> Outline:
-        """Return the outline with what was found in the code, whose own arguments are the baseline.
+        """Return the outline with the workload found in the code, and its arguments as the baseline.
 
         Raises:
-            InputError: Its arguments can't be those of a baseline.
+            InputError: The arguments can't be used as a baseline.
         """
         found = description.own
         assert found is not None
@@ -120,6 +123,8 @@ class UserTrainer(Subject):
             baseline_config(arguments, batch, description.facts, outline.hardware)
         except InputError as error:
             raise InputError(str(error).replace("--baseline", "your TrainingArguments")) from None
+        known = {name: getattr(found, name) for name in _FOUND}
+        known["held"] = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
         workload = outline.workload.model_copy(
             update={
                 "model": found.spec,
@@ -129,16 +134,16 @@ class UserTrainer(Subject):
                 "global_batch_size": batch,
                 "lengths": description.lengths,
                 "fixed_arguments": found.fixed,
-                "own_code": self.code.model_copy(update=_known(found)),
+                "own_code": self.code.model_copy(update=known),
             }
         )
         note = f"global batch {batch} samples, that of your own arguments, which are the baseline"
         return dataclasses.replace(outline, workload=workload, arguments=arguments, notes=(*outline.notes, note))
 
     def planned(self, plan: SearchPlan) -> SearchPlan:
-        """Return the plan with the knobs that the code decides held at what the baseline has.
+        """Return the plan with the knobs that the code decides held at their values in the baseline.
 
-        Its trials are not recorded for later searches: the code may change, and not say so.
+        The trials are not recorded for later searches, as the code may have changed by then.
         """
         code, baseline = plan.workload.own_code, plan.baseline
         assert code is not None
@@ -150,7 +155,7 @@ class UserTrainer(Subject):
 
 
 def aside(trainer: Any) -> AbstractContextManager[None]:
-    """Return what keeps the model of a Trainer out of the device's memory, where a Trainer was given."""
+    """Return a context in which the model of a Trainer is moved out of device memory; it does nothing for None."""
     if trainer is None:
         return nullcontext()
     from autotune.training import trainer_pickle
@@ -159,10 +164,10 @@ def aside(trainer: Any) -> AbstractContextManager[None]:
 
 
 def code_of(command: Sequence[str]) -> OwnCode:
-    """Return the script that a command line starts.
+    """Return the script that a command line runs.
 
     Raises:
-        InputError: It starts none, or by something else than this Python.
+        InputError: The command line runs no script, or runs it by a launcher or another Python than this one.
     """
     words = list(command)
     if not words:
@@ -188,10 +193,10 @@ def code_of(command: Sequence[str]) -> OwnCode:
 
 
 def _check_python(word: str) -> None:
-    """Refuse an interpreter of another environment; plain `python` is taken for this one.
+    """Refuse a Python of another environment; a name without a path is taken for this one.
 
     Raises:
-        InputError: It is another one.
+        InputError: The path leads to another environment.
     """
     if "/" not in word:
         return
@@ -200,11 +205,5 @@ def _check_python(word: str) -> None:
         raise InputError(f"{word}: another Python than autotune's ({sys.executable}); install autotune there")
 
 
-def _known(found: OwnFound) -> dict[str, Any]:
-    same = ("arguments", "barred", "weights", "reorders", "pads", "normalizes", "not_predicted")
-    held = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
-    return {**{name: getattr(found, name) for name in same}, "held": held}
-
-
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, str) else value  # a member of an enumeration is one to JSON alone
+    return str(value) if isinstance(value, str) else value  # a string in place of a member of an enumeration

@@ -1,7 +1,7 @@
-"""The workload, from the user's words, every default of which is said; and who knows how it is planned.
+"""Makes the workload from the user's options, and defines what is tuned (`Subject`).
 
 A search tunes a model that the user names (`Subject`), the user's own Trainer or script (`user_trainer.UserTrainer`),
-or the user's own loop (`user_loop.UserLoop`).
+or the user's own loop (`user_loop.UserLoop`). Notes tell the user every default that was chosen.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 from autotune.values.workload import LONGEST_SAMPLE, Workload
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
-SPACE_OF_SEVERAL = "parallel"  # devices
+SPACE_OF_SEVERAL = "parallel"  # default space for several devices
 DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 128}
-TRANSCRIPT_LENGTH = 128  # tokens of the half minute that Whisper hears: some 75 spoken words
+TRANSCRIPT_LENGTH = 128  # tokens; the 30 s of a Whisper sample hold some 75 spoken words
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 16}
 
 
 @dataclasses.dataclass(frozen=True)
 class Outline:
-    """What is settled before the model's classes, or the user's code, have been looked at."""
+    """The part of a plan that is settled before the model or the user's code has been looked at."""
 
     subject: Subject
     hardware: Hardware
@@ -51,24 +51,24 @@ class Outline:
 
 
 class Asker(Protocol):
-    """What runs the processes that answer what has to be known before the first trial."""
+    """Runs child processes before the first trial, as `autotune.execution.runner.LocalRunner` does."""
 
     def describe(self, request: DescribeRequest) -> Description:
         """Return the facts about the model and the data."""
         ...
 
     def examine(self, request: ExamineRequest) -> Description:
-        """Return what running steps of the user's loop has told."""
+        """Return the facts found by running steps of the user's loop."""
         ...
 
 
 class Subject:
-    """What is tuned: here a model that the user names, which autotune trains with the Trainer.
+    """What is tuned: a model that the user names, trained with the Trainer. Subclasses tune the user's own code.
 
-    Its methods are the stations from the user's words to the plan, in their order.
+    Planning calls the methods in the order of their definition.
 
     Args:
-        options: What the user asked for.
+        options: The user's options.
     """
 
     def __init__(self, options: SearchOptions) -> None:
@@ -76,67 +76,67 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """What its run directory is called by."""
+        """The name from which the default run directory is made."""
         return self.options.model
 
     def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
-        """Return what every trial trains; defaults are said in `notes`.
+        """Return what every trial trains; a line for each default is added to `notes`.
 
         Raises:
-            InputError: Something in the options can't be used.
+            InputError: An option can't be used.
         """
         return searched_workload(self.options, model_of(self.options), hardware, arguments, notes)
 
     def space(self, hardware: Hardware) -> SpaceFile:
-        """Return what is varied.
+        """Return the search space.
 
         Raises:
-            SearchSpaceError: It can't be read.
+            SearchSpaceError: The file of the space can't be read.
         """
         return load_space(self.options.space or default_space(hardware))
 
     def keep(self, run_directory: Path) -> None:
-        """Write what trials need of it into the run directory."""
+        """Write the user's pickled code, if there is any, into the run directory."""
 
     def described(self, outline: Outline, asker: Asker) -> Description:
         """Return the facts about the model and the data."""
         return asker.describe(DescribeRequest(workload=outline.workload))
 
     def settled(self, outline: Outline, description: Description) -> Outline:
-        """Return the outline, now that the model or the code has been looked at.
+        """Return the outline with what the description adds to it.
 
         Raises:
-            InputError: What was found can't be tuned.
+            InputError: The user's code can't be tuned.
         """
         workload = outline.workload.model_copy(update={"lengths": description.lengths})
         return dataclasses.replace(outline, workload=workload)
 
     def planned(self, plan: SearchPlan) -> SearchPlan:
-        """Return the plan without what doesn't go with this subject."""
+        """Return the plan adapted to this subject."""
         return plan
 
     def examined(self, plan: SearchPlan, asker: Asker) -> SearchPlan:
-        """Return the plan with what running a step has told, where one has to be run."""
+        """Return the plan with the facts that need a step to be run, if there are any."""
         return plan
 
 
 def keep_pickle(content: bytes, run_directory: Path, name: str) -> None:
-    """Write the user's pickled code where the trials of a search find it."""
+    """Write the user's pickled code to `data/` in the run directory, from where trials load it."""
     folder = run_directory / "data"
     folder.mkdir(exist_ok=True)
     write_bytes(content, folder / name)
 
 
 def default_space(hardware: Hardware) -> str:
-    """Return the built-in space that is searched unless another is named."""
+    """Return the name of the built-in space that is searched if the user names none."""
     return SPACE_OF_SEVERAL if (hardware.count or 1) > 1 else DEFAULT_SPACE[hardware.kind]
 
 
 def model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
-    """Return the model and the head that is trained.
+    """Return the model and the task, which decides on its head.
 
     Raises:
-        InputError: There is no such model or task, or the model has no head for it.
+        InputError: There is no such model or task, or the model has no head for the task.
     """
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     if options.task is None:
@@ -156,10 +156,10 @@ def searched_workload(
     arguments: UserArguments | None,
     notes: list[str],
 ) -> Workload:
-    """Return what every trial of a search trains; defaults are said in `notes`.
+    """Return what every trial of a search trains; a line for each default is added to `notes`.
 
     Raises:
-        InputError: Something in `options` can't be used.
+        InputError: An option can't be used.
     """
     if options.data and not Path(options.data).is_file():
         raise InputError(f"--data {options.data}: no such file")
@@ -177,7 +177,9 @@ def searched_workload(
 
 
 def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: str, notes: list[str]) -> Workload:
-    """Return what is trained on a kind of device ('cuda', 'cpu'), with a free global batch; defaults are said.
+    """Return the workload on a kind of device ('cuda', 'cpu') with a free global batch.
+
+    A line for each default is added to `notes`.
 
     Raises:
         InputError: A length can't be used.
@@ -196,7 +198,7 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
 
 
 def _length(options: WorkloadOptions, kind: str, spec: ModelSpec, task: Task, notes: list[str]) -> int:
-    """Return the length of a sample, in tokens or frames of sound; images have none, and keep the default."""
+    """Return the length of a sample in tokens or frames of sound; for images the default, which means nothing."""
     length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[kind]
     if task.takes_text and options.seq_len is None:
         notes.append(f"sequence length {length} (--seq-len)")
@@ -213,7 +215,7 @@ def _length(options: WorkloadOptions, kind: str, spec: ModelSpec, task: Task, no
 
 
 def _usual_target(spec: ModelSpec, task: Task, length: int) -> int:
-    """Return the usual length of what a decoder predicts: that of the source, for speech that of a transcript."""
+    """Return the default length of decoder targets: that of the source, or for speech that of a transcript."""
     if not task.takes_audio:
         return length
     return min(TRANSCRIPT_LENGTH, int(spec.config.get("max_target_positions", TRANSCRIPT_LENGTH)))
@@ -222,7 +224,7 @@ def _usual_target(spec: ModelSpec, task: Task, length: int) -> int:
 def _searched_batch(
     options: SearchOptions, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
 ) -> int | None:
-    """Return the global batch of a search: as asked, that of the user's own arguments, or the usual one."""
+    """Return the global batch: of the options, else of the user's arguments, else the default; None if it is free."""
     ranks = hardware.count or 1
     if arguments is not None and options.global_batch != "any":
         asked, own = options.global_batch, arguments.global_batch_size * ranks
@@ -243,10 +245,16 @@ def _searched_batch(
 
 
 def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, together: bool = False) -> int | None:
-    """Return the global batch that was asked for, None where it is free; otherwise `usual`, which is said.
+    """Return the global batch of the options, or `usual`; None if it is free ('any').
+
+    Args:
+        options: The user's options.
+        usual: The default.
+        notes: Receives a line if the default is taken or the global batch is free.
+        together: Whether the note says that the global batch is that of all devices together.
 
     Raises:
-        InputError: It is larger than anybody's.
+        InputError: The global batch exceeds `LARGEST_BATCH`.
     """
     asked = options.global_batch
     if asked == "any":
@@ -260,20 +268,20 @@ def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, t
 
 
 def check_batch(samples: int, what: str) -> None:
-    """Refuse a global batch beyond what anybody trains with.
+    """Refuse a global batch beyond `LARGEST_BATCH`; `what` names its source in the message.
 
     Raises:
-        InputError: It is.
+        InputError: It is larger.
     """
     if samples > LARGEST_BATCH:
         raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
 
 
 def objective_of(options: SearchOptions, workload: Workload) -> Objective:
-    """Return what is maximised: over a run of a given length the start counts too.
+    """Return the objective: the throughput of the steady state, or of a run of given length with its start.
 
     Raises:
-        InputError: The length is one of tokens, and there are none.
+        InputError: `--train-tokens` was given, but the workload has no tokens.
     """
     if options.train_steps is not None:
         return Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
