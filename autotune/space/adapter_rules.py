@@ -1,7 +1,6 @@
 """Rules of legality for adapters and quantized base weights; a part of `rules`.
 
-Pure. What peft can put on which model is data of each kind of adapter (`values.adapters`) and of the model
-(`ModelFacts`).
+They follow from the facts of each kind of adapter (`values.adapters`) and of the model (`ModelFacts`).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from autotune.values.workload import Workload
 # Model types whose layers are transformers' Conv1D, which peft's LoHa and LoKr don't know.
 _CONV1D = frozenset({"gpt2", "imagegpt", "openai-gpt"})
 
-# Kinds that are peft's LoRA.
+# Kinds that peft's LoraConfig makes.
 _LORA = ("lora", "rslora", "dora")
 
-# Heads that peft has a wrapper for which handles the labels of virtual tokens (peft.TaskType).
+# Tasks whose wrapper in peft handles the labels of virtual tokens (peft.TaskType).
 _PROMPTED = (Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.SEQUENCE_CLASSIFICATION)
 
 
@@ -53,7 +52,7 @@ def quantization(config: TrainConfig, workload: Workload, facts: ModelFacts, har
 
 
 def _on_layers(found: Adapter, model_type: str, facts: ModelFacts) -> str | None:
-    """Return why there is nothing in the model for an adapter of linear layers."""
+    """Return why an adapter of linear layers can't be put on the model."""
     linear = facts.linear_modules
     if not linear:
         return f"{model_type} has no linear layers for {found.kind}"
@@ -64,7 +63,7 @@ def _on_layers(found: Adapter, model_type: str, facts: ModelFacts) -> str | None
     targets = getattr(found, "target_modules", None)
     if targets == "attention" and not _any_named(linear, ATTENTION_MODULES):
         return f"no layer of {model_type} is known as a projection of attention; use all-linear"
-    # peft's LoRA (and DoRA, which is one) takes all-linear as it was when experts were linear layers.
+    # peft's LoRA adapts the fused experts of these models with all-linear too, as when experts were linear layers.
     old_way = targets == "all-linear" and found.kind in _LORA and _any_named(facts.expert_parameters, EXPERT_PARAMETERS)
     if targets == "all-linear+experts" or old_way:
         return _on_experts(found, model_type, facts)
@@ -101,6 +100,6 @@ def _prompt(found: Adapter, config: TrainConfig, workload: Workload, facts: Mode
 
 
 def _any_named(names: Collection[str], known: Collection[str]) -> bool:
-    """Return whether one of `names`, which are the last ones of modules, is the end of a known one."""
+    """Return whether one of `names`, last components of module names, equals or ends one of `known`."""
     ends = {name.rpartition(".")[2] for name in known} | set(known)
     return any(name in ends for name in names)

@@ -1,4 +1,4 @@
-"""Reads search spaces from YAML, strictly: every mistake is one line with file, path and what is expected.
+"""Reads search spaces from YAML files; each mistake is reported in one line with file, path and expected value.
 
 ::
 
@@ -10,13 +10,13 @@
         choices: [null, lora]
       adapter.rank:
         choices: [8, 64]
-        when: {adapter: [lora]}       # only then does it exist
+        when: {adapter: [lora]}       # the parameter exists only then
       torch_compile_backend:
         choices: [null, inductor]
-        from_effort: standard         # too dear for a quick search
+        from_effort: standard         # too expensive for a quick search
     rules:
       - forbid: {optim: [adamw_bnb_8bit], precision: [fp32]}
-        reason: why nobody would want it
+        reason: why it is not worth a trial
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from autotune.values.budget import Effort
 
 
 class Parameter(Value):
-    """One dimension: its choices, and when it exists."""
+    """One parameter: its choices, and when it exists."""
 
     choices: tuple[Scalar, ...] | Literal["lattice"] = Field(
-        description="values, or 'lattice' for the micro-batch: what divides the global batch"
+        description="values, or 'lattice' for the micro-batch: divisors of the global batch"
     )
     when: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
     from_effort: Effort = Effort.QUICK
@@ -61,7 +61,7 @@ class Parameter(Value):
 
 
 class ForbidRule(Value):
-    """A combination nobody wants: refused when every named parameter has one of the values."""
+    """A rule that refuses a configuration if every named parameter has one of the values."""
 
     forbid: dict[str, tuple[Scalar, ...]] = Field(min_length=1)
     reason: str = Field(min_length=1)
@@ -73,7 +73,7 @@ class ForbidRule(Value):
 
 
 def _check_list(value: Any, *, or_else: str = "") -> None:
-    """Raise ValueError unless `value` is a list of what a parameter can take."""
+    """Raise ValueError unless `value` is a list of scalars."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"expected a list, not {value!r}{or_else}")
     for item in value:
@@ -82,10 +82,10 @@ def _check_list(value: Any, *, or_else: str = "") -> None:
 
 
 def _checked_condition(value: Any) -> Any:
-    """Return the values by parameter of a `when` or a `forbid`.
+    """Return `value`, the mapping of a `when` or a `forbid`.
 
     Raises:
-        ValueError: A parameter has no list, or an empty one, which would hold nowhere.
+        ValueError: A parameter has no list, or an empty one, so that the condition would never hold.
     """
     for name, values in value.items() if isinstance(value, dict) else ():
         try:
@@ -107,7 +107,7 @@ class SpaceFile(Value):
 
 
 def spaces_directory() -> Path:
-    """Return the directory of the built-in spaces: inside the wheel, or beside the package in a checkout."""
+    """Return the directory of the built-in spaces: in the installed package, or beside it in a checkout."""
     inside = Path(__file__).parents[1] / "search_spaces"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "search_spaces"
 
@@ -161,7 +161,7 @@ def read_space(path: Path) -> SpaceFile:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass."""
+    """SafeLoader that refuses duplicate keys, which YAML forbids and PyYAML accepts."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -182,10 +182,10 @@ def _yaml_message(error: yaml.YAMLError) -> str:
 
 
 def _check_names(path: Path, document: dict[str, Any]) -> None:
-    """Give unknown names a suggestion before anything else is looked at."""
+    """Refuse unknown names with a suggestion, before values are checked."""
+    expected = ("description", "parameters", "rules")
     for key in document:
-        if key not in ("description", "parameters", "rules"):
-            expected = ("description", "parameters", "rules")
+        if key not in expected:
             raise SearchSpaceError(f"{path}: {key!r} is unknown{suggestion(key, expected)}")
     parameters = document.get("parameters")
     named = list(parameters) if isinstance(parameters, dict) else []
@@ -212,7 +212,7 @@ def _validation_message(error: ValidationError) -> str:
 
 
 def _check_values(path: Path, space: SpaceFile) -> None:
-    """Refuse values that no configuration could take."""
+    """Refuse values that no configuration can have."""
     for name, parameter in space.parameters.items():
         if parameter.choices == "lattice":
             if name != "per_device_train_batch_size":

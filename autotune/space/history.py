@@ -1,7 +1,7 @@
-"""What the trials so far say about a configuration that hasn't run: known, hopeless, or open.
+"""The trials of a search so far, and which configurations they rule out without a cost model.
 
-Pure. Two things are inferred before any cost model: an easier configuration that ran out of memory rules out the
-harder ones of its kind, and the micro-batch stops growing where throughput has stopped growing.
+A configuration that ran out of memory rules out those that surely need as much; larger micro-batches are ruled out once
+throughput has stopped growing; other ways of loading data, unless steps wait for data.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from autotune.values.problem import Objective
 from autotune.values.techniques import keeps_less
 from autotune.values.trial import TrialResult, TrialStatus
 
-# Growing the micro-batch has to bring more than this, about the noise of a trial, to be carried on.
+# Least factor in throughput, about the noise of a trial, for which the micro-batch is increased further.
 GROWTH_THRESHOLD = 1.01
 
-# Optimizers whose states and temporaries are surely no larger, per optimizer; what isn't listed isn't compared.
+# For an optimizer, those whose states and temporaries are surely no larger; others are not compared.
 _LIGHTER = {
     "adamw_torch": frozenset({"adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"}),
     "adamw_torch_fused": frozenset({"adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"}),
     "adamw_bnb_8bit": frozenset({"paged_adamw_8bit"}),
 }
 
-# Workers can only win back time that a step spends waiting for data.
+# Least share of a step spent waiting for data for which other ways of loading data are tried.
 WORTHWHILE_DATA_WAIT = 0.02
 
-# Knobs of how data are loaded.
+# Knobs of data loading.
 LOADING = {"dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"}
 
-# Knobs that don't move the device's memory: they don't make another kind.
+# Knobs without influence on device memory, with the values that replace them in comparisons.
 _FREE_OF_MEMORY = {
     "dataloader_num_workers": 0,
     "dataloader_prefetch_factor": None,
     "dataloader_pin_memory": False,
-    "train_sampling_strategy": "random",  # the longest samples come first whatever the sampler
+    "train_sampling_strategy": "random",  # trials start with the longest samples in any case
 }
 
 
@@ -43,20 +43,20 @@ class History:
     """The finished trials of a search, by configuration.
 
     Args:
-        objective: What they are compared by; the steady state's throughput by default.
+        objective: The throughput that they are compared by; by default that of the steady state.
     """
 
     def __init__(self, objective: Objective | None = None) -> None:
         self._objective = objective or Objective()
         self._results: list[TrialResult] = []
         self._by_config: dict[TrainConfig, TrialResult] = {}
-        # Indexes, since every proposal asks for these, over up to a thousand trials.
+        # Indexes for every proposal, over up to a thousand trials.
         self._by_kind: dict[TrainConfig, dict[int, TrialResult]] = {}
         self._shortages: list[TrialResult] = []
         self._ranking: list[TrialResult] | None = None
 
     def add(self, result: TrialResult) -> None:
-        """Take in a finished trial."""
+        """Add a finished trial."""
         config = result.request.config
         self._results.append(result)
         self._by_config[config] = result
@@ -96,16 +96,16 @@ class History:
         return self._ranking
 
     def rate(self, result: TrialResult) -> float:
-        """Return the samples per second that a completed trial counts for; tokens follow samples."""
+        """Return the samples per second of a trial by the objective; 0 if it didn't complete."""
         return self._objective.rate(result.measurement) if result.measurement else 0.0
 
     @property
     def memory_bound(self) -> bool:
-        """Whether anything has run out of memory."""
+        """Whether any trial has run out of memory."""
         return bool(self._shortages)
 
     def refusal(self, config: TrainConfig) -> str | None:
-        """Return why `config` is hopeless after what was seen, or None."""
+        """Return why the trials rule `config` out, or None."""
         return self._out_of_memory(config) or self._no_growth(config) or self._no_waiting(config)
 
     def _out_of_memory(self, config: TrainConfig) -> str | None:
@@ -125,7 +125,7 @@ class History:
         return None
 
     def _no_waiting(self, config: TrainConfig) -> str | None:
-        """Return why another way of loading data is not worth a trial: it can only win back what a step waits."""
+        """Return why another way of loading data is not worth a trial, or None."""
         first, leader = next(iter(self._results), None), self.best()
         usual = [r.request.config for r in (first, leader) if r is not None]
         if not usual or any(_loading(config) == _loading(known) for known in usual):
@@ -145,7 +145,7 @@ def _loading(config: TrainConfig) -> dict[str, Any]:
 
 
 def _kind(config: TrainConfig) -> TrainConfig:
-    """Return what configurations have in common that differ in the micro-batch alone."""
+    """Return `config` with a micro-batch of 1, to group configurations that differ in it alone."""
     return config.model_copy(update={"per_device_train_batch_size": 1})
 
 

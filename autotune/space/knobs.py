@@ -1,8 +1,7 @@
-"""The knobs of a configuration: what one changes of the user's training, in which class, and their options.
+"""The changes of a configuration against the baseline, with their classes; and the options of the knobs.
 
-Pure. How deep a change goes stands on the knob's field of `TrainConfig`. An option of the command line is called as the
-field, with hyphens, or by the short name of the knob; a field of an adapter, whichever kinds have it, stands behind
-`adapter` (`--adapter-rank`). What was written is checked when the configuration is made of it.
+The option of a knob has the knob's short name, or that of its field with hyphens; fields of any kind of adapter are
+`--adapter-FIELD`. Values are validated when a configuration is made of them.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from autotune.training.arguments import effective_tf32
 from autotune.value import Value
 from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
 from autotune.values.config import KNOBS, TrainConfig, knob_values
-from autotune.values.knob import Allowance, Difference
+from autotune.values.knob import Allowance, Difference, deepest_class
 from autotune.values.problem import Change, Problem
 from autotune.values.techniques import why_not
 from autotune.values.trial_row import TrialRow
 
-# Knobs whose names are long for a table or a command line.
+# Short names of knobs, for tables and the command line.
 SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.short is not None}
 
 
 def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
-    """Return what `config` changes against the baseline, in the order of the fields."""
+    """Return the changes of `config` against the baseline, in the order of the fields."""
     return tuple(
         Change(knob=knob, before=_in_words(before), after=_in_words(after), allowance=allowance)
         for knob, before, after, allowance in _differences(config, problem)
@@ -40,14 +39,13 @@ def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
 
 
 def with_changes(rows: Iterable[TrialRow], problem: Problem) -> tuple[TrialRow, ...]:
-    """Return lines of trials with what each configuration changes."""
+    """Return rows of trials with the changes of their configurations."""
     return tuple(row.model_copy(update={"changes": changes(row.config, problem)}) for row in rows)
 
 
 def allowance_of(config: TrainConfig, problem: Problem) -> Allowance:
     """Return the class of the deepest change of `config` against the baseline."""
-    classes = (allowance for *_, allowance in _differences(config, problem))
-    return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
+    return deepest_class(allowance for *_, allowance in _differences(config, problem))
 
 
 def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, Any, Any, Allowance]]:
@@ -70,20 +68,20 @@ def _in_words(value: Any) -> str:
 
 
 def shown_changes(changed: Iterable[Change]) -> str:
-    """Return what a configuration changes: 'precision bf16, micro-batch 16', or 'the baseline' if nothing."""
+    """Return changes in words: 'precision bf16, micro-batch 16', or 'the baseline' without any."""
     return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "the baseline"
 
 
-# Who names a field of an adapter and no kind means this one, if it has the field.
+# Kind of adapter for an option that names a field and no kind.
 _USUAL_ADAPTER = "lora"
 
 
 class KnobOption(Value):
     """The option of a knob."""
 
-    parameter: str  # as in the files of search spaces, such as 'adapter.rank'
-    option: str  # without hyphens before it, such as 'adapter-rank'
-    choices: tuple[str, ...]  # empty: free
+    parameter: str  # name in search spaces, such as 'adapter.rank'
+    option: str  # name without leading hyphens, such as 'adapter-rank'
+    choices: tuple[str, ...]  # empty: any value
     is_flag: bool
     may_be_none: bool
     help: str
@@ -91,22 +89,18 @@ class KnobOption(Value):
 
 @functools.cache
 def knobs() -> tuple[KnobOption, ...]:
-    """Return all knobs in the order of the fields."""
+    """Return the options of all knobs in the order of the fields."""
     found = []
     for name, (knob, field) in KNOBS.items():
         found.append(_knob(name, knob.short or name.replace("_", "-"), field, knob.help))
         if name == "adapter":
-            found += _adapter_knobs()
+            fields = dict.fromkeys(f for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
+            found += map(_adapter_knob, fields)
     return tuple(found)
 
 
-def _adapter_knobs() -> list[KnobOption]:
-    """Return a knob for each field that any kind of adapter has."""
-    fields = dict.fromkeys(f for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
-    return [_adapter_knob(field) for field in fields]
-
-
 def _adapter_knob(field: str) -> KnobOption:
+    """Return the option of a field that some kinds of adapters have, with their defaults in its help."""
     having = {kind: ADAPTERS[kind].model_fields[field] for kind in kinds_with(field)}
     first = next(iter(having.values()))
     knob = _knob(f"adapter.{field}", f"adapter-{field.replace('_', '-')}", first)
@@ -118,10 +112,13 @@ def _adapter_knob(field: str) -> KnobOption:
 
 
 def point_of(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
-    """Return the point, as search spaces have it, of what was written: values by option.
+    """Return the point of a search space for options on the command line.
+
+    Args:
+        written: Values by option.
 
     Raises:
-        InputError: An option is unknown, or has none of its values.
+        InputError: An option is unknown, or its value is invalid.
     """
     known = {knob.option: knob for knob in knobs()}
     point: dict[str, Scalar] = {}
@@ -150,16 +147,16 @@ def point_of(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
 
 
 def shown(option: str, value: Scalar) -> str:
-    """Return an option as it is written: '--precision bf16', '--no-tf32', '--compile none'."""
+    """Return an option with its value as on the command line: '--precision bf16', '--no-tf32', '--compile none'."""
     if isinstance(value, bool):
         return f"--{option}" if value else f"--no-{option}"
     return f"--{option} {'none' if value is None else value}"
 
 
 def refused(error: ValidationError) -> InputError:
-    """Return the error of a configuration that can't be made, as a line about the option."""
+    """Return the error of an invalid configuration as one line about the option."""
     first = error.errors()[0]
-    if not first["loc"]:  # what several options say together
+    if not first["loc"]:  # about several options together
         return InputError(complaint(first))
     field = str(first["loc"][0])
     knob = next((k for k in knobs() if k.parameter in (field, f"adapter.{field}", f"parallelism.{field}")), None)

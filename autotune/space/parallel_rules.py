@@ -1,7 +1,7 @@
 """Rules of legality for several devices; a part of `rules`.
 
-Pure but for a look whether a folder on an NVMe disk is there. What was read off the libraries is said with its place;
-versions are those of torch 2.13, transformers 5.23, accelerate 1.15, DeepSpeed 0.19.
+They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19. One looks at the file system: whether
+the folder for NVMe offload exists.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from autotune.values.workload import Workload
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 
-# They update each element by itself and with torch's own operations, which shards don't mind.
+# Optimizers that update element by element with torch's own operations, so that they work on shards.
 _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
 
-# What accelerate can turn into DeepSpeed's optimizer for the host (`map_pytorch_optim_to_deepspeed`). It tries with
-# Adagrad as well, and gives it an argument that it doesn't take.
+# Optimizers that accelerate replaces by DeepSpeed's for the host (`map_pytorch_optim_to_deepspeed`). For Adagrad it
+# fails, since it passes an argument that DeepSpeed's lacks.
 _OFFLOADED = frozenset({"adamw_torch", "adamw_torch_fused"})
 
 
@@ -43,7 +43,7 @@ def devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
 
 
 def idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return which knob of several devices would do nothing, or worse."""
+    """Return which knob of `Parallelism` would have no effect, or would fail, in this combination."""
     spread = config.parallelism
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and spread.tensor_parallel == 1
     if not is_ddp and (spread.ddp_bucket_cap_mb is not None or spread.ddp_static_graph):
@@ -97,7 +97,7 @@ def _units_by_size(config: TrainConfig, workload: Workload, facts: ModelFacts) -
 
 
 def _on_shards(config: TrainConfig, of: str) -> str | None:
-    """Return why an optimizer can't update shards that are DTensors."""
+    """Return why the optimizer can't update DTensor shards."""
     row = OPTIMIZERS[config.optim]
     if config.optim in _ELEMENTWISE:
         return None
@@ -157,7 +157,7 @@ def _zero_optimizer(config: TrainConfig) -> str | None:
 
 
 def tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why matrices can't be shared among devices."""
+    """Return why tensor parallelism can't run this training."""
     spread, degree = config.parallelism, config.parallelism.tensor_parallel
     if degree == 1:
         return None

@@ -1,7 +1,7 @@
-"""Points of a search space as configurations and back: plain values by parameter, nested fields behind a dot.
+"""Converts points of a search space, plain values by name of parameter, to configurations and back.
 
-Pure. A point may name fields that its kind of adapter hasn't, as when a search changes the kind alone; `fitting` leaves
-them out. `make_config` is strict.
+Nested fields are named 'adapter.rank'. A point may have fields that its kind of adapter lacks, as when a search changes
+the kind alone; `fitting` leaves them out, and `make_config` refuses them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ Scalar = bool | int | float | str | None
 _FIELD = "adapter."
 _PARALLEL = "parallelism."
 
-# The names of parameters: every field of TrainConfig, and the fields of its parallelism and of any kind of adapter
-# behind a dot.
+# Names of parameters: fields of TrainConfig, 'parallelism.FIELD', and 'adapter.FIELD' for each kind of adapter.
 PARAMETERS = (
     (frozenset(TrainConfig.model_fields) - {"parallelism"})
     | {f"{_PARALLEL}{field}" for field in Parallelism.model_fields}
     | {f"{_FIELD}{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"}
 )
 
-# What the free texts among the parameters may say; the others are checked by TrainConfig itself.
+# Valid values of parameters with free text; TrainConfig itself checks the others.
 _KNOWN_TEXTS = {
     "attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
     "experts_implementation": EXPERTS_IMPLEMENTATIONS,
@@ -40,10 +39,10 @@ _KNOWN_TEXTS = {
 
 
 def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
-    """Return the configuration at `point`: a value for each parameter, nested fields behind a dot.
+    """Return the configuration at `point`.
 
     Raises:
-        pydantic.ValidationError: A value doesn't fit its field, or the adapter hasn't it.
+        pydantic.ValidationError: A value is invalid, or the adapter lacks a field.
         KeyError: The adapter is unknown.
     """
     fields: dict[str, Any] = {}
@@ -62,7 +61,7 @@ def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
     return TrainConfig(**fields)
 
 
-@functools.lru_cache(maxsize=4096)  # points of a space differ in other parameters, for the most part
+@functools.lru_cache(maxsize=4096)  # most points of a space share these values
 def _spread(fields: tuple[tuple[str, Scalar], ...]) -> Parallelism:
     return Parallelism.model_validate({name.removeprefix(_PARALLEL): value for name, value in fields})
 
@@ -84,16 +83,16 @@ def make_point(config: TrainConfig) -> dict[str, Scalar]:
 
 
 def has_field(kind: Scalar, parameter: str) -> bool:
-    """Return whether `parameter` says anything about configurations with that kind of adapter, None for none."""
+    """Return whether `parameter` exists with that kind of adapter; `kind` None: without an adapter."""
     if not parameter.startswith(_FIELD):
         return True
     return kind is not None and parameter.removeprefix(_FIELD) in ADAPTERS[str(kind)].model_fields
 
 
 def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return `origin` as `point` changes it, without fields that the adapter hasn't.
+    """Return `origin` updated by `point`, without fields that the adapter lacks.
 
-    Another kind of adapter than the origin's starts from its own defaults.
+    If the kind of adapter changes, the fields that `point` doesn't name have the defaults of the new kind.
     """
     kind = point["adapter"] if "adapter" in point else origin.get("adapter")
     kept = {k: v for k, v in origin.items() if kind == origin.get("adapter") or not k.startswith(_FIELD)}
@@ -101,7 +100,7 @@ def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[s
 
 
 def problem(parameter: str, value: Scalar) -> str | None:
-    """Return why no configuration has exactly `value`, or None; what would have to be converted is refused too."""
+    """Return why `value` is invalid for `parameter`, or None; a value of another type, such as '8', is invalid."""
     reason = why_not(parameter, value)
     if reason is not None:
         return f"{value!r}: {reason}"

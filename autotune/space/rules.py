@@ -1,12 +1,10 @@
-"""Rules of legality: what a device, an installation or a model can't do, known without spending a trial.
+"""Rules of legality: configurations that device, installation or model can't run, refused without a trial.
 
-Pure. Each rule is a function that returns the reason why a configuration is refused, or None. A rule belongs here when
-it follows from facts; what only a run can tell is left to the run.
+Each rule is a function that returns the reason why a configuration is refused, or None. Rules follow from facts; what
+only a run can show is left to the trial.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from autotune.space import adapter_rules, parallel_rules
 from autotune.training.arguments import asks_for_tf32_the_old_way, transformers_version
@@ -17,22 +15,20 @@ from autotune.values.optimizers import OPTIMIZERS
 from autotune.values.techniques import BACKENDS, CHECKPOINTING
 from autotune.values.workload import Workload
 
-Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
-
 # https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.
 _OVERFLOWS_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
-# Heads that hand images to a convolution as they come, in fp32, which bf16 weights refuse; those of sound all do so.
+# Models that pass images in fp32 to a convolution, which fails with bf16 weights; all audio models do the same.
 _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
 
-# https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py: what loads a kernel is C.
+# Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
 
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
 
 def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> list[str]:
-    """Return all that speaks against running `config`."""
+    """Return the reasons why `config` can't run; empty: it is legal."""
     reasons = (rule(config, workload, facts, hardware) for rule in _RULES)
     return [reason for reason in reasons if reason is not None]
 
@@ -199,7 +195,7 @@ def _empty_cache(config: TrainConfig, workload: Workload, facts: ModelFacts, har
 
 
 def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why grouping by length, which saves padding, can't help."""
+    """Return why grouping by length can't save padding."""
     if config.train_sampling_strategy != "group_by_length":
         return None
     if not _lengths_differ(workload):
@@ -208,7 +204,7 @@ def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
 
 
 def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why samples can't share a row, which saves padding too."""
+    """Return why samples can't be packed into one row."""
     if not config.packing:
         return None
     if workload.task is not Task.CAUSAL_LM:
@@ -229,7 +225,7 @@ def _lengths_differ(workload: Workload) -> bool:
 
 
 def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return which knob of a user's own training can't be changed from outside, and why."""
+    """Return which changed knob the user's own code doesn't admit, and why."""
     code = workload.own_code
     if code is None:
         return None
@@ -244,7 +240,7 @@ def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
     return None
 
 
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[parallel_rules.Rule, ...] = (
     _micro_batch,
     _precision,
     _tf32,

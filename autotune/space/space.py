@@ -1,7 +1,7 @@
-"""The search space of one workload on one device: which points exist, and which are legal.
+"""The search space of one problem: which points exist, and which are legal.
 
-Pure. A :class:`SearchSpace` binds a space file to the baseline, the device, the model's facts, the allowance and the
-effort: what can't be legal there is left out, with the reason kept.
+A :class:`SearchSpace` binds a space file to a :class:`Problem` and an effort. It leaves out choices that can't be legal
+and records the reasons.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from autotune.values.workload import Workload
 
 Point = dict[str, Scalar]
 
-# Parameters on whose value the legality of others hangs: 16-bit kernels, optimizers and checkpointing on shards, tensor
-# parallel of a degree that leaves something to shard.
+# Parameters that decide the legality of others: precision that of 16-bit kernels, sharding that of optimizers and
+# checkpointing, tensor parallelism that of sharding the remaining devices.
 _COMPANIONS = ("precision", "parallelism.sharding", "parallelism.tensor_parallel")
 
 MICRO_BATCH = "per_device_train_batch_size"
 
 
 class Dimension(Value):
-    """One parameter with the choices that are open here, in the order of trying."""
+    """One parameter with its possible choices, in the order of trying."""
 
     name: str
     choices: tuple[Scalar, ...]
@@ -48,9 +48,12 @@ class SearchSpace:
     """The points that may be tried.
 
     Args:
-        file: The space as written.
-        problem: What it is bound to; the baseline's values are always choices.
-        effort: Parameters that cost too much for it stay at the baseline's value.
+        file: The space file.
+        problem: The problem; the baseline's values are always choices.
+        effort: The effort; parameters for longer ones keep the baseline's value.
+
+    Attributes:
+        left_out: Reasons for the choices that were left out, by 'parameter=value'.
     """
 
     def __init__(self, file: SpaceFile, problem: Problem, *, effort: Effort) -> None:
@@ -67,7 +70,7 @@ class SearchSpace:
         )
 
     def _dimension(self, name: str) -> Dimension:
-        """Return the dimension `name` with the choices that can be legal; keep why the others can't."""
+        """Return the dimension `name` with the choices that can be legal; record why the others can't."""
         parameter = self.file.parameters[name]
         is_lattice = parameter.choices == "lattice"
         written = micro_batches(self._problem.workload.global_batch_size) if is_lattice else parameter.choices
@@ -85,11 +88,11 @@ class SearchSpace:
         return Dimension(name=name, choices=tuple(open_choices), when=parameter.when)
 
     def _alone(self, name: str, value: Scalar) -> str | None:
-        """Return why `value` can't be chosen whatever the others are: the reason it fails alone, at the baseline.
+        """Return why `value` is illegal with every combination of the other parameters, or None.
 
-        A kernel that needs 16 bits fails at an fp32 baseline and not elsewhere, so those reasons are asked again with
-        each choice of the space for what legality hangs on. A combination that the file forbids says nothing about a
-        value alone, nor does what speaks against the baseline itself.
+        The reason is that at the baseline. As a kernel that needs 16 bits is illegal at an fp32 baseline alone, `value`
+        is checked with all combinations of the `_COMPANIONS`. Rules of the file on several parameters don't count, nor
+        do reasons that hold for the baseline itself.
         """
         reasons: list[str] = []
         for others, excused in self._surroundings:
@@ -105,9 +108,9 @@ class SearchSpace:
 
     @functools.cached_property
     def _surroundings(self) -> list[tuple[Point, list[str]]]:
-        """The baseline's values, and every other legal combination, of the parameters that legality hangs on.
+        """The combinations of the `_COMPANIONS` that are as legal as the baseline, which comes first.
 
-        Each with what speaks against it, which is no more than what speaks against the baseline.
+        Each has the reasons against it, which are among those against the baseline.
         """
         choices = []
         for name in _COMPANIONS:
@@ -124,17 +127,17 @@ class SearchSpace:
         return found
 
     def config(self, point: Point) -> TrainConfig:
-        """Return the configuration at `point`; parameters it doesn't name keep the baseline's value."""
+        """Return the configuration at `point`; parameters that it doesn't name have the baseline's value."""
         return make_config(fitting(point, self._origin))
 
     def point(self, config: TrainConfig) -> Point:
-        """Return the point of `config`, with the fields of an adapter behind a dot."""
+        """Return the point of `config`."""
         return make_point(config)
 
     def complete(self, point: Point) -> Point:
-        """Return `point` with a value for each parameter that exists there, and for no other.
+        """Return the values of the parameters that exist at `point`.
 
-        Where it names none, the value is the baseline's, or the first choice where the baseline has none either.
+        Parameters that `point` doesn't name have the baseline's value, or their first choice if that has none.
         """
         whole: Point = {}
         for dimension in self.dimensions:
@@ -173,7 +176,7 @@ class SearchSpace:
         return None
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:
-        """Return whether `dimension` exists at `point`; a field of an adapter does only where its kind has it."""
+        """Return whether `dimension` exists at `point`: its `when` holds, and the kind of adapter has the field."""
         if not has_field(point.get("adapter"), dimension.name):
             return False
         return all(point.get(name) in values for name, values in dimension.when.items())
@@ -212,10 +215,10 @@ def micro_batches(global_batch: int | None) -> tuple[int, ...]:
     return tuple(lattice + [d for d in divisors if d > lattice[-1]])
 
 
-# Counting further would take seconds and tell no more.
+# Points are counted up to this number; counting more would take seconds.
 MOST_POINTS = 5000
 
-# A mixture of experts as large as Mixtral: of all kinds of models the one with the most knobs.
+# A mixture of experts like Mixtral, the kind of model with the most knobs, for `points_here`.
 _MODEL = ModelSpec(reference="any", name="any", source="catalogue", model_type="mixtral", kind="decoder", config={})
 _FACTS = ModelFacts(
     task=Task.CAUSAL_LM,

@@ -6,7 +6,7 @@ shows knobs reads this metadata instead of listing fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
@@ -38,6 +38,11 @@ class Allowance(StrEnum):
     def admits(self, other: Allowance) -> bool:
         """Whether a change of class `other` is allowed."""
         return other.rank <= self.rank
+
+
+def deepest_class(classes: Iterable[Allowance]) -> Allowance:
+    """Return the freest of the classes of some changes; `EXACT` without any."""
+    return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
 
 
 # The values of `Allowance`, as they are written in declarations of knobs.

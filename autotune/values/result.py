@@ -11,7 +11,7 @@ from autotune.value import Value, save_value
 from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.knob import Allowance
+from autotune.values.knob import Allowance, deepest_class
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent
@@ -34,7 +34,7 @@ class Contender(Value):
     @property
     def allowance(self) -> Allowance:
         """The class of its deepest change."""
-        return max((c.allowance for c in self.changes), key=lambda a: a.rank, default=Allowance.EXACT)
+        return deepest_class(c.allowance for c in self.changes)
 
 
 class Speedup(Value):

@@ -1,22 +1,22 @@
-"""Whether a configuration trains what the user's own does: two curves of losses, and the yardstick they are held to.
+"""Compares the loss curve of a configuration with the baseline's, to detect wrong gradients or learning rates.
 
-Pure. All curves start from the same weights and see the same samples in the same order, over and over, with dropout
-and whatever else is random switched off: dropout hides a doubled learning rate behind its noise for tens of steps, and
-without it two right runs agree to the last digits. The scale is then not the loss but what was learnt, by how much the
-reference's smoothed curve fell: a doubled learning rate doubles it, a wrong factor of the accumulation moves the curve
-by the loss itself, and an honest change does next to nothing. Seen on tiny random Llama, GPT-2, T5, BERT and ViT, 20
-steps of Adam at 5e-5, as the mean distance of smoothed curves in shares of what was learnt: another split or attention
-kernel below 0.001 %, bf16 0.03 to 0.23 %, a learning rate 1.25 times as high 5 to 17 %, 1.5 times as high 9 to 36 %.
+All runs start from the same weights and see the same samples in the same order, in several passes, without dropout and
+other randomness: with dropout, noise hides a doubled learning rate for tens of steps; without it, two correct runs
+agree to the last digits. Differences are measured relative to the progress, the decrease of the reference's smoothed
+loss: a doubled learning rate doubles it, a wrong factor in the accumulation shifts the curve by the loss itself, and a
+correct change has almost no effect. Mean distances of smoothed curves relative to the progress, measured on tiny random
+Llama, GPT-2, T5, BERT and ViT with 20 steps of Adam at 5e-5: another split or attention kernel below 0.001 %, bf16
+0.03 to 0.23 %, a learning rate 1.25 times as high 5 to 17 %, 1.5 times as high 9 to 36 %.
 
-What can't be switched off (atomics on a GPU, a model's own code) is what tells two runs of the reference with different
-seeds apart; a configuration may be some times further away.
+Randomness that can't be switched off (atomics on a GPU, a model's own code) shows in the difference between two runs of
+the reference with different seeds; a configuration may differ by a multiple of it.
 
 Another optimizer takes another path, fp16's loss scaler skips some of the first steps, and batch norm and routers see
-other micro-batches: these are held to the start and the end of the curve. The first loss, which no optimizer has
-touched, must agree, and at least half as much must be learnt (seen: Adafactor 77 to 122 %, Lion 82 to 121 %, SGD at
-Adam's learning rate below 1 %). Other weights (adapters, quantized bases, pure bf16) can't be held to the curve of full
-fine-tuning, which they don't promise to follow: their losses must be numbers and must not rise, and how much was learnt
-is told. Dropout itself is looked at once, by how far it spreads the loss of one step's samples; compiled, it isn't.
+other micro-batches. For these only the ends of the curve are compared: the first loss, before any update, must agree,
+and the progress must be at least half the reference's (measured: Adafactor 77 to 122 %, Lion 82 to 121 %, SGD at Adam's
+learning rate below 1 %). Other trained weights (adapters, quantized bases, pure bf16) follow another curve than full
+fine-tuning: their losses must be finite and must not rise, and the progress is reported. Dropout is compared once, by
+the spread it causes in the loss of one step's samples; not where the model is compiled.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ from enum import StrEnum
 
 from autotune.values.checks import LossCurve, LossVerdict
 from autotune.values.config import Precision
-from autotune.values.knob import Allowance
+from autotune.values.knob import Allowance, deepest_class
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change
 
-# The share of what the reference learnt by which the curve may differ: between what bf16 was seen to do and what a
-# learning rate 1.25 times as high does. And the share that another optimizer must learn.
+# Largest distance of the curves as a share of the progress: between bf16 and a learning rate 1.25 times as high.
 SAME_SHARE = 0.05
+
+# Least progress with another optimizer, as a share of the reference's.
 LEAST_SHARE = 0.5
 
-# Where next to nothing is learnt (a warm-up of thousands of steps), differences below these shares of the loss are
-# rounding: 100 times what exact changes, and some 10 times what bf16, was seen to do.
+# Where there is almost no progress (a warm-up of thousands of steps), differences below these shares of the loss count
+# as rounding: 100 times those measured for exact changes, some 10 times those of bf16.
 _FLOOR = {Allowance.EXACT: 1e-5, Allowance.NUMERICS: 2e-4, Allowance.OPTIMIZER: 2e-4, Allowance.METHOD: 1e-3}
 
-# FSDP hands out the loss itself in 16 bits (`output_dtype` of accelerate's mixed-precision policy): bf16 has 8 of them.
+# FSDP returns the loss itself in 16 bits (`output_dtype` of accelerate's mixed-precision policy); bf16 has an 8-bit
+# significand.
 _SHORT_LOSS = 2**-9
 
-# The first losses are those of the untrained weights: rounding moves them by far less than this share, and batch norm
-# and routers by less than the other; a wrong factor of the accumulation by the whole loss and more.
+# Largest difference of the first losses, before any update, as a share of the loss: rounding changes them by far less
+# than the first, batch norm and routers by less than the second, a wrong accumulation by the whole loss and more.
 _START, _COUPLED_START = 0.01, 0.1
 
-# What makes micro-batches of other samples.
+# Knobs that put other samples into a micro-batch.
 _BATCH_KNOBS = frozenset({"per_device_train_batch_size", "packing"})
 
-# Multiples of the distance between two runs of the reference: with a single pair the distance itself is uncertain by
-# some factor of two.
+# Allowed multiple of the distance between two runs of the reference, which is uncertain by about a factor of two.
 _SPREADS = 3.0
 
-# Standard deviations of the dropout's effect, from eight draws each, are within this factor of each other but for once
-# in some thousand times (F distribution, 7 and 7 degrees of freedom).
+# Standard deviations of dropout's effect, from eight draws each, differ by a larger factor about once in a thousand
+# times (F distribution, 7 and 7 degrees of freedom).
 _DROPOUT_FACTOR = 5.0
-_NO_SPREAD = 1e-6  # of the loss
+_NO_SPREAD = 1e-6  # share of the loss below which dropout counts as switched off
 
 
 class Yardstick(StrEnum):
-    """What a configuration's losses are held to."""
+    """The criterion for a configuration's losses."""
 
     SAME_CURVE = "the same curve"
     NO_WORSE = "no worse a curve"
@@ -70,8 +71,8 @@ class Yardstick(StrEnum):
 
 
 def yardstick(changed: Sequence[Change], facts: ModelFacts) -> Yardstick:
-    """Return what the losses are held to after these changes."""
-    deepest = deepest_class(changed)
+    """Return the criterion for a configuration with these changes."""
+    deepest = deepest_class(c.allowance for c in changed)
     if deepest is Allowance.METHOD:
         return Yardstick.SOUND
     if deepest is Allowance.OPTIMIZER or _is_rebatched(changed, facts) or _is_scaled(changed):
@@ -80,44 +81,39 @@ def yardstick(changed: Sequence[Change], facts: ModelFacts) -> Yardstick:
 
 
 def _is_rebatched(changed: Sequence[Change], facts: ModelFacts) -> bool:
-    """Whether batch norm or routers, which look at whole micro-batches, see others."""
+    """Whether batch norm or routers, which depend on whole micro-batches, get other ones."""
     return facts.batch_coupled is not None and any(c.knob in _BATCH_KNOBS for c in changed)
 
 
 def _is_scaled(changed: Sequence[Change]) -> bool:
-    """Whether a loss scaler comes in or goes: until it has found its scale, it skips some of the first steps."""
+    """Whether only one of the two uses a loss scaler, which skips some of the first steps until it has a scale."""
     return any(c.knob == "precision" and Precision.FP16 in (c.before, c.after) for c in changed)
 
 
 def _is_short(changed: Sequence[Change]) -> bool:
-    """Whether the loss comes in 16 bits where the reference's has more."""
+    """Whether the loss has 16 bits and the reference's more."""
     return any(
         c.knob == "parallelism.sharding" and c.after.startswith("fsdp") and c.allowance is Allowance.NUMERICS
         for c in changed
     )
 
 
-def deepest_class(changed: Sequence[Change]) -> Allowance:
-    """Return the class of the deepest change."""
-    return max((c.allowance for c in changed), key=lambda a: a.rank, default=Allowance.EXACT)
-
-
 def compare(
     reference: LossCurve, again: LossCurve, curve: LossCurve, changed: Sequence[Change], facts: ModelFacts, window: int
 ) -> LossVerdict:
-    """Hold `curve` against two runs of the reference.
+    """Compare `curve` with two runs of the reference.
 
     Args:
-        reference: The losses of the user's own training.
+        reference: The losses of the user's training.
         again: The same with another seed.
         curve: The losses of the configuration.
         changed: What the configuration changes.
-        facts: Of the model.
-        window: Steps of one pass over the samples, by which curves are smoothed.
+        facts: Facts of the model.
+        window: Steps of one pass over the samples, the width of the moving average.
     """
     ours, theirs, others = (smoothed(c.losses, window) for c in (curve, reference, again))
     scale = statistics.fmean(map(abs, reference.losses))
-    floor = max(_FLOOR[deepest_class(changed)], _SHORT_LOSS if _is_short(changed) else 0.0) * scale
+    floor = max(_FLOOR[deepest_class(c.allowance for c in changed)], _SHORT_LOSS if _is_short(changed) else 0.0) * scale
     spread, progress = _distance(theirs, others), theirs[0] - theirs[-1]
     noise = _SPREADS * spread + floor
     kind, difference = yardstick(changed, facts), _distance(ours, theirs)
@@ -146,7 +142,7 @@ def compare(
 
 
 def smoothed(losses: Sequence[float], window: int) -> list[float]:
-    """Return the means of each `window` losses that follow each other."""
+    """Return the moving average over `window` losses."""
     return [statistics.fmean(losses[end - window : end]) for end in range(window, len(losses) + 1)]
 
 
@@ -189,7 +185,7 @@ def _rises(ours: Sequence[float], noise: float) -> str | None:
 
 
 def _other_dropout(reference: LossCurve, again: LossCurve, curve: LossCurve, scale: float) -> str | None:
-    """Compare what dropout does to the loss of one step's samples; where it wasn't looked at, nothing is said."""
+    """Return how dropout changes the spread of one step's loss; None if it doesn't or wasn't measured."""
     known = [c.dropout_spread for c in (reference, again) if c.dropout_spread is not None]
     if curve.dropout_spread is None or not known:
         return None

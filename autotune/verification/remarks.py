@@ -1,6 +1,6 @@
-"""What is told beside an answer, in lines: checks that failed, faster trials, disturbances; or why there is no answer.
+"""Remarks on a result, in lines: failed checks, faster trials, disturbances; and the error of a search without one.
 
-What disturbed a single trial is told when it ends (`autotune.values.conditions`).
+Disturbances of a single trial are reported when it ends (`autotune.values.conditions`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from autotune.verification.checks import largest_default
 from autotune.verification.finals import Finals
 from autotune.verification.state import SearchState
 
-# A drift below this is smaller than what a search could act upon.
+# Least drift of the machine's speed that is reported.
 WORTH_TELLING = 0.03
 
 
 def plain_notes(state: SearchState) -> tuple[str, ...]:
-    """Return the warnings of trials, and what stands in for a baseline that ran out of memory."""
+    """Return the warnings of trials, and the reference in place of a baseline that ran out of memory."""
     plan, history, results = state.plan, state.history, state.results
     notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
     baseline = history.known(plan.baseline)
@@ -41,7 +41,7 @@ def plain_notes(state: SearchState) -> tuple[str, ...]:
 
 
 def proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
-    """Say who was refused when checked, and what of the winner was not checked."""
+    """Return the configurations that failed a check, and the checks that the winner lacks, a line each."""
     refused = [
         f"refused as the winner: {shown_changes(changes(config, finals.plan))}: {reason}"
         for config, reason in finals.proof.refusals().items()
@@ -53,13 +53,13 @@ def proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
 
 
 def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
-    """Return why the fastest trial of the search, if it was faster than the answer, is not the answer; otherwise None.
+    """Return why the fastest trial of the search, if it was faster than the winner, didn't win; otherwise None.
 
     Of many configurations that are each measured once, the fastest is likely to have been lucky.
 
     Args:
-        finals: What measuring the leaders again gave.
-        best: The answer.
+        finals: The finals of the search.
+        best: The winner.
     """
     plan, answer = finals.plan, finals.merged(best)
     if answer is None:
@@ -146,7 +146,7 @@ def _throttling(seen: Sequence[Conditions]) -> list[str]:
 
 
 def _drift(baseline_finals: Sequence[TrialResult]) -> list[str]:
-    """Say how far apart the baseline's own trials were: the same work, so the machine has changed."""
+    """Return how far apart the baseline's final trials were: the work is the same, so the machine's speed changed."""
     measured = [(r.request.number, r.measurement.step_times_s) for r in baseline_finals if r.measurement]
     change = drift([times for _, times in measured])
     if change < WORTH_TELLING:
@@ -170,7 +170,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
             f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
             f"(its log: {log}){f'; {plan.budget.against_timeouts}' if too_slow else ''}"
         )
-    # The trial that came closest is the lightest that was tried: the search goes from heavy to light.
+    # The search goes from heavy to light, so its last trial out of memory came closest.
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
     what = shown_changes(changes(closest.request.config, plan))
     seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""

@@ -1,7 +1,7 @@
-"""From the trials of a search to its answer: the best configuration, what it is compared with, how sure it is.
+"""Computes the result of a search from its trials: the winner, its speed-up and the verdict.
 
-Pure. The winner is the finalist with the highest throughput; where the intervals overlap, the simpler configuration
-wins, which is the one that changes less of the user's training.
+The winner is the finalist with the highest throughput; where the intervals overlap, it is the simpler configuration,
+which changes less of the user's training.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ RUNNERS_UP = 4
 
 
 def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float] | None = None) -> ResultData | None:
-    """Return the answer as the trials stand now; None if nothing has completed.
+    """Return the result by the trials so far; None if none has completed.
 
     Args:
-        finals: Of the search.
-        search_time_s: What it has taken until now.
-        starting: Seconds that were spent before the first trial, by what for.
+        finals: The finals of the search.
+        search_time_s: Seconds of the search so far.
+        starting: Seconds before the first trial, by kind of work.
     """
     plan, results, refused = finals.plan, finals.state.results, finals.state.refused
     if finals.history.best() is None:
@@ -78,21 +78,21 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
 
 
 class Decision(NamedTuple):
-    """The best configuration, how sure that is, and by how much it is faster than the baseline."""
+    """The winner, the verdict, and the speed-up over the baseline."""
 
     best: TrainConfig
     verdict: Verdict
     speedup: Speedup | None = None
-    kept_because: str | None = None  # why the baseline is kept though a single trial was faster than its first
+    kept_because: str | None = None  # why the baseline is kept and not an unconfirmed leader
 
 
 def verdict_of(finals: Finals) -> Decision:
-    """Return the decision as the trials stand now."""
+    """Return the decision by the trials so far."""
     plan = finals.plan
     contenders = finals.contenders()
     measured = [c for c in contenders if finals.is_measured(c)]
     ranking = [r.request.config for r in finals.history.ranking()]
-    fallback = plan.baseline if plan.baseline in ranking else ranking[0]  # where everything failed a closer look
+    fallback = plan.baseline if plan.baseline in ranking else ranking[0]  # if all contenders failed
     leader = next((c for c in ranking if c in contenders), fallback)
     if plan.baseline not in contenders:
         roomy = (c for c in ranking if c in contenders and not finals.runs_short(c))
@@ -113,7 +113,7 @@ def verdict_of(finals: Finals) -> Decision:
 
 
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
-    """Return which measurements put `config`, which wasn't compared in turn, below the baseline; None if none do."""
+    """Return which measurements put the unconfirmed `config` below the baseline; None if none do."""
     plan = finals.plan
     if finals.runs_short(config):
         number = _measurements(finals, config)[0][0]
@@ -130,7 +130,7 @@ def _doubt(finals: Finals, config: TrainConfig) -> str | None:
 
 
 def _measurements(finals: Finals, config: TrainConfig) -> list[tuple[int, Measurement]]:
-    """Return what the trial of the search and those of the finals measured of `config`, with the trials' numbers."""
+    """Return the measurements of `config` in search and finals, with the numbers of the trials."""
     return [(r.request.number, r.measurement) for r in finals.tried(config) if r.measurement is not None]
 
 
@@ -143,7 +143,10 @@ def _compilation(finals: Finals, best: TrainConfig, baseline: TrainConfig) -> Co
 
 
 def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
-    """Return the simplest of those that can't be told from the fastest, but can from the baseline."""
+    """Return the simplest of the contenders that aren't clearly slower than the fastest.
+
+    If the fastest is clearly faster than the baseline, only contenders that are so too are considered.
+    """
     plan = finals.plan
 
     def rate(config: TrainConfig) -> float:
@@ -162,7 +165,7 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
 
 
 def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
-    """Return how far from the user's training a configuration is: the deepest class, then the number of changes."""
+    """Return the sort key of simplicity: the rank of the deepest change, then the number of changes."""
     changed = changes(config, plan)
     return max((c.allowance.rank for c in changed), default=-1), len(changed)
 
@@ -207,7 +210,7 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
 
 
 def _row(row: TrialRow, finals: Finals) -> TrialRow:
-    """Return a trial's line; a loss check that refused its configuration is invalid, although the trial completed."""
+    """Return a trial's row; a loss run that failed the check is marked invalid, although the trial completed."""
     verdict = finals.proof.verdict(row.config) if row.purpose is Purpose.LOSS_CHECK else None
     if verdict is None or verdict.passed:
         return row
