@@ -1,1 +1,1 @@
-"""The command line: arguments in, text and exit codes out. Decides nothing about a search."""
+"""The command line: passes arguments to the Python API, prints results, and turns errors into exit codes."""

@@ -1,4 +1,4 @@
-"""What all commands share: errors become one line and an exit code, results go to stdout."""
+"""Shared by all commands: common options, errors as one line with an exit code, and output on stdout and stderr."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from autotune.units import visible
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, and nothing else.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell predictions, refusals and conditions, too.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show predictions, refusals and conditions, too.")]
 
-_NO_TERMINAL = 120  # columns
+_NO_TERMINAL = 120  # columns of output that no terminal shows
 
 
 @contextlib.contextmanager
 def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
-    """Turn an error inside into one line (or a JSON object) and an exit code; `debug` leaves its traceback."""
+    """Turn an error into one line, or a JSON object, and an exit code; with `debug` keep its traceback."""
     try:
         yield
     except AutotuneError as error:
@@ -48,7 +48,7 @@ def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose errors are told as by `told_errors`, with the option --debug beside its own."""
+    """Return a command that runs within `told_errors` and has the option --debug beside its own options."""
     own = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 
@@ -63,7 +63,11 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def writing(where: str) -> Iterator[None]:
-    """Turn a file that can't be written into bad input; `where` names it in the message."""
+    """Turn an OSError into an error about `where`, such as '--output DIR'.
+
+    Raises:
+        InputError: The file can't be written.
+    """
     try:
         yield
     except OSError as error:
@@ -89,13 +93,13 @@ def print_json(document: Any) -> None:
 
 
 def print_text(*lines: str, file: TextIO | None = None) -> None:
-    """Print lines, on stdout unless another file is named; what can't be seen in them as its escape."""
+    """Print lines on `file` (stdout by default), with invisible characters as escapes."""
     for line in lines:
         print(visible(line), file=file)
 
 
 def stdout() -> Any:
-    """Return rich's console on stdout; what no terminal shows is as wide as a wide one."""
+    """Return rich's console on stdout; without a terminal it is 120 columns wide, unless COLUMNS is set."""
     from autotune.output.terminal import Console
 
     console = Console()
@@ -103,10 +107,10 @@ def stdout() -> Any:
 
 
 def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
-    """Return rich's console on stderr; a quiet one prints nothing.
+    """Return rich's console on stderr; with `quiet` it prints nothing.
 
     Raises:
-        InputError: Both are asked for.
+        InputError: Both `quiet` and `verbose` are asked for.
     """
     from autotune.output.terminal import Console
 

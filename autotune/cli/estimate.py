@@ -1,4 +1,4 @@
-"""`autotune estimate`: what a training would cost, predicted without running it."""
+"""`autotune estimate`: predicts memory and speed of a training without running it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from autotune.cli.console import Json, Quiet, error_document, guarded, print_jso
 
 @guarded
 def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Predict memory and speed without running: of the knobs given, or of the best.
+    """Predict memory and speed of a configuration without running it, or rank configurations.
 
-    With a knob (--micro-batch ... --adapter-rank) the estimate is of that configuration; without, the best
-    predicted ones are ranked; with --gpu all, the devices of the table; with --devices, the ways to share.
+    With a knob (--micro-batch ... --adapter-rank) that configuration is estimated; without, the best are
+    ranked; with --gpu all, the devices of the table; with --devices, the ways to share the training.
     """
     with stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
         from autotune.estimates.estimate import report, shortfall

@@ -1,4 +1,4 @@
-"""`autotune export`: the answer of a search as the files of other tools."""
+"""`autotune export`: writes the best configuration of a search as files of other tools."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def export(
 
 
 def _save(draft: Draft, output: Path | None) -> tuple[Draft, list[Path]]:
-    """Write the files of one target: one as `output`, or into it if it is a directory; several into a directory."""
+    """Write the files of one target: a single file as `output` or into that directory, several into the directory."""
     if output is None:
-        raise InputError("--json tells which files were written: give --output")
+        raise InputError("--json lists the files that were written, so it needs --output")
     if len(draft.files) > 1:
         return draft, _written(draft.files, output)
     placed = draft.placed(output / next(iter(draft.files)) if output.is_dir() else output)
@@ -69,7 +69,7 @@ def _written(files: dict[str, str], directory: Path) -> list[Path]:
 
 
 def _print(draft: Draft, *, quiet: bool) -> None:
-    """Print the first file on stdout; on stderr what else there is to know, unless nobody wants to."""
+    """Print the first file on stdout and, unless `quiet`, remarks on stderr."""
     first, *others = draft.files
     sys.stdout.write(draft.files[first])
     if quiet:

@@ -1,6 +1,6 @@
-"""`autotune history`: what the lasting record holds: listed, shown, exported, forgotten, made good from files.
+"""`autotune history`: lists, shows, exports, completes and deletes the trials in the lasting record.
 
-Without a sub-command, the searches are listed. What is written by searches is described in `autotune.storage.record`.
+Without a sub-command, the searches are listed. `autotune.storage.record` describes the record.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def listed(
 @history.command("show")
 @guarded
 def shown(
-    key: Annotated[str, typer.Argument(help="As the list has it; its beginning will do.")],
+    key: Annotated[str, typer.Argument(help="A key of the list, or its beginning.")],
     as_json: Json = False,
 ) -> None:
     """Show every trial of the searches with a key."""
@@ -93,7 +93,7 @@ def sync(
     run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories of searches.")],
     as_json: Json = False,
 ) -> None:
-    """Write to the record what of these run directories isn't there: trials are files first."""
+    """Add the trials of run directories to the record, where they are missing."""
     from autotune.storage.sync import catch_up
 
     database = _database()
@@ -110,13 +110,13 @@ def sync(
 @history.command()
 @guarded
 def forget(
-    key: Annotated[str | None, typer.Argument(help="As the list has it; its beginning will do.")] = None,
+    key: Annotated[str | None, typer.Argument(help="A key of the list, or its beginning.")] = None,
     model: Annotated[str | None, typer.Option(help="All searches of the model of this name.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that is recorded.")] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete what is recorded of a key, of a model, or all; run directories are left alone."""
+    """Delete the recorded searches of a key, of a model, or all; run directories are left alone."""
     if sum((key is not None, model is not None, everything)) != 1:
         raise InputError("name what to forget: a KEY of `autotune history`, --model NAME, or --all")
     database = _database()
@@ -144,7 +144,11 @@ def _database() -> Record:
 
 
 def _with_key(database: Record, key: str, *, brief: bool = False) -> list[RecordedSearch]:
-    """Return the searches whose key begins like this."""
+    """Return the searches of the one key that begins with `key`.
+
+    Raises:
+        InputError: No key or more than one begins so.
+    """
     keys = {search.key.short: search.key for search in database.searches(brief=True)}
     found = sorted(short for short in keys if short.startswith(key.lower()))
     if not key or not found:

@@ -1,4 +1,4 @@
-"""Commands that list what autotune knows: models, GPUs, search spaces, this machine, installed versions."""
+"""Commands that list models, GPUs, search spaces, the abilities of this machine, and installed versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from autotune.cli.console import Json, guarded, print_json, print_text, stdout
 from autotune.errors import InputError
 
-# Nothing that is measured depends on these, but they can be asked for.
+# Packages on which no measurement depends, but which a bug report should name.
 _ALSO_VERSIONS_OF = ("ray", "optuna-dashboard")
 
 Names = Annotated[bool, typer.Option("--quiet", "-q", help="Print the names alone, one a line.")]
@@ -65,10 +65,10 @@ def gpus(
 @guarded
 def doctor(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure the device's rates and keep them.")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure and store the device's rates.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell what this machine can and cannot do, and why."""
+    """Show what this machine and installation can do, and why they can't do the rest."""
     from autotune.doctor import examine
 
     report = examine(device, measure=calibrate)
@@ -107,7 +107,7 @@ def spaces(quiet: Names = False, as_json: Json = False) -> None:
 
 
 def show_versions(*, as_json: bool) -> None:
-    """Print what is installed here, for a bug report."""
+    """Print the installed versions, for a bug report."""
     found = versions()
     if as_json:
         print_json(found)
@@ -118,10 +118,7 @@ def show_versions(*, as_json: bool) -> None:
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of autotune, of what it runs on, and of the libraries that decide what it measures.
-
-    Reads the metadata of the libraries, and imports none of them.
-    """
+    """Return the versions of autotune, Python, the platform and the libraries, none of which is imported."""
     from autotune.values.hardware import PACKAGES, installed_versions
     from autotune.version import __version__
 

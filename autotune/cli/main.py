@@ -1,6 +1,6 @@
-"""The command line: its commands, and what `autotune` alone answers.
+"""The commands of `autotune`, and its options `--version` and `--help`.
 
-Nothing heavy is imported before a command needs it, so that ``--help`` is quick.
+Heavy modules are imported by the commands that need them, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Print the versions of autotune and libraries.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
-    """Answer what is asked of no command."""
+    """Handle the options before a command."""
     if version:
         with told_errors(as_json=as_json, debug=False):
             listings.show_versions(as_json=as_json)
@@ -53,5 +53,5 @@ app.add_typer(history.history, name="history")
 
 
 def main() -> None:
-    """Run the command line; usage errors end with exit code 2, as typer has it."""
+    """Run the command line; usage errors end with typer's exit code 2."""
     app()

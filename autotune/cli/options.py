@@ -1,7 +1,7 @@
-"""Options of commands that are made when the command is used: of a search, of an estimate, and of the knobs.
+"""Options of `find`, `script` and `estimate`, made from fields when the command is used; completion of their values.
 
-Not before, as the fields that they are made from (`autotune.planning.options`) are slow to import, and ``autotune
---help`` has no need of them. What is typed is passed on as text, which the fields read and check.
+They are not made earlier, as the fields (`autotune.planning.options`) are slow to import and ``autotune --help`` does
+not need them. Values are passed on as text, which the fields parse and check.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from autotune.planning.options import WorkloadOptions
 
 PROGRAM = "autotune"
-_VARIABLE = "_AUTOTUNE_COMPLETE"  # by which a shell asks for completions
+_VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks for completions
 
-_GIVEN, _KNOBS = "autotune.options", "autotune.knobs"  # where the values stand in a command's context
-_OTHERS = "Options"  # the group of options that are in none
+_GIVEN, _KNOBS = "autotune.options", "autotune.knobs"  # keys of the values in `typer.Context.meta`
+_OTHERS = "Options"  # help section of options without a group
 
 Made = tuple[Any, ...]  # typer's options
 
 
 class Shell(StrEnum):
-    """A shell that `autotune completion` has a script for."""
+    """A shell for which `autotune completion` prints a script."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -40,7 +40,7 @@ class Shell(StrEnum):
 def completion(
     context: typer.Context, shell: Annotated[Shell, typer.Argument(help="Add it to the shell's start-up file.")]
 ) -> None:
-    """Print what makes a shell complete autotune's commands and options: eval "$(autotune completion bash)"."""
+    """Print a script that completes commands and options in a shell: eval "$(autotune completion bash)"."""
     from typer.completion import shell_complete
 
     code = shell_complete(context.find_root().command, {}, PROGRAM, _VARIABLE, f"source_{shell}")
@@ -48,12 +48,12 @@ def completion(
 
 
 def among(*words: str) -> Callable[[str], list[str]]:
-    """Return what completes to one of `words`."""
+    """Return a completion among `words`."""
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
 def models(incomplete: str) -> list[str]:
-    """Return the catalogue's names that begin so; where there is none, the shell offers files."""
+    """Return the catalogue's names that begin so; if there are none, the shell offers files."""
     from autotune.values.catalogue import entries_by_name
 
     return sorted(name for name in entries_by_name() if name.startswith(incomplete.lower()))
@@ -83,7 +83,7 @@ def tasks(incomplete: str) -> list[str]:
 EFFORTS = among("quick", "standard", "thorough")
 DEVICES = among("auto", "cpu", "cuda")
 
-# Of options whose values are neither an enumeration nor a list of words.
+# Completions of options whose types do not list the values.
 _COMPLETIONS = {"model": models, "task": tasks, "space": spaces, "gpu": gpus, "device": DEVICES}
 
 TrustRunDir = Annotated[
@@ -92,12 +92,12 @@ TrustRunDir = Annotated[
 
 
 def given(context: typer.Context) -> dict[str, Any]:
-    """Return the options that have a value, by the names of `autotune.planning.options`."""
+    """Return the values of the given options, by the names of `autotune.planning.options`."""
     return dict(context.meta.get(_GIVEN, {}))
 
 
 def given_knobs(context: typer.Context) -> dict[str, str | bool]:
-    """Return the knobs that were given, as written, by option."""
+    """Return the values of the given knobs as written, by option."""
     return {name.replace("_", "-"): value for name, value in context.meta.get(_KNOBS, {}).items()}
 
 
@@ -111,7 +111,7 @@ def of_search() -> Made:
 
 @functools.cache
 def of_script() -> Made:
-    """Return the options of `autotune script`: those of a search that the script itself doesn't decide."""
+    """Return the options of `autotune script`: those of a search, without the ones that the script decides."""
     from autotune.planning.options import SearchOptions
     from autotune.planning.user_trainer import DECIDED_BY_CODE
 
@@ -127,7 +127,7 @@ def of_estimate() -> Made:
 
 
 def taking(made: Callable[[], Made]) -> type[typer.core.TyperCommand]:
-    """Return the class of a command that takes the options that `made` returns before its own."""
+    """Return a class of commands with the options that `made` returns, followed by their own."""
 
     class Command(typer.core.TyperCommand):
         def get_params(self, ctx: Any) -> list[Any]:
@@ -180,7 +180,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
-    """Return what completes the words of an enumeration or a literal type; None for other types."""
+    """Return a completion among the values of an enumeration or a literal type; None for other types."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, StrEnum):
             return among(*kind)
@@ -209,7 +209,7 @@ def _parameter(name: str, kind: type, option: Any, default: Any) -> inspect.Para
 
 
 def _made(parameters: Iterable[inspect.Parameter]) -> Made:
-    """Return typer's options of a signature, without its --help."""
+    """Return typer's options for the parameters of a signature."""
 
     def carrier(**values: Any) -> None:
         """Carry the options to typer, which makes them from a signature; never called."""
@@ -223,7 +223,7 @@ def _made(parameters: Iterable[inspect.Parameter]) -> Made:
 
 
 def _keep(where: str) -> Callable[[typer.Context, typer.CallbackParam, Any], None]:
-    """Return what keeps the value of an option in the command's context, the negative flag's as False."""
+    """Return a callback that stores the value of an option in the context under `where`; False for a --no- flag."""
 
     def keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
         if isinstance(value, bool):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """Of a report."""
+    """The format of a report."""
 
     HTML = "html"
     MD = "md"
@@ -56,10 +56,10 @@ def report(
 
 
 def format_of(out: Path | None) -> Format:
-    """Return the format that a file's name asks for; HTML where there is none.
+    """Return the format by the suffix of a file name; HTML without a file.
 
     Raises:
-        InputError: The name ends otherwise.
+        InputError: No format has this suffix.
     """
     if out is None:
         return Format.HTML
@@ -70,10 +70,10 @@ def format_of(out: Path | None) -> Format:
 
 
 def render(found: RunReport, chosen: Format) -> bytes:
-    """Return the report in a format.
+    """Return the report as the content of a file.
 
     Raises:
-        MachineError: What draws pictures isn't installed.
+        MachineError: The library that draws PNG pictures isn't installed.
     """
     if chosen is Format.HTML:
         from autotune.output.report_html import html_report
@@ -99,7 +99,7 @@ def explain(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Measure what each knob of the winner brought, by taking it away; what is known isn't measured again."""
+    """Measure what each knob of the winner contributes, by putting it back to the baseline's value."""
     from autotune.output.progress import Progress
     from autotune.planning.options import SearchOptions, options_of
     from autotune.search.explain import explain as explained

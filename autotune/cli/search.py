@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
     from autotune.values.events import Observer
 
-# All after the first word is the script's.
+# Words after the first argument belong to the script's command line.
 SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -64,7 +64,7 @@ def resume(
     max_time: Annotated[
         str | None, typer.Option(help="Of the whole search, what is spent included [as it was].")
     ] = None,
-    max_trials: Annotated[int | None, typer.Option(min=1, help="The same of its trials [as it was].")] = None,
+    max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the whole search [as it was].")] = None,
     effort: Annotated[
         str | None,
         typer.Option(help="quick, standard, thorough: with its limits [as it was].", autocompletion=options.EFFORTS),
@@ -137,18 +137,21 @@ def _watched(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Run a search with its progress drawn, then print the answer.
+    """Run a search with a progress display, then print the answer.
 
     Args:
-        search: Runs it, and returns its answer and its run directory.
-        output: Where the search writes the answer too, if that was said now.
+        search: Runs the search, and returns its answer and its run directory.
+        output: File that the answer is written to as well, if the command names one.
         as_json: Print the answer as JSON.
         quiet: Print the answer alone.
-        verbose: Tell more of each trial.
+        verbose: Show more of each trial.
+
+    Raises:
+        typer.Exit: The search was interrupted; its answer so far has been printed.
     """
     from autotune.output.progress import Progress
     from autotune.search.tuner import SearchInterrupted
-    from autotune.storage.run_directory import ANSWER_FILE
+    from autotune.storage.run_directory import ANSWER_FILE, read_plan
     from autotune.tuning_result import with_methods
 
     console = stderr(quiet=quiet, verbose=verbose)
@@ -166,15 +169,8 @@ def _watched(
     else:
         from autotune.output.table import result_table
 
-        path = output or _wanted(directory) or directory / ANSWER_FILE
+        path = output or read_plan(directory).output or directory / ANSWER_FILE
         stdout().print(result_table(result, str(path), str(directory)), highlight=False, crop=False)
     if interrupted is not None:
         print_text(f"autotune: {interrupted}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _wanted(directory: Path) -> str | None:
-    """Return the file in which the user wanted the answer when the search began, if any was named."""
-    from autotune.storage.run_directory import read_plan
-
-    return read_plan(directory).output
