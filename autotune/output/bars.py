@@ -1,6 +1,6 @@
-"""Charts of bars: what each knob brought, memory by component, where the time went. Pure.
+"""Bar charts: contributions of knobs (a waterfall), memory by component, time by kind of work.
 
-A row is a line of text with its bar below, so that words have room on narrow screens, too.
+Each row is a line of text with its bar below, so that texts have room on narrow screens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BAR = 14.0
 
 
 class Step(NamedTuple):
-    """A row of the waterfall: from where to where a knob brings the throughput, with its interval."""
+    """A row of the waterfall: throughput in samples/s without and with a knob, and the interval of the latter."""
 
     words: str
     value: str
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 def waterfall_steps(explanation: Explanation) -> list[Step]:
-    """Return the rows between baseline and winner; where there is no baseline, each ends at the winner."""
+    """Return the rows from baseline to winner; without a baseline, each row ends at the winner."""
     found = []
     at, winner = explanation.baseline_samples_per_second, explanation.winner_samples_per_second
     for part in explanation.contributions:
@@ -65,14 +65,14 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
         at = start * ratio if at is not None else None
     together = explanation.together
     if together is not None and at is not None:
-        tip = "what the knobs bring together beyond the product of the parts"
+        tip = "the total beyond the product of the knobs' factors"
         kind = f"rest {'gain' if together >= 1 else 'loss'}"
         found.append(Step("together", together_words(explanation), tip, kind, at, at * together))
     return found
 
 
 def waterfall(explanation: Explanation, width: float) -> Chart | None:
-    """Return how the knobs lead from the baseline's throughput to the winner's; the axis is logarithmic."""
+    """Return the waterfall from the baseline's throughput to the winner's, on a logarithmic axis."""
     steps = waterfall_steps(explanation)
     drawn = [s for s in steps if s.start is not None]
     winner, base = explanation.winner_samples_per_second, explanation.baseline_samples_per_second
@@ -134,9 +134,9 @@ def _waterfall_row(step: Step, x: Scale, top: float, width: float) -> str:
 
 
 def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
-    """Return the bytes of each component of a configuration's memory by its name, in the order of the stack.
+    """Return the bytes of each component of predicted memory by name, in the order of the stacked bar.
 
-    The last one is what lies between the others and the device's peak; components that are not there have 0.
+    The last component is the difference between the others and the device's peak.
     """
     parts = memory.components
     beyond = "beyond the tensors" if on_cpu else "context, allocator"
@@ -144,14 +144,14 @@ def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
 
 
 def component_sizes(report: RunReport) -> dict[str, list[int]]:
-    """Return the components that are there in any of a report's breakdowns, with the bytes in each of them."""
+    """Return the components above 0 in any of a report's breakdowns, with their bytes in each breakdown."""
     stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in report.breakdowns]
     names = stacks[0] if stacks else ()
     return {name: [stack[name] for stack in stacks] for name in names if any(stack[name] for stack in stacks)}
 
 
 def component_icon(name: str) -> str:
-    """Return the mark of a component in a legend."""
+    """Return the legend's icon of a component, as SVG."""
     return rectangle(1, 2, 16, 12, _part_class(name))
 
 
@@ -162,7 +162,7 @@ def _part_class(name: str) -> str:
 
 
 def memory_bars(report: RunReport, width: float) -> Chart | None:
-    """Return a stacked bar for each breakdown, with a mark where the measured peak lies."""
+    """Return a stacked bar for each breakdown, with a mark at the measured peak."""
     found = report.breakdowns
     if not found:
         return None
@@ -190,7 +190,7 @@ def memory_bars(report: RunReport, width: float) -> Chart | None:
 
 
 def time_bars(spent: Spent, width: float) -> Chart | None:
-    """Return a bar for each kind of work that a search's time went into, the largest first."""
+    """Return a bar for each kind of work in a search's time, in descending order."""
     shares = spent.shares() if spent.total_s else {}
     if not shares:
         return None

@@ -1,7 +1,7 @@
-"""The observer of a search that is started from Python without one.
+"""The default observer of a search that is started from Python.
 
-Where logging is set up for the logger `autotune` at level INFO, progress is logged line by line. Otherwise it is shown
-on stderr if that is a terminal or belongs to a notebook, and nowhere else. Nothing is ever printed on stdout.
+If the logger `autotune` has handlers and level INFO, progress is logged line by line. Otherwise it is shown on stderr
+if that is a terminal or a notebook's, and nowhere else. Nothing is printed on stdout.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Obse
     """Yield the observer of a search.
 
     Args:
-        observer: The user's; None: the default one.
-        quiet: Without an observer of the user, progress is shown nowhere.
+        observer: The user's observer; None: the default one.
+        quiet: Whether the default observer shows nothing.
     """
     console = _console() if observer is None and not quiet else None
     if console is None:
@@ -43,7 +43,7 @@ def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Obse
 
 
 def _console() -> Console | None:
-    """Return the console that progress is shown on; None: nobody would read it."""
+    """Return the console for progress, or None if there is neither a log, a notebook nor a terminal."""
     from autotune.output.terminal import Console
 
     if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():

@@ -1,4 +1,4 @@
-"""Draws estimates within 80 columns: one configuration by component, a ranking, GPUs, ways to share several devices."""
+"""Tables of estimates within 80 columns: one configuration, a ranking, all GPUs, ways to use several devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FITS = {
 
 
 def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
-    """Return an estimate as tables and lines, with what was assumed below it."""
+    """Return an estimate as tables and lines, with notes on its assumptions below."""
     if isinstance(report, ConfigReport):
         title, *parts = _configuration(report)
     elif isinstance(report, RankingReport):
@@ -159,7 +159,7 @@ def _device_cells(row: DeviceRow, best: Predicted, *, with_run: bool, with_money
 
 
 def _spread(report: SpreadReport) -> list[RenderableType]:
-    """Return the ways to spread a training over devices, and what isn't possible."""
+    """Return the ways to spread a training over devices, and those that aren't possible."""
     nodes = "one node" if report.nodes == 1 else f"{report.nodes} nodes"
     unit = _unit(report.workload)
     with_host = any(row.host_bytes for row in report.rows)
@@ -201,7 +201,7 @@ def _way_cells(row: SpreadRow, *, with_host: bool, with_speed: bool) -> list[str
 
 
 def _run_lines(run: RunCost | None) -> list[str]:
-    """Return what a run of so many tokens costs."""
+    """Return operations, hours and price of a run."""
     lines = _work_lines(run)
     if run is not None and run.hours is not None and run.hours_interval is not None:
         hours = f"{show_rate(run.hours)} hours ({_interval(run.hours_interval)})"
@@ -239,7 +239,7 @@ def _unit(workload: Workload) -> str:
 
 
 def _brief(config: TrainConfig) -> str:
-    """Return what of a configuration devices differ in."""
+    """Return the knobs of a configuration that differ between devices, in a few words."""
     tf32 = config.tf32 and config.precision is Precision.FP32
     parts = [str(config.per_device_train_batch_size), "tf32" if tf32 else str(config.precision), config.optim]
     if config.checkpointing != "none":

@@ -1,4 +1,4 @@
-"""Draws what each knob of a winner brought as a table for the terminal, and has the words that reports use as well."""
+"""The contributions of a winner's knobs as a table for the terminal, and in words that reports use too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BASIS = {
 
 
 def explanation_table(found: Explanation) -> RenderableType:
-    """Return the knobs, the largest first, and what they bring together."""
+    """Return the table of contributions, in descending order, and of their interaction."""
     lines = ["a factor is the winner's throughput over that of the winner with the baseline's value in this knob"]
     if not found.is_settled:
         lines.append("not all of it was measured in turn with the winner; `autotune explain` goes on")
@@ -44,7 +44,7 @@ def _title(found: Explanation) -> str:
 
 
 def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
-    """Return what each knob became, its factor and how that is known; at last what the knobs bring together."""
+    """Return change, factor and evidence of each knob, and in the last row the interaction."""
     rows = [(change_words(part.changes), ratio_words(part), how_known(part)) for part in found.contributions]
     if found.together is not None:
         rows.append(("together", together_words(found), "the total beyond the product of the parts"))
@@ -52,12 +52,12 @@ def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
 
 
 def change_words(changed: Sequence[Change]) -> str:
-    """Return what a knob became: 'precision fp32 → bf16'."""
+    """Return changes in words: 'precision fp32 → bf16'."""
     return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.before} → {c.after}" for c in changed)
 
 
 def ratio_words(contribution: Contribution) -> str:
-    """Return what a knob brought: '×1.43 (1.40 to 1.46)'."""
+    """Return the factor of a knob in words: '×1.43 (1.40 to 1.46)'."""
     if contribution.ratio is None:
         return {"fails": "needed", "slow": "too slow"}.get(contribution.basis, "not told")
     return _factor(contribution.ratio, contribution.interval)
@@ -74,13 +74,13 @@ def how_known(contribution: Contribution) -> str:
 
 
 def together_words(explanation: Explanation) -> str:
-    """Return what the knobs bring together, empty if that isn't known."""
+    """Return the factor of the interaction in words; empty: unknown."""
     together = explanation.together
     return "" if together is None else _factor(together, explanation.together_interval)
 
 
 def _factor(ratio: float, interval: Interval | None) -> str:
-    """Return a factor with its interval, where that has an end."""
+    """Return a factor with its interval, if that is bounded."""
     if interval is None or not math.isfinite(interval.high):
         return f"×{ratio:.2f}"
     return f"×{ratio:.2f} ({interval.low:.2f} to {interval.high:.2f})"

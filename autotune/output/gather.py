@@ -1,6 +1,6 @@
-"""Gathers what is known of a search from its run directory: `autotune report` draws it.
+"""Collects the data of a report from a run directory, without changing it.
 
-It reads only, whatever state the directory is in: a search that runs still, was killed, or in which nothing fits.
+The search may still be running, may have been killed, or may have found that nothing fits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value
-from autotune.values.explanation import Explanation
 from autotune.values.result import Contender, ResultData
 from autotune.values.time_spent import Spent, spent_on
 from autotune.values.trial import TrialResult
@@ -35,11 +34,11 @@ from autotune.version import __version__
 
 
 def gather(run_dir: str | Path) -> RunReport:
-    """Return all that is known of the search in `run_dir`.
+    """Return the report of the search in `run_dir`.
 
     Raises:
         RunDirectoryError: There is no search in it, or its plan can't be read.
-        InputError: Its answer can't be read.
+        InputError: Its result can't be read.
     """
     directory = RunDirectory.existing(Path(run_dir))
     plan = read_plan(directory.path)
@@ -56,7 +55,7 @@ def gather(run_dir: str | Path) -> RunReport:
         **plan.problem_fields(),
         result=result,
         nothing=None if result is not None else _why_nothing(directory, plan, searched),
-        explanation=_explanation(plan, result, [*searched, *explained]),
+        explanation=None if result is None else explanation_of(result, [*searched, *explained], refusals(plan, result)),
         trials=with_changes((*_rows(result, searched), *rows_of(explained), *refused), plan),
         unfinished=len(list((directory.path / "trials").glob("[0-9]*"))) - len(searched),
         breakdowns=breakdowns,
@@ -66,11 +65,11 @@ def gather(run_dir: str | Path) -> RunReport:
 
 
 def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
-    """Return the command line that asks for `options`: what differs from the defaults; None if none can.
+    """Return the command line with the options that differ from their defaults; None for pickled code.
 
     Args:
-        options: What was asked for.
-        code: The user's own, if that was tuned; only a script can be named.
+        options: The options of the search.
+        code: The user's own code, if the search tuned it.
     """
     if code is not None and not code.command:
         return None
@@ -92,7 +91,7 @@ def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
 
 
 def _memory(size: int) -> str:
-    """Return bytes as they may be typed, exactly: '8GiB', '12MiB', '8589934593'."""
+    """Return bytes as the value of an option, exactly: '8GiB', '12MiB', '8589934593'."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
         if size % unit == 0:
             return f"{size // unit}{name}"
@@ -107,12 +106,8 @@ def _why_nothing(directory: RunDirectory, plan: SearchPlan, searched: Sequence[T
     return str(nothing_found(plan, searched))
 
 
-def _explanation(plan: SearchPlan, result: ResultData | None, trials: Sequence[TrialResult]) -> Explanation | None:
-    return None if result is None else explanation_of(result, trials, refusals(plan, result))
-
-
 def _rows(result: ResultData | None, searched: Sequence[TrialResult]) -> list[TrialRow]:
-    """Return the lines of the search's trials; how its answer judged each stands above how the trial itself ended."""
+    """Return the rows of the search's trials, with status and cause from the result where it has them."""
     judged = {row.number: row for row in result.trials} if result is not None else {}
     found = []
     for row in rows_of(searched):
@@ -124,7 +119,7 @@ def _rows(result: ResultData | None, searched: Sequence[TrialResult]) -> list[Tr
 def _breakdowns(
     directory: RunDirectory, plan: SearchPlan, result: ResultData | None, searched: Sequence[TrialResult]
 ) -> tuple[tuple[Breakdown, ...], str | None]:
-    """Return the predicted memory of baseline and winner, learned from the search's trials, or why there is none."""
+    """Return the predicted memory of baseline and winner, corrected by the trials, or the reason why there is none."""
     try:
         traces = read_value(Traces, directory.path / "trace" / "answer.json")
         rates = rates_of(plan.hardware)

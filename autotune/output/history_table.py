@@ -1,4 +1,4 @@
-"""Draws what the lasting record holds: searches that compare with each other, and the trials of such a group."""
+"""Tables of the lasting record: groups of comparable searches, and the trials of a group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.value import Value
 
 
 class SearchGroup(Value):
-    """All searches with one key, in short."""
+    """A summary of the searches with one key."""
 
     key: str
     when: str
@@ -29,7 +29,7 @@ class SearchGroup(Value):
 
 
 def groups(searches: Sequence[RecordedSearch]) -> list[SearchGroup]:
-    """Return searches by key, in their order; where searches differ, the latest's value stands."""
+    """Return searches grouped by key, in their order; where they differ, with the latest search's value."""
     by_key: dict[str, list[RecordedSearch]] = {}
     for search in searches:
         by_key.setdefault(search.key.short, []).append(search)
@@ -75,7 +75,7 @@ def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
 
 
 def trials_table(searches: Sequence[RecordedSearch]) -> RenderableType:
-    """Return every trial of searches with one key, a table a search."""
+    """Return the trials of searches with one key, one table per search."""
     return Group(*(_trials(search) for search in searches))
 
 
@@ -107,7 +107,7 @@ def _shown(value: float | None, show: Callable[[float], str]) -> str:
 
 
 def _differences(config: dict[str, Any], baseline: dict[str, Any]) -> str:
-    """Return in words what differs; both are read as they were written, by whatever version."""
+    """Return the differing knobs in words; both are plain dictionaries, since any version may have written them."""
     before = _by_knob(baseline)
     changed = {knob: value for knob, value in _by_knob(config).items() if value != before.get(knob)}
     return ", ".join(f"{SHORT_NAMES.get(knob, knob)} {_short(value)}" for knob, value in changed.items()) or "nothing"
@@ -119,10 +119,10 @@ def _by_knob(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: object) -> object:
-    """Return a knob's value; of an adapter its kind."""
+    """Return a knob's value; for an adapter, its kind."""
     return value["kind"] if isinstance(value, dict) and "kind" in value else value
 
 
 def _moment(iso: str) -> str:
-    """Return a time for people: day and minute, UTC."""
+    """Return a time to the minute, in UTC: '2026-11-22 20:49'."""
     return iso[:16].replace("T", " ")

@@ -1,4 +1,4 @@
-"""Draws the lists: models, GPUs, search spaces, rates of a device, and what the doctor found; within 80 columns."""
+"""Tables within 80 columns: models, GPUs, search spaces, rates of a device, and findings of the doctor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
 
 
 def gpus_table(found: Sequence[Gpu]) -> RenderableType:
-    """Return devices as a table: memory, bandwidth, peaks."""
+    """Return GPUs as a table with memory, bandwidth and peak rates."""
     figures = ("memory\nGiB", "bandwidth\nGB/s", "bf16 / fp16\nTFLOP/s", "tf32 / fp32\nTFLOP/s")
     rows = (
         (
@@ -72,9 +72,9 @@ def rates_table(measured: Rates, expected: Rates | None, file: str) -> Renderabl
     """Return the rates of a device as a table.
 
     Args:
-        measured: Stored in `file`.
-        expected: By the data sheet, None if the device isn't in the table of GPUs.
-        file: Named below the table.
+        measured: The measured rates.
+        expected: Rates by the data sheet; None: the device isn't in the table of GPUs.
+        file: The file of the measured rates, named below the table.
     """
     beside = _rates(expected) if expected else {}
     rows = ((name, value, beside.get(name, "-")) for name, value in _rates(measured).items())

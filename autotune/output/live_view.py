@@ -1,7 +1,7 @@
-"""The live display of a running search: what it is at, the best so far, memory against the budget, what is left.
+"""The live display of a running search: phase, running trials, fastest configuration, memory, remaining time.
 
-A view takes in the tuner's events and can be drawn at any moment and width; who draws it, and when, is up to
-`autotune.output.progress`. Nothing here depends on colour: bars and words say all.
+The view collects the tuner's events and can be drawn at any time and width; `autotune.output.progress` draws it. No
+information depends on colour.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from autotune.values.config import TrainConfig
 from autotune.values.events import Event, Leader, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
 from autotune.values.problem import Change
 
-# Of trials that run at once, so many are shown.
+# Number of concurrent trials that are shown.
 _MOST_SHOWN = 3
 
 _SHORTEST_BAR = 6
 _LONGEST_BAR = 30
 
-# Memory from this share of the budget on is drawn as a warning: predictions are off by some percent.
+# Share of the budget from which on memory is drawn as a warning: predictions are off by some percent.
 _CLOSE = 0.9
 
-
-# A terminal shows Ctrl-C as ^C behind the last line. Were that full, it would go on in the next one, and what is drawn
-# could not be taken away again.
+# Columns left free at the right: a terminal shows Ctrl-C as ^C at the end of the last line, and if that wrapped, rich
+# could not erase the display.
 _ECHO = len("^C")
 
 
 class MemoryBar:
-    """Memory against the budget, as a bar with words after it; where there is no room, the words are below it.
+    """Memory as a bar relative to the budget, with a text after it, or below it where there is no room.
 
     Args:
-        used_bytes: What is taken; it may be more than the budget.
-        budget_bytes: A whole bar.
-        words: What stands behind it.
+        used_bytes: The memory; it may exceed the budget.
+        budget_bytes: The budget, a full bar.
+        words: The text.
     """
 
     def __init__(self, used_bytes: float, budget_bytes: float, words: str) -> None:
@@ -50,7 +49,7 @@ class MemoryBar:
         self._words = words
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it at the width there is."""
+        """Draw the bar at the available width."""
         beside = options.max_width - cell_len(self._words) - 1
         width = min(_LONGEST_BAR, beside if beside >= _SHORTEST_BAR else options.max_width)
         filled = round(min(1.0, self._share) * width)
@@ -66,10 +65,10 @@ class _Running(NamedTuple):
 
 
 class LiveView:
-    """What is known of a running search by its events.
+    """The state of a running search by its events.
 
     Args:
-        clock: Seconds from some moment on.
+        clock: Returns seconds since a fixed moment.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -81,7 +80,7 @@ class LiveView:
         self._standing: Standing | None = None
 
     def take(self, event: Event) -> None:
-        """Take in what has happened."""
+        """Update the view by an event."""
         if isinstance(event, PhaseBegan):
             self._enter(event.phase)
         elif isinstance(event, TrialStarted):
@@ -109,7 +108,7 @@ class LiveView:
         yield from console.render(grid, options.update(width=max(1, options.max_width - _ECHO)))
 
     def _headline(self) -> Text:
-        """Say the phase, and what is left of the search."""
+        """Return the phase, and the remaining time and trials."""
         text = Text(str(self._phase), style="bold")
         if self._latest is None:
             return text.append(f" · {show_time(self._clock() - self._phase_began_s)}", style="not bold")
@@ -142,7 +141,7 @@ class LiveView:
         ]
 
     def _bar(self, used_bytes: float | None, what: str, more: str = "") -> RenderableType:
-        """Return a bar of memory, or the words alone where nothing is known of it."""
+        """Return a bar of memory, or the text alone if the memory is unknown."""
         if used_bytes is None or self._standing is None:
             return Text(more)
         budget = self._standing.memory_bytes
@@ -151,7 +150,7 @@ class LiveView:
 
 
 def _words(changed: Sequence[Change], config: TrainConfig | None) -> str:
-    """Return a configuration in words: what it changes, or that it is the baseline."""
+    """Return the changes of a configuration in words; for the baseline, the whole of it if it is given."""
     words = shown_changes(changed)
     return words if changed or config is None else f"{words}: {show_config(config)}"
 
@@ -162,7 +161,7 @@ def _rate(leader: Leader) -> str:
 
 
 def _of(used_bytes: float, budget_bytes: float) -> str:
-    """Return memory beside the budget, in one unit unless it is too little for that: '3.21 of 8.00 GiB'."""
+    """Return memory and budget in one unit, unless the memory is too small for it: '3.21 of 8.00 GiB'."""
     budget = show_memory(budget_bytes)
     if budget_bytes >= GIB > 10 * used_bytes:
         return f"{show_memory(used_bytes)} of {budget}"
@@ -171,7 +170,7 @@ def _of(used_bytes: float, budget_bytes: float) -> str:
 
 
 def _counts(standing: Standing) -> str:
-    """Return what became of the trials."""
+    """Return the numbers of trials by outcome."""
     parts = [f"{standing.completed} measured", f"{standing.out_of_memory} out of memory"]
     if standing.failed:
         parts.append(f"{standing.failed} failed")
@@ -179,7 +178,7 @@ def _counts(standing: Standing) -> str:
 
 
 def what_is_left(event: TrialStarted, time_left_s: float) -> str:
-    """Return what is left at most of the search's time, and of its trials where this one is of those."""
+    """Return the remaining time and, before finals and checks, trials: 'at most 5 min and 7 trials left'."""
     left = f"at most {show_time(time_left_s)}"
     if event.purpose.closes:
         return f"{left} left"

@@ -1,7 +1,7 @@
-"""An answer as `print` and a notebook show it: the table, or HTML with baseline against winner, changes and two charts.
+"""A result as `print` and notebooks show it: as a table in text, or as HTML with figures, changes and two charts.
 
-The HTML stands amid a page of somebody else's: every style is confined to it, there is no script, and it follows the
-theme of JupyterLab, VS Code and Colab, or else the system's. All texts are escaped, in the template and in drawings.
+The HTML is a fragment of another page: its styles are confined to it, it has no script, and it follows the theme of
+JupyterLab, VS Code and Colab, or else the system's. The template and the charts escape all texts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autotune.values.time_spent import spent_on
 
 SCOPE = ".autotune-result"
 
-# Charts that the trials of an answer are enough for.
+# Charts that need no more than the trials of a result.
 _CHARTS = ("pareto", "predicted_rate")
 _CHART_WIDTH = 620.0
 
 _WIDTH = 120  # columns of a printed table
 
-# How notebooks say which theme they have.
+# Selectors of the themes of notebooks.
 _DARK = (
     'body[data-jp-theme-light="false"]',
     "body.vscode-dark",
@@ -48,19 +48,19 @@ class Chart(NamedTuple):
 
 
 def text_of(result: ResultData) -> str:
-    """Return an answer as the command line shows it."""
+    """Return a result as the command line shows it."""
     file = io.StringIO()
     Console(file=file, width=_WIDTH, color_system=None).print(result_table(result), highlight=False)
     return file.getvalue().rstrip("\n")
 
 
 def html_of(result: ResultData) -> str:
-    """Return an answer as an HTML fragment that needs nothing else and leaves the page around it alone."""
+    """Return a result as a self-contained HTML fragment."""
     return result_html(report_of(result))
 
 
 def report_of(result: ResultData) -> RunReport:
-    """Return what an answer alone knows of its search, in the form that charts are drawn from."""
+    """Return the report of a result alone, without a run directory."""
     return RunReport(
         run_directory="",
         written="",
@@ -75,7 +75,7 @@ def report_of(result: ResultData) -> RunReport:
 
 
 def result_html(report: RunReport) -> str:
-    """Return the fragment; the report has a result."""
+    """Return the HTML fragment of a report with a result."""
     environment = page_environment()
     sheet = Markup(style(environment.get_template("chart.css").render()))
     charts = [
@@ -87,7 +87,7 @@ def result_html(report: RunReport) -> str:
 
 
 def style(chart_css: str) -> str:
-    """Return the style sheet: that of the charts, each rule of which is a line, and the themes."""
+    """Return the style sheet of charts and themes, confined to `SCOPE`; each line of `chart_css` is a rule."""
     rules = [f"{SCOPE} {{ {variables('light')} }}"]
     rules.append(f"@media (prefers-color-scheme: dark) {{ {SCOPE} {{ {variables('dark')} }} }}")
     for theme, hosts in (("light", _LIGHT), ("dark", _DARK)):

@@ -1,4 +1,4 @@
-"""Which charts a report has, by name, with their titles and legends; the page and the picture show the same."""
+"""The charts of a report, with their names, titles and legends, for the HTML page and the picture."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from autotune.values.trial import TrialStatus
 
 
 class Key(NamedTuple):
-    """A line of a legend; the icon is drawn in a box of 18 by 16."""
+    """An entry of a legend; its icon is SVG within 18 by 16 units."""
 
     drawn: str
     words: str
 
 
 class Panel(NamedTuple):
-    """A chart that can be drawn at any width; None where there is nothing to draw."""
+    """A chart; `draw` returns it at a given width, or None if there is nothing to draw."""
 
     name: str
     title: str
@@ -90,7 +90,7 @@ def _pareto(report: RunReport) -> tuple[Key, ...]:
 
 
 def _waterfall_keys(report: RunReport) -> tuple[Key, ...]:
-    """Return the legend of the kinds of bars that are drawn."""
+    """Return the legend of the kinds of bars in the waterfall."""
     found = report.explanation
     if found is None:
         return ()
@@ -106,6 +106,6 @@ def _waterfall_keys(report: RunReport) -> tuple[Key, ...]:
 
 
 def _memory_keys(report: RunReport) -> tuple[Key, ...]:
-    """Return the legend of the components that are there."""
+    """Return the legend of the memory components."""
     keys = [Key(component_icon(name), name) for name in component_sizes(report)]
     return (*keys, _marked("triangle", "best", "measured peak"))

@@ -1,7 +1,7 @@
-"""Shows a running search by its events: a live display in a terminal, a plain line for each event elsewhere.
+"""Shows the events of a running search: as a live display in a terminal, as plain lines elsewhere.
 
-What has happened is printed in both, so that it stays in the scroll-back or the log. `--verbose` adds what is expected
-of each trial, what went on beside it, and where its seconds went.
+Finished trials and notes are printed in both, so that they stay in the scroll-back or the log. `--verbose` adds the
+prediction of each trial, disturbances, and its seconds by phase.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from autotune.values.conditions import Conditions
 from autotune.values.events import Detail, Event, Note, PhaseBegan, TrialEnded, TrialStarted
 from autotune.values.trial import Failure, Phases, Prediction, TrialResult
 
-# The display must not compete with what is being timed, and seconds tick in no hurry: docs/log.md has what it costs.
+# Low, since drawing competes with the measured trial for the processor: docs/log.md has the cost.
 _REFRESHES_PER_SECOND = 0.5
-
 
 _SHARES = {
     "others_share": "other processes",
@@ -37,9 +36,9 @@ class Progress:
     """An observer that draws on `console`; use it as a context manager.
 
     Args:
-        console: Where; a quiet one draws nothing.
-        verbose: Whether predictions, reasons of refusals and conditions are told as well.
-        clock: Seconds from some moment on.
+        console: The console; a quiet one shows nothing.
+        verbose: Whether predictions, reasons of refusals and conditions are shown as well.
+        clock: Returns seconds since a fixed moment.
     """
 
     def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,7 +62,7 @@ class Progress:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Draw `event`."""
+        """Show `event`."""
         self._view.take(event)
         match event:
             case TrialEnded():
@@ -107,12 +106,12 @@ class Progress:
 
 
 def can_be_live(console: Console) -> bool:
-    """Whether a display can be drawn over and over: on a real terminal that is able to, whatever colours are forced."""
+    """Return whether the console is a terminal that can redraw; rich's forced colours don't make it one."""
     return console.is_interactive and not console.is_dumb_terminal and not console.quiet and console.file.isatty()
 
 
 def opening_line(event: TrialStarted) -> str:
-    """Return what is expected of a trial that begins."""
+    """Return the line about a trial that begins: changes, prediction, remaining time."""
     left = what_is_left(event, event.time_left_s)
     expected = _expected(event.prediction) if event.prediction is not None else "nothing is predicted of it"
     return f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}: {expected}; {left}"
@@ -124,7 +123,7 @@ def _expected(prediction: Prediction) -> str:
 
 
 def closing_lines(result: TrialResult) -> list[str]:
-    """Return what is known of a trial beside its figures, a line each."""
+    """Return a trial's seconds by phase, its conditions and effects, a line each."""
     measured, phases = result.measurement, result.outcome.phases
     lines = [f"seconds: {_seconds(phases)}"] if phases is not None else []
     if measured is not None:

@@ -1,4 +1,4 @@
-"""What a report says in words and figures, as lines and rows: the same in every format. Pure."""
+"""The texts and figures of a report, as lines and rows for every format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = tuple[str, ...]
 
 
 def subject(report: RunReport) -> str:
-    """Return what was tuned, and where."""
+    """Return workload, device and memory budget in one line."""
     workload = report.workload
     parts = (workload.model.name, str(workload.task), workload.shown_length, workload.shown_batch)
     within = f"within {show_memory(report.memory_bytes)}"
@@ -30,7 +30,7 @@ def subject(report: RunReport) -> str:
 
 
 def answer(report: RunReport) -> str:
-    """Return the answer in a sentence."""
+    """Return the result of the search in a sentence."""
     result = report.result
     if result is None:
         return f"No answer: {report.nothing}."
@@ -41,7 +41,7 @@ def answer(report: RunReport) -> str:
 
 
 def state(report: RunReport) -> str:
-    """Return how far the search is."""
+    """Return the progress of the search: numbers of trials, time, and whether it is running."""
     ran = sum(t.purpose is not None and t.purpose is not Purpose.EXPLAIN for t in report.trials)
     refused = sum(t.purpose is None for t in report.trials)
     explained = len(report.trials) - ran - refused
@@ -58,14 +58,14 @@ def state(report: RunReport) -> str:
 
 
 def sides_of(result: ResultData) -> dict[str, Contender]:
-    """Return what is compared, by name: baseline and winner, or the one that is both."""
+    """Return baseline and winner by name, or one entry if they are the same."""
     if result.best.config == result.baseline.config:
         return {"baseline = winner": result.best}
     return {"baseline": result.baseline, "winner": result.best}
 
 
 def against(result: ResultData) -> list[Row]:
-    """Return the figures of what is compared: what, and each side's."""
+    """Return rows that compare baseline and winner: the quantity, and the value of each."""
     figures: dict[str, Callable[[Measurement], str | None]] = {
         "throughput, samples/s": lambda m: show_rate(m.samples_per_second) + shown_interval(m.shown_interval),
         "throughput, tokens/s": lambda m: show_rate(m.tokens_per_second) if m.tokens_per_second else None,
@@ -88,7 +88,7 @@ def _figure(measured: Measurement | None, shown: Callable[[Measurement], str | N
 
 
 def shown_interval(interval: Interval) -> str:
-    """Return an interval behind its value: ' (9.5 to 10.2)'; nothing if it has no end."""
+    """Return an interval as a suffix of its value: ' (9.5 to 10.2)'; empty if it is unbounded."""
     return show_interval(interval) if math.isfinite(interval.high) else ""
 
 
@@ -100,17 +100,17 @@ def _peak(measured: Measurement, budget_bytes: int) -> str | None:
 
 
 def knobs(result: ResultData) -> list[Row]:
-    """Return what the winner changes: knob, baseline, winner, what it changes of the training."""
+    """Return rows of the winner's changes: knob, baseline's value, winner's value, class of the change."""
     return [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in result.best.changes]
 
 
 def contributions(report: RunReport) -> list[Row]:
-    """Return what each knob brought: knob, ratio, how that is known."""
+    """Return rows of contributions: change, factor, evidence."""
     return [] if report.explanation is None else [*contribution_rows(report.explanation)]
 
 
 def explained(report: RunReport) -> str:
-    """Return how the knobs' shares are to be read, and how to get the rest."""
+    """Return how to read the contributions, and how to measure those that are uncertain."""
     found, result = report.explanation, report.result
     if found is None:
         return "The baseline itself is the winner: there is no knob to explain." if result is not None else ""
@@ -130,7 +130,7 @@ def explained(report: RunReport) -> str:
 
 
 def accuracy(report: RunReport) -> list[str]:
-    """Return how far off the predictions were."""
+    """Return the errors of the predictions, a line each for throughput and memory."""
     lines = []
     for words, found in (("throughput", misses(report, "rate")), ("peak memory", misses(report, "memory"))):
         if found:
@@ -143,7 +143,7 @@ def accuracy(report: RunReport) -> list[str]:
 
 
 def memory_rows(report: RunReport) -> tuple[Row, list[Row]]:
-    """Return the heading and the rows of predicted memory by component; none if it isn't known."""
+    """Return the heading and the rows of predicted memory by component; no rows if it is unknown."""
     found = report.breakdowns
     rows: list[Row] = [
         (name, *(show_memory(size) if size else "–" for size in sizes))
@@ -157,19 +157,19 @@ def memory_rows(report: RunReport) -> tuple[Row, list[Row]]:
 
 
 def remarks(report: RunReport) -> list[str]:
-    """Return checks, permissions, conditions and notes, a line each."""
+    """Return the remarks on a result: checks, allowances, disturbances and notes, a line each."""
     if report.result is None:
         return []
     return [*remark_lines(report.result), *(f"note: {line}" for line in report.result.notes)]
 
 
 def machine(report: RunReport) -> list[Row]:
-    """Return what the search ran on."""
+    """Return rows about device, host, model and settings of the search."""
     hardware = report.hardware
     free = show_memory(hardware.free_bytes)
     capability = ".".join(map(str, hardware.capability)) if hardware.capability else ""
     model = report.workload.model.reference
-    if report.facts.parameters:  # none are known where a loop of the user's own makes the model
+    if report.facts.parameters:  # 0: the user's training loop makes the model
         model += f", {report.facts.parameters / 1e6:,.1f} million parameters"
     rows = [
         ("device", f"{hardware.name} ({hardware.device})"),
@@ -188,12 +188,12 @@ def machine(report: RunReport) -> list[Row]:
 
 
 def versions(report: RunReport) -> list[Row]:
-    """Return the versions that the search ran with."""
+    """Return rows of the packages and their versions."""
     return [("autotune", report.autotune_version), *report.hardware.versions.items()]
 
 
 class Cell(NamedTuple):
-    """A figure as it is shown, and what it is sorted by."""
+    """A cell of a table: its text, and its key for sorting."""
 
     shown: str
     value: float | None = None

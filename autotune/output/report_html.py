@@ -1,7 +1,7 @@
-"""A search as one HTML page that needs nothing else: no network, no fonts, no other files.
+"""A report as one self-contained HTML page, without network, fonts or other files.
 
-The page is a Jinja template, the charts are those of `panels`, each drawn once for wide and once for narrow screens.
-All texts are escaped: by the template, and inside drawings by `svg`.
+The page is a Jinja template with the charts of `panels`, each drawn for wide and for narrow screens. The template, and
+`svg` within charts, escape all texts.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from autotune.units import visible
 from autotune.values.trial import TrialStatus
 from autotune.values.trial_row import TrialRow
 
-# Widths for which charts are drawn: a card of a screen of 1,400 pixels, and one of 400.
+# Widths of charts in pixels, for screens of 1,400 and of 400 pixels.
 WIDE, NARROW = 620.0, 346.0
 
-
-# Words longer than this may be broken, into pieces of at most as much.
+# Words with more characters may be broken, into pieces of at most as many.
 _LONGEST = 14
 _LONG_WORD = re.compile(r"(\S+)")
 _BREAKS = re.compile(rf".{{1,{_LONGEST}}}?[-_/.,:=]+|.{{1,{_LONGEST}}}")
 
 
 class Drawing(NamedTuple):
-    """A chart for both widths, or nothing."""
+    """A chart at both widths, with its legend; None: there is nothing to draw."""
 
     wide: Markup | None = None
     narrow: Markup | None = None
@@ -48,7 +47,7 @@ def html_report(report: RunReport) -> str:
 
 
 def page_environment() -> jinja2.Environment:
-    """Return what makes pages of templates: texts are escaped, and what can't be seen in them shown."""
+    """Return the environment of templates, which escapes texts and shows their invisible characters."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("autotune.output", "templates"),
         autoescape=True,
@@ -85,7 +84,7 @@ def _context(report: RunReport) -> dict[str, Any]:
 
 
 def summary(report: RunReport) -> dict[str, Any]:
-    """Return what pages and notebooks show in common."""
+    """Return the variables that the templates of pages and notebooks share."""
     result = report.result
     return {
         "subject": facts.subject(report),
@@ -98,14 +97,14 @@ def summary(report: RunReport) -> dict[str, Any]:
 
 
 def legend_of(panel: Panel) -> tuple[tuple[Markup, str], ...]:
-    """Return icons and words of a chart's legend."""
+    """Return the icons and texts of a chart's legend."""
     return tuple((_icon(key.drawn), key.words) for key in panel.legend)
 
 
 def breakable(words: str) -> Markup:
-    """Return a text, escaped, that may be broken inside of long words: behind punctuation, or anywhere in a pinch.
+    """Return an escaped text with line-break opportunities in long words, after punctuation if possible.
 
-    A style sheet's `anywhere` would break short words as well, as soon as a column is narrow.
+    The CSS property `overflow-wrap: anywhere` would break short words too in narrow columns.
     """
     pieces = []
     for word in _LONG_WORD.split(visible(words)):
@@ -115,7 +114,7 @@ def breakable(words: str) -> Markup:
 
 
 def with_code(words: str) -> Markup:
-    """Return a text whose commands stand between backticks, escaped, with the commands as code."""
+    """Return an escaped text, with parts between backticks as code."""
     pieces = words.split("`")
     return Markup("").join(
         Markup("<code>{}</code>").format(visible(p)) if at % 2 else visible(p) for at, p in enumerate(pieces)

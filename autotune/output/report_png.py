@@ -1,7 +1,7 @@
-"""A search as one picture: the answer and the charts of the page, drawn as SVG and turned into pixels.
+"""A report as one PNG picture: the result in words, and the charts of the page.
 
-What does the latter is an optional package, `vl-convert-python` (the extra `png`): it brings its renderer and its
-fonts, so that the picture looks the same everywhere.
+The optional package `vl-convert-python` (the extra `png`) renders the SVG; it contains its own fonts, so the picture is
+the same everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def png_report(report: RunReport) -> bytes:
     """Return the picture.
 
     Raises:
-        MachineError: The package that draws it isn't installed.
+        MachineError: The package vl-convert-python isn't installed.
     """
     try:
         import vl_convert
@@ -36,7 +36,7 @@ def png_report(report: RunReport) -> bytes:
 
 
 def poster(report: RunReport, theme: str = "light") -> str:
-    """Return the picture as SVG, its colours resolved."""
+    """Return the picture as SVG, with CSS variables replaced by the colours of `theme`."""
     width = 2 * _EDGE + 2 * _COLUMN + _GAP
     parts = []
     y = _EDGE + _HEADING
@@ -75,7 +75,7 @@ def wrapped(words: str, limit: float, size: float = FONT) -> list[str]:
 
 
 def _placed(panel: Panel, chart: Chart, x: float, y: float) -> tuple[str, float]:
-    """Return a panel at its place, and how high it is."""
+    """Return a panel at a position, and its height."""
     parts = [text(x, y, panel.title, kind="strong")]
     inside = tag("g", chart.body, transform=f"translate({x} {y + 14})")
     legend, lines = _legend(panel.legend, x, y + 14 + chart.height + 14)
@@ -83,7 +83,7 @@ def _placed(panel: Panel, chart: Chart, x: float, y: float) -> tuple[str, float]
 
 
 def _legend(keys: tuple[Key, ...], x: float, y: float) -> tuple[str, int]:
-    """Return a legend in lines no wider than a column, and how many they are."""
+    """Return a legend in lines no wider than a column, and the number of lines."""
     parts = []
     at, line = 0.0, 0
     for key in keys:

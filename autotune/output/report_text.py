@@ -1,4 +1,4 @@
-"""A search as Markdown, for an issue or a notebook, and its trials as CSV, for a spreadsheet. Pure."""
+"""A report as Markdown, and its trials as CSV."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from autotune.output.run_report import RunReport
 from autotune.units import show_time, visible
 from autotune.values.trial_row import TrialRow
 
-# What Markdown reads as emphasis, code, a link, a cell or an escape.
+# Characters with a meaning in Markdown: emphasis, code, links, cells, escapes.
 _MARKDOWN = re.compile(r"[\\|*`\[\]]")
 
 
 def markdown_report(report: RunReport) -> str:
-    """Return what the page says, without the drawings."""
+    """Return the report as Markdown, without charts."""
     result = report.result
     parts = [f"# {_plain(facts.subject(report))}", f"**{_plain(facts.answer(report))}**", _plain(facts.state(report))]
     if result is not None:
@@ -68,23 +68,23 @@ def _lines(found: Sequence[str]) -> str:
 
 
 def _plain(words: str) -> str:
-    """Return `words` on one line, without what Markdown or HTML would take for its own."""
+    """Return `words` on one line, escaped for Markdown and HTML."""
     return _MARKDOWN.sub(r"\\\g<0>", visible(" ".join(words.split()))).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _with_code(words: str) -> str:
-    """Return words of ours, of which those between backticks are commands."""
+    """Return an escaped text, with parts between backticks as code."""
     pieces = words.split("`")
     return "".join(f"`{visible(piece)}`" if at % 2 else _plain(piece) for at, piece in enumerate(pieces))
 
 
 def _fenced(language: str, *lines: str) -> str:
-    """Return lines as a block of code, which none of them ends."""
+    """Return lines as a fenced block of code."""
     return "\n".join((f"```{language}", *map(visible, lines), "```"))
 
 
 def csv_report(report: RunReport) -> str:
-    """Return a line for each trial and each refused configuration, with units in the names and every knob."""
+    """Return the trials and refused configurations as CSV, with units in the names of columns and every knob."""
     rows = [{n: visible(v) if isinstance(v, str) else v for n, v in _figures(t).items()} for t in report.trials]
     columns = dict.fromkeys(name for row in rows for name in row)
     written = io.StringIO()
@@ -116,7 +116,7 @@ def _figures(trial: TrialRow) -> dict[str, Any]:
 
 
 def _flat(prefix: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the knobs of a configuration, those of an adapter and of parallelism behind a dot."""
+    """Return the knobs of a configuration as flat columns such as 'adapter.rank'."""
     found: dict[str, Any] = {}
     for name, value in document.items():
         if isinstance(value, dict):

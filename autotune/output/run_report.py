@@ -1,4 +1,4 @@
-"""All that is known of a search and its answer, to be drawn or written. Values only; `gather` makes them."""
+"""The data of a report on a search; `gather` collects them from a run directory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Breakdown(Value):
 
 
 class RunReport(Problem):
-    """A problem with the search for its answer, as it stands."""
+    """A problem, and the state and result of its search."""
 
     run_directory: str
-    written: str = Field(description="when this was gathered, UTC, ISO 8601")
+    written: str = Field(description="time of the report, UTC, ISO 8601")
     autotune_version: str
-    is_running: bool = Field(description="a search, or an explanation of one, runs in the directory now")
-    command: str | None = Field(description="what the search was started with; None: it wasn't recorded")
+    is_running: bool = Field(description="whether `find` or `explain` is running in the directory")
+    command: str | None = Field(description="command line of the search; None: not recorded")
     result: ResultData | None = Field(description="None: no trial has completed")
     nothing: str | None = Field(default=None, description="why there is no result")
     explanation: Explanation | None = Field(default=None, description="None: no result, or the baseline is the winner")
     trials: tuple[TrialRow, ...]
-    unfinished: int = Field(default=0, description="trials that were begun and have no readable result")
+    unfinished: int = Field(default=0, description="number of trials that began and have no result")
     breakdowns: tuple[Breakdown, ...] = ()
-    no_breakdown: str | None = Field(default=None, description="why there are none")
+    no_breakdown: str | None = Field(default=None, description="why there are no breakdowns")
     spent: Spent

@@ -1,7 +1,6 @@
-"""Charts of trials as marks: throughput against memory, best over time, predicted against measured. Pure.
+"""Scatter charts of trials: throughput against memory, best over time, predicted against measured.
 
-Each takes the report and a width, so that a page can hold one drawing for a wide screen and one for a narrow: texts
-keep their size.
+Each is drawn for a given width, since its texts keep their size on wide and on narrow screens.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from autotune.values.trial_row import TrialRow
 
 _MIB = 1 << 20
 
-# A budget farther off than this is drawn beyond a break of the axis: the trials would be a heap at its left end.
+# A budget above this multiple of the highest peak is drawn beyond a break of the axis, to leave room for the trials.
 _FAR = 1.6
 
 # Ratio of the largest to the smallest value from which on axes are logarithmic.
@@ -45,7 +44,7 @@ _WIDE = 20.0
 
 
 class Spot(NamedTuple):
-    """A configuration as its trials saw it."""
+    """A configuration with rate and peak memory over its trials."""
 
     config: TrainConfig
     rate: float  # samples per second
@@ -63,7 +62,7 @@ def spots(report: RunReport) -> list[Spot]:
 
 
 def _spot(report: RunReport, config: TrainConfig, trials: Sequence[TrialRow]) -> Spot:
-    """Return a configuration as the answer has it, otherwise as its trials."""
+    """Return a configuration with the result's rate if it has one, otherwise the mean rate of its trials."""
     contenders = (report.result.baseline, report.result.best) if report.result is not None else ()
     told = next((c.measurement for c in contenders if c.config == config and c.measurement is not None), None)
     rate = told.samples_per_second if told else statistics.fmean(t.samples_per_second or 0.0 for t in trials)
@@ -74,7 +73,7 @@ def _spot(report: RunReport, config: TrainConfig, trials: Sequence[TrialRow]) ->
 
 
 def pareto(found: Sequence[Spot]) -> list[Spot]:
-    """Return those than which nothing is faster with as little memory, the lightest first."""
+    """Return the Pareto front of throughput and memory, in ascending order of memory."""
     front: list[Spot] = []
     for spot in sorted(found, key=lambda s: (s.peak, -s.rate)):
         if not front or spot.rate > front[-1].rate:
@@ -83,7 +82,7 @@ def pareto(found: Sequence[Spot]) -> list[Spot]:
 
 
 def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
-    """Return every configuration by peak memory and throughput, with the budget and the Pareto front."""
+    """Return the chart of configurations by peak memory and throughput, with budget and Pareto front."""
     found = spots(report)
     if not found:
         return None
@@ -117,7 +116,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
 
 
 def best_over_time(report: RunReport, width: float) -> Chart | None:
-    """Return the best throughput so far, by the time for which trials had run."""
+    """Return the chart of the best throughput so far over the time of trials."""
     explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores and t.ended_s is not None]
     completed = sorted((t for t in explored if t.is_compared), key=lambda t: t.ended_s or 0.0)
     if not completed:
@@ -168,12 +167,12 @@ class Miss(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of the measured."""
+        """Relative error of the prediction."""
         return self.predicted / self.measured - 1
 
 
 def misses(report: RunReport, what: Literal["rate", "memory"]) -> list[Miss]:
-    """Return what was predicted of each compared trial before it ran, and what came."""
+    """Return the predictions of trials, made before they ran, with the measured values."""
     found = []
     for trial in report.trials:
         prediction = trial.prediction
@@ -187,12 +186,12 @@ def misses(report: RunReport, what: Literal["rate", "memory"]) -> list[Miss]:
 
 
 def median_error(found: Sequence[Miss]) -> float:
-    """Return the median size of the errors."""
+    """Return the median absolute relative error."""
     return statistics.median(abs(m.error) for m in found)
 
 
 def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"], width: float) -> Chart | None:
-    """Return the predictions of trials against what was measured, beside the line on which they would agree."""
+    """Return the chart of predicted against measured values, with the line on which they agree."""
     found = misses(report, what)
     if not found:
         return None
@@ -236,13 +235,13 @@ def _budget_line(frame: Frame, budget: int, x: Scale, width: float, *, far: bool
 
 
 def _best_last(report: RunReport, found: Sequence[Spot]) -> list[Spot]:
-    """Return the spots so that what matters most is drawn on top."""
+    """Return the spots in the order of drawing: baseline and winner last, so that they are on top."""
     best = report.result.best.config if report.result is not None else None
     return sorted(found, key=lambda s: (s.config == report.baseline) + 2 * (s.config == best))
 
 
 def _kind(report: RunReport, config: TrainConfig) -> str:
-    """Return what the colour of a configuration's mark stands for."""
+    """Return the CSS class of a configuration's mark."""
     if report.result is not None and config == report.result.best.config:
         return "best"
     return "baseline" if config == report.baseline else "trial"

@@ -1,8 +1,8 @@
-"""What charts are drawn with: colours for light and dark, elements with escaped texts, scales, axes. Pure.
+"""Building blocks of charts: colours of a light and a dark theme, SVG elements with escaped texts, scales and axes.
 
-Series have the colours of Okabe and Ito (Color Universal Design, https://jfly.uni-koeln.de/color/), told apart with
-any of the common kinds of colour blindness; each also has a shape or a label of its own. Some are shifted towards the
-opposite of the background, so that a mark stands out from it by 3 to 1, text by 4.5 to 1 (WCAG 2.2, 1.4.11 and 1.4.3).
+Series have the colours of Okabe and Ito (Color Universal Design, https://jfly.uni-koeln.de/color/), distinguishable
+with the common kinds of colour blindness; each has a shape or a label of its own as well. Some are made darker or
+lighter for a contrast to the background of at least 3:1 for marks and 4.5:1 for text (WCAG 2.2, 1.4.11 and 1.4.3).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Shade(NamedTuple):
     dark: str
 
 
-# Surfaces and texts.
+# Colours of surfaces and texts.
 PAPER = {
     "page": Shade("#f4f5f7", "#101317"),
     "card": Shade("#ffffff", "#191d23"),
@@ -33,7 +33,7 @@ PAPER = {
     "muted": Shade("#565e69", "#a3adb9"),
 }
 
-# Marks and lines that stand on a card.
+# Colours of marks and lines on a card.
 SERIES = {
     "baseline": Shade("#6b7280", "#9aa4b1"),
     "best": Shade("#0072b2", "#56b4e9"),
@@ -45,7 +45,7 @@ SERIES = {
     "loss": Shade("#d55e00", "#f0803c"),
 }
 
-# Components of memory, in the order of the stack; neighbours differ in lightness, and each is outlined and named.
+# Colours of memory components, in the order of the stacked bar; neighbours differ in lightness.
 COMPONENTS = {
     "weights": Shade("#0072b2", "#0072b2"),
     "gradients": Shade("#56b4e9", "#56b4e9"),
@@ -66,7 +66,7 @@ def variables(theme: str) -> str:
 
 
 def resolved(style: str, theme: str) -> str:
-    """Return `style` with its variables replaced by their values, for renderers that know no variables."""
+    """Return `style` with its CSS variables replaced by values, for renderers that don't support variables."""
     for name, shade in _COLOURS.items():
         style = style.replace(f"var(--{name})", getattr(shade, theme))
     return style
@@ -80,12 +80,12 @@ Scale = Callable[[float], float]
 
 
 class Chart(NamedTuple):
-    """A drawing of fixed width, whose size and colours the page decides."""
+    """The body of an SVG drawing, with its size in user units; CSS of the page sets size and colours."""
 
     body: str
     width: float
     height: float
-    label: str  # what it shows, for who can't see it
+    label: str  # description for screen readers
 
     def svg(self, kind: str = "") -> str:
         """Return the chart as an SVG element of the class `kind`."""
@@ -100,14 +100,14 @@ class Chart(NamedTuple):
 
 
 def _escaped(words: str) -> str:
-    """Return words as HTML; new lines are those of tips, of several lines."""
+    """Return words escaped for HTML; newlines, which tips contain, are kept."""
     return html.escape("\n".join(map(visible, words.split("\n"))))
 
 
 def tag(name: str, inside: str = "", **attributes: object) -> str:
-    """Return an element; `inside` is markup already, attributes are escaped, those that are None left out.
+    """Return an element with `inside`, which is markup, and escaped attributes; None leaves an attribute out.
 
-    Underscores in names become hyphens; `class_` and the like lose the last one.
+    Underscores in names of attributes become hyphens; a trailing one, as in `class_`, is dropped.
     """
     written = "".join(
         f' {_attribute(key)}="{_escaped(_short(value) if isinstance(value, float) else str(value))}"'
@@ -118,7 +118,7 @@ def tag(name: str, inside: str = "", **attributes: object) -> str:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "", limit: float | None = None) -> str:
-    """Return a text, cut where it would be wider than `limit`."""
+    """Return a text, shortened to the width `limit`."""
     shown = words if limit is None else shortened(words, limit)
     full = tag("title", _escaped(words)) if shown != words else ""
     return tag("text", full + _escaped(shown), x=float(x), y=float(y), text_anchor=anchor, class_=f"t {kind}".strip())
@@ -130,7 +130,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def rectangle(x: float, y: float, width: float, height: float, kind: str, tip: str | None = None) -> str:
-    """Return a rectangle, never too narrow to be seen."""
+    """Return a rectangle of at least 1 unit in width."""
     return tag("rect", x=float(x), y=float(y), width=max(1.0, width), height=float(height), class_=kind, data_tip=tip)
 
 
@@ -141,7 +141,7 @@ def path(points: Iterable[tuple[float, float]], kind: str) -> str:
 
 
 def mark(shape: str, x: float, y: float, kind: str, tip: str | None = None, size: float = 5.0) -> str:
-    """Return a mark: 'circle', 'square', 'diamond', 'star', 'cross' or 'triangle', told apart without colour."""
+    """Return a mark of the shape 'circle', 'square', 'diamond', 'star', 'cross' or 'triangle'."""
     if shape == "circle":
         return tag("circle", cx=float(x), cy=float(y), r=size, class_=kind, data_tip=tip)
     if shape == "cross":
@@ -167,12 +167,12 @@ _CORNERS: dict[str, list[tuple[float, float]]] = {
 
 
 def text_width(words: str, size: float = FONT) -> float:
-    """Return about how wide `words` are; rather too wide than too narrow."""
+    """Return the approximate width of `words`, rather too large than too small."""
     return len(words) * _EM * size
 
 
 def shortened(words: str, limit: float, size: float = FONT) -> str:
-    """Return `words`, cut with an ellipsis where they would be wider than `limit`."""
+    """Return `words`, shortened with an ellipsis to the width `limit`."""
     if text_width(words, size) <= limit:
         return words
     letters = max(1, int(limit / (_EM * size)) - 1)
@@ -186,7 +186,7 @@ def linear(low: float, high: float, start: float, end: float) -> Scale:
 
 
 def logarithmic(low: float, high: float, start: float, end: float) -> Scale:
-    """Return the same by the values' logarithms; all are above 0."""
+    """Return the logarithmic map of positive values from `low` to `high` onto positions from `start` to `end`."""
     inner = linear(math.log(low), math.log(high), start, end)
     return lambda value: inner(math.log(value))
 
@@ -205,14 +205,14 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def padded(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
-    """Return the range of `values` with some room at both ends, but not below 0 if nothing is."""
+    """Return the range of `values`, widened at both ends, but not below 0 if no value is."""
     low, high = min(values), max(values)
     room = (high - low) * share or abs(high) * share or 1.0
     return (max(0.0, low - room) if low >= 0 else low - room), high + room
 
 
 def number(value: float) -> str:
-    """Return a tick's value: no more digits than it needs."""
+    """Return the label of a tick, with up to four significant digits below 1,000."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -245,17 +245,17 @@ def round_values(low: float, high: float, most: int, *, logs: bool) -> list[floa
 
 
 def labelled(low: float, high: float, most: int, unit: float = 1.0, *, logs: bool = False) -> list[tuple[float, str]]:
-    """Return round values within the range, each with what it is in `unit`."""
+    """Return the values of the range that are round in `unit`, each with its label."""
     return [(v * unit, number(v)) for v in round_values(low / unit, high / unit, most, logs=logs)]
 
 
 def most_labels(frame: Frame) -> int:
-    """Return how many labels have room below a frame."""
+    """Return the number of labels that have room below a frame."""
     return max(2, int((frame.right - frame.left) / 62))
 
 
 def x_axis(frame: Frame, values: Sequence[tuple[float, str]], x: Scale) -> str:
-    """Return the axis below, with a label at each of `values`."""
+    """Return the x axis with ticks and labels at `values`."""
     parts = [line(frame.left, frame.bottom, frame.right, frame.bottom, "axis")]
     for value, words in values:
         at = x(value)
@@ -267,7 +267,7 @@ def x_axis(frame: Frame, values: Sequence[tuple[float, str]], x: Scale) -> str:
 
 
 def rows(frame: Frame, values: Sequence[tuple[float, str]], y: Scale) -> str:
-    """Return a line across the frame at each of `values`, labelled at the left."""
+    """Return horizontal grid lines at `values`, labelled at the left."""
     parts = []
     for value, words in values:
         at = y(value)
@@ -277,7 +277,7 @@ def rows(frame: Frame, values: Sequence[tuple[float, str]], y: Scale) -> str:
 
 
 def stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a staircase through `points`, level until the next."""
+    """Return the corners of a step function through `points`, constant until the next point."""
     found = list(points[:1])
     for (_, y), (next_x, next_y) in itertools.pairwise(points):
         found += [(next_x, y), (next_x, next_y)]

@@ -1,4 +1,4 @@
-"""Draws results as tables and lines for the terminal. Turns values into text and decides nothing."""
+"""The result of a search, and its trials, as tables and lines for the terminal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
 from autotune.values.workload import Workload
 
-# The least share of padding that is worth a line.
+# Least share of padding that is reported.
 WORTH_A_WORD = 0.05
 
-# The least half-width of an interval, as a share of the rate, that is shown as a number.
+# Least half-width of an interval, as a share of the rate, that is shown as a number.
 _SMALLEST_SHOWN = 0.005
 
-# The least share of the search's time that is worth a word.
+# Least share of the search's time that is reported.
 WORTH_A_SHARE = 0.005
 
 
@@ -48,7 +48,7 @@ def show_config(config: TrainConfig) -> str:
 def result_table(
     result: ResultData, answer_path: str | None = None, run_directory: str | None = None
 ) -> RenderableType:
-    """Return the answer of a search: the table, the verdict and, if it was written, where, and what shows more.
+    """Return the result of a search: table, verdict, remarks, and the paths of result and run directory if given.
 
     Print it with `crop=False`: lines to be pasted are not wrapped.
     """
@@ -84,7 +84,7 @@ def result_table(
 
 
 def _launch_lines(result: ResultData, answer_path: str) -> list[str]:
-    """Say how a training of several ranks is started."""
+    """Return how a training with several ranks is launched."""
     spread = result.best.config.parallelism
     if spread.is_single:
         return []
@@ -95,13 +95,13 @@ def _launch_lines(result: ResultData, answer_path: str) -> list[str]:
 
 
 def remark_lines(result: ResultData) -> list[str]:
-    """Return lines on compiling, checks, permissions and conditions."""
+    """Return lines on compiling, checks, allowances and disturbances."""
     lines = [*_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
     return [*lines, *_closing_notes(result)]
 
 
 def _compilation_lines(result: ResultData) -> list[str]:
-    """Say what compiling costs at the start, and from which step on it pays."""
+    """Return the time of compiling, and the step from which on it pays off."""
     if result.compilation is None:
         return []
     steps = result.compilation.break_even_steps
@@ -131,7 +131,7 @@ def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Chang
 
 
 def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
-    """Return the figures of a measurement in a few words, beside what was predicted."""
+    """Return throughput and peak memory in words, with the predicted values if given."""
     text = f"{show_rate(measurement.samples_per_second)} samples/s"
     half = _relative_half(measurement)
     if half is not None:
@@ -153,7 +153,7 @@ def _relative_half(measurement: Measurement) -> float | None:
 
 
 def about(workload: Workload) -> str:
-    """Return what is trained: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
+    """Return a workload in words: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
     parts = (f"{workload.model.name} ({workload.task})", workload.shown_batch, workload.shown_length)
     return ", ".join(filter(None, parts))
 
@@ -180,7 +180,7 @@ def _row(label: str, contender: Contender, *, missing: str = "") -> tuple[str, .
 
 
 def show_interval(interval: Interval) -> str:
-    """Return an interval behind its value: ' (9.5 to 10.2)', and never as if it had no width."""
+    """Return an interval as a suffix of its value: ' (9.5 to 10.2)', or ' (± under 1 %)' for equal ends."""
     if show_rate(interval.low) == show_rate(interval.high):
         return " (± under 1 %)"
     high = show_rate(interval.high) if math.isfinite(interval.high) else "?"
@@ -188,7 +188,7 @@ def show_interval(interval: Interval) -> str:
 
 
 def _proof_lines(result: ResultData) -> list[str]:
-    """Return what the winner has passed."""
+    """Return the results of the winner's checks."""
     lines = [f"soaked: {result.soaked}"] if result.soaked is not None else []
     if result.skewed_routing is not None:
         lines.append(f"with uneven routing: {result.skewed_routing}")
@@ -198,7 +198,7 @@ def _proof_lines(result: ResultData) -> list[str]:
 
 
 def _allowance_lines(result: ResultData) -> list[str]:
-    """Return what each permission is worth, where more than one class was open."""
+    """Return the fastest throughput of each allowance, if there are several."""
     if len(result.best_by_allowance) < 2:
         return []
     worth = ", ".join(
@@ -210,7 +210,7 @@ def _allowance_lines(result: ResultData) -> list[str]:
 
 
 def _spending_lines(result: ResultData) -> list[str]:
-    """Return where the time went, the small parts left out."""
+    """Return the time of the search by kind of work, without small parts."""
     spent = result.spent
     if spent is None or not spent.total_s:
         return []

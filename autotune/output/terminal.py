@@ -1,10 +1,10 @@
-"""The terminal: a console that prints texts of others as they are, and tables that fit where they are printed.
+"""A console that prints foreign texts literally, and tables that adapt to its width.
 
-Names of models, files and devices are printed with their brackets and colons, and what can't be seen as its escape (see
-`visible`). New lines are left alone: tables have some of their own. A caller that prints one line removes them.
+Names of models, files and devices are printed without rich's markup, with control characters escaped (see `visible`).
+Newlines are kept, since tables contain them; a caller that prints one line removes them.
 
-None of a table's words is broken, as long as the longest alone has room. Where the columns can't stand side by side
-like that, each row becomes a paragraph of what its columns say.
+Tables don't break words that have room in a line. Where the columns don't fit side by side, each row becomes a
+paragraph of its cells.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from rich.text import Text
 
 from autotune.units import visible
 
-# Spaces above, right, below and left of a row's paragraph.
+# Padding of a row's paragraph: top, right, bottom, left.
 _INDENTED = (0, 0, 0, 2)
 
-# Wider than anything, to ask how wide something would be.
+# A width that bounds nothing, to measure the full width of texts.
 _UNBOUNDED = 100_000
 
 
 class Console(rich.console.Console):
-    """A console for texts of others: no markup, no names of emoji, no control characters.
+    """A console for foreign texts: without markup, names of emoji and control characters.
 
     Args:
-        **options: Of rich's console.
+        **options: Options of rich's console.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text as it is measured and drawn."""
+        """Return a string as a text, with control characters escaped."""
         return super().render_str(_seen(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield what is drawn: also of texts that were no strings, which `render_str` doesn't see."""
+        """Yield segments with control characters escaped, also those of `Text`, which don't pass `render_str`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=_seen(segment.text))
 
 
 class Fitted:
-    """A table, at the width there is.
+    """A table that adapts to the available width.
 
     Args:
-        table: All of its cells are text.
+        table: A table whose cells are all text.
     """
 
     def __init__(self, table: Table) -> None:
         self._table = table
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it side by side if it fits, otherwise row by row."""
+        """Draw the table if it fits, otherwise a paragraph for each row."""
         spans, frame = self._needed(console, options)
         room = options.max_width - frame
         if sum(span.minimum for span in spans) > room:
@@ -73,7 +73,7 @@ class Fitted:
         yield self._table
 
     def _needed(self, console: rich.console.Console, options: ConsoleOptions) -> tuple[list[Measurement], int]:
-        """Return how wide each column has to be, and would be at the most, and what lines and padding take."""
+        """Return the minimum and maximum width of each column, and the width of lines and padding."""
         unbounded = options.update(width=_UNBOUNDED)
         for column in self._table.columns:
             column.width = None
@@ -82,7 +82,7 @@ class Fitted:
         return spans, whole - sum(span.maximum for span in spans)
 
     def _stacked(self, console: rich.console.Console) -> Iterator[Text | Padding]:
-        """Yield the title, and of each row its first cell and a paragraph of the others that say something."""
+        """Yield the title and, for each row, its first cell and a paragraph of its other non-empty cells."""
         if self._table.title:
             yield _text(console, self._table.title, self._table.title_style)
         names = [" ".join(_text(console, column.header).plain.split()) for column in self._table.columns]
@@ -108,14 +108,14 @@ def table_of(
     whole: Collection[str] = (),
     **options: Any,
 ) -> Fitted:
-    """Return a table that fits.
+    """Return a table that adapts to the available width.
 
     Args:
-        headings: Of the columns.
-        rows: Their cells.
-        right: Headings of columns whose cells stand at the right.
-        whole: Headings of columns whose lines are never broken.
-        **options: Of rich's table, such as its title.
+        headings: Headings of the columns.
+        rows: Cells of each row.
+        right: Headings of the right-aligned columns.
+        whole: Headings of the columns whose lines are never broken.
+        **options: Options of rich's table, such as its title.
     """
     table = Table(**{"title_justify": "left", **options})
     for heading in headings:
@@ -134,14 +134,14 @@ def _text(console: rich.console.Console, cell: object, style: Style | str | None
 
 
 def _span(console: rich.console.Console, options: ConsoleOptions, column: Column) -> Measurement:
-    """Return the width of a column's longest word, or line where it must not be wrapped, and of its longest line."""
+    """Return the width of a column's longest word (of its longest line, if not wrapped) and of its longest line."""
     cells = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
     most = max(cell.maximum for cell in cells)
     return Measurement(most if column.no_wrap else max(cell.minimum for cell in cells), most)
 
 
 def _widths(spans: Sequence[Measurement], room: int) -> list[int]:
-    """Return a width for each column: what it needs, and an even share of the rest to who can use it."""
+    """Return the width of each column: its minimum, and an even share of the rest up to its maximum."""
     widths = [span.minimum for span in spans]
     left = room - sum(widths)
     wanting = sorted(range(len(spans)), key=lambda i: spans[i].maximum - spans[i].minimum)
