@@ -44,19 +44,19 @@ def why_unusable(device: str) -> str | None:
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
     environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     try:
-        probe = subprocess.run(
-            [sys.executable, "-c", _PRODUCT, device],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            env=environment,
-        )
+        probe = _run(_PRODUCT, device, environment=environment)
     except subprocess.TimeoutExpired:
         return f"a product on it took more than {_PROBE_TIMEOUT_S} s"
     if not probe.returncode:
         return None
     told = [line for line in probe.stderr.strip().splitlines() if line and not line.startswith((*_ADVICE, " "))]
     return told[-1] if told else f"a product on it ended with exit code {probe.returncode}"
+
+
+def _run(code: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a child process; raise `subprocess.TimeoutExpired` after `_PROBE_TIMEOUT_S`."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, env=environment)
 
 
 # Run in a child process, as importing a broken library may end the process.
@@ -117,10 +117,12 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
         *_precisions(hardware),
         _memory_guard(hardware),
         _library("8-bit optimizers", "bitsandbytes", libraries, "AdamW states of 2 instead of 8 bytes a parameter"),
-        _paged(hardware, libraries),
+        _without_cuda(hardware, "paged optimizers", "on the CPU nothing is paged")
+        or _library("paged optimizers", "bitsandbytes", libraries, "optimizer states spill to host memory"),
         _library("LoRA", "peft", libraries, "adapters beside frozen weights (--allow method)"),
         _library("real data", "datasets", libraries, "--data FILE"),
-        _flash_attention(hardware, libraries),
+        _without_cuda(hardware, "flash attention", "sdpa is used")
+        or _library("flash attention", "flash_attn", libraries, "sdpa has a flash kernel of its own"),
         _of_triton("Liger kernels", "liger_kernel", hardware, libraries, "fused losses and norms"),
         _compiler(hardware, libraries),
         _rates(hardware, rates, busy),
@@ -155,13 +157,7 @@ def _table_rates(hardware: Hardware) -> Rates | None:
 def _libraries() -> dict[str, Any]:
     """Return the CUDA version of torch, and for each library an empty text if it can be imported, else the reason."""
     try:
-        probe = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            env={**os.environ, **ENVIRONMENT},
-        )
+        probe = _run(_PROBE, environment={**os.environ, **ENVIRONMENT})
         answer: dict[str, Any] = json.loads(probe.stdout.strip().splitlines()[-1])
         return answer
     except subprocess.TimeoutExpired:
@@ -216,16 +212,8 @@ def _library(name: str, module: str, libraries: dict[str, Any], brings: str) -> 
     return Finding(name=name, available=problem == "", detail=f"{problem}: {brings}" if problem else brings)
 
 
-def _paged(hardware: Hardware, libraries: dict[str, Any]) -> Finding:
-    if hardware.is_cpu:
-        return Finding(name="paged optimizers", available=False, detail="needs CUDA; on the CPU nothing is paged")
-    return _library("paged optimizers", "bitsandbytes", libraries, "optimizer states spill to host memory")
-
-
-def _flash_attention(hardware: Hardware, libraries: dict[str, Any]) -> Finding:
-    if hardware.is_cpu:
-        return Finding(name="flash attention", available=False, detail="needs CUDA; sdpa is used")
-    return _library("flash attention", "flash_attn", libraries, "sdpa has a flash kernel of its own")
+def _without_cuda(hardware: Hardware, name: str, instead: str) -> Finding | None:
+    return Finding(name=name, available=False, detail=f"needs CUDA; {instead}") if hardware.is_cpu else None
 
 
 def _compiler(hardware: Hardware, libraries: dict[str, Any]) -> Finding:
