@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 history = typer.Typer(help="What earlier searches measured: list, show, export, sync, forget.", rich_markup_mode=None)
 
-Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
-
 
 @history.callback(invoke_without_command=True)
 @guarded
@@ -113,7 +111,7 @@ def forget(
     key: Annotated[str | None, typer.Argument(help="A key of the list, or its beginning.")] = None,
     model: Annotated[str | None, typer.Option(help="All searches of the model of this name.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that is recorded.")] = False,
-    yes: Yes = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete the recorded searches of a key, of a model, or all; run directories are left alone."""

@@ -36,6 +36,8 @@ _OFFLOADED = {"optimizer": "states", "parameters": "weights"}
 
 _CHECKPOINTING = "checkpointing"
 
+_STAGES = "PP: every stage is counted with embeddings and head, of which it has one at the most"
+
 SPREAD = (
     "each way with its best checkpointing (none, full) and micro-batch; what is given (--precision, --optim, "
     "--tensor-parallel ...) is kept, the rest is as the Trainer has it"
@@ -154,7 +156,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             *notes,
             *said,
             SPREAD,
-            *_stage_notes(rows),
+            *([_STAGES] if any(row.predicted.config.parallelism.pipeline_parallel > 1 for row in rows) else []),
             *_network_notes(question.options, target.device, network, nodes),
         ),
     )
@@ -230,13 +232,6 @@ def _order(row: SpreadRow) -> tuple[bool, float]:
     """Return the sort key: ways that fit first, by falling rate; the others by rising peak memory."""
     found = row.predicted
     return not row.fits_at_all, -found.samples_per_second if row.fits_at_all else float(found.memory.device_peak_bytes)
-
-
-def _stage_notes(rows: Sequence[SpreadRow]) -> tuple[str, ...]:
-    """Return a line on how the memory of pipeline stages is overestimated, if there is a pipeline."""
-    if all(row.predicted.config.parallelism.pipeline_parallel == 1 for row in rows):
-        return ()
-    return ("PP: every stage is counted with embeddings and head, of which it has one at the most",)
 
 
 def _network_notes(options: EstimateOptions, device: Device, network: Network, nodes: int) -> tuple[str, ...]:

@@ -69,23 +69,14 @@ def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str,
         space: The space whose configurations were ranked.
         best: The configurations that are shown.
     """
-    return (*_refused(space), *_behind(space, best))
-
-
-def _refused(space: SearchSpace) -> list[str]:
-    """Return a line for each reason for which values were not predicted."""
     reasons: dict[str, list[str]] = {}
     for written, reason in space.left_out.items():
         name, _, value = written.partition("=")
         if name in _PARAMETERS:
             reasons.setdefault(reason, []).append(as_option(name, _WRITTEN.get(value, value)))
-    return [f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items()]
-
-
-def _behind(space: SearchSpace, best: Sequence[TrainConfig]) -> list[str]:
-    """Return a line on the values that were predicted but are in no shown configuration; no line if there are none."""
+    refused = [f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items()]
     points = [make_point(config) for config in best]
-    missing = [
+    behind = [
         as_option(dimension.name, value)
         for dimension in space.dimensions
         if dimension.name in _PARAMETERS
@@ -93,7 +84,9 @@ def _behind(space: SearchSpace, best: Sequence[TrainConfig]) -> list[str]:
         # Of two configurations that differ in tf32 alone only the better is shown, so a missing False says nothing.
         if value is not False and all(point.get(dimension.name) != value for point in points)
     ]
-    return [f"predicted too, and behind these or too large: {', '.join(missing)}"] if missing else []
+    if not behind:
+        return tuple(refused)
+    return (*refused, f"predicted too, and behind these or too large: {', '.join(behind)}")
 
 
 def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:

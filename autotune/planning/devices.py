@@ -65,7 +65,7 @@ def _idle_note(hardware: Hardware) -> list[str]:
     return [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
 
 
-def check_global_batch(asked: int, ranks: int, option: str = "--global-batch") -> None:
+def check_global_batch(asked: int, ranks: int) -> None:
     """Refuse a global batch that the ranks can't share evenly.
 
     Raises:
@@ -75,7 +75,7 @@ def check_global_batch(asked: int, ranks: int, option: str = "--global-batch") -
         return
     below, above = asked // ranks * ranks, -(-asked // ranks) * ranks
     nearest = f"{below} and {above} do" if below else f"{above} does"
-    raise InputError(f"{option} {asked}: {ranks} devices can't share it evenly; {nearest}")
+    raise InputError(f"--global-batch {asked}: {ranks} devices can't share it evenly; {nearest}")
 
 
 def default_global_batch(usual: int, ranks: int) -> int:

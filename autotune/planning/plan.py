@@ -48,7 +48,7 @@ class SearchPlan(Problem):
         default=False, description="losses are compared however long it takes, as the user asked"
     )
     record: bool = Field(default=False, description="the lasting record is read and written")
-    report_to: tuple[str, ...] = Field(default=(), description="trackers that are told of each trial")
+    report_to: tuple[str, ...] = Field(default=(), description="trackers that receive each trial")
     fleet: Fleet = Field(default=Fleet(), description="where the trials run")
     is_shared: bool = Field(default=False, description="concurrent trials slow each other down")
     options: SearchOptions | None = Field(

@@ -264,5 +264,5 @@ def _extent(plan: SearchPlan) -> str:
     times = f", each {plan.repeats} times" if plan.repeats > 1 else ""
     return (
         f"{points} points to measure{times}: roughly {show_time(points * plan.repeats * trial_s)} at {trial_s:.0f} s "
-        "a trial, less where steps are short; it can be stopped and gone on with at any time"
+        "a trial, less where steps are short; it can be stopped and resumed at any time"
     )

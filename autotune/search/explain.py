@@ -60,7 +60,7 @@ def explain(
         folder = directory.explaining()
         explainer = Explainer(plan, result, directory.results(), folder, observer, max_time_s=max_time_s)
         if not explainer.waiting():
-            observer(Note(text="nothing has to be run: what was measured tells all that can be told"))
+            observer(Note(text="nothing has to be run: the trials so far explain the answer"))
             return explainer.explanation
         trust.check(directory.path, plan, trusted=trust_run_dir, delivers=False)
         if plan.fleet.is_single:  # with several places, `backend_of` compares the machines

@@ -89,7 +89,11 @@ def _lighter(space: SearchSpace) -> Iterator[Point]:
     if "checkpointing" in names and "full" in names["checkpointing"].choices:
         point = {**point, "checkpointing": "full"}
         yield point
-    smaller = [s for s in _micro_batches(names[MICRO_BATCH]) if s < _size(point)] if MICRO_BATCH in names else []
+    smaller = (
+        [s for s in _micro_batches(names[MICRO_BATCH]) if s < int(point[MICRO_BATCH] or 1)]
+        if MICRO_BATCH in names
+        else []
+    )
     for size in dict.fromkeys([*smaller[len(smaller) // 2 :][:1], *smaller[:1]]):
         point = {**point, MICRO_BATCH: size}
         yield point
@@ -105,7 +109,3 @@ def _lighter(space: SearchSpace) -> Iterator[Point]:
     yield from lightest
     packed = [q for q in (names["quantization"].choices if "quantization" in names else ()) if q is not None]
     yield from ({**at, "quantization": quantization} for at in lightest for quantization in packed)
-
-
-def _size(point: Point) -> int:
-    return int(point[MICRO_BATCH] or 1)

@@ -144,16 +144,13 @@ class Tuner:
         self._consult()
         goes_on = not is_over(self._plan, self._state.results)
         while goes_on or self._running:
-            while goes_on and self._pool.free() and self._is_worth_a_trial():
+            while goes_on and self._pool.free() and not self._sampler.is_done(self.study) and self._pace.may_go_on():
                 self._ask(Purpose.SEARCH)
             if not self._running:
                 break
             self._take_next()
         if goes_on and self._sampler.conclusion is not None:
             self._observer(Note(text=self._sampler.conclusion))
-
-    def _is_worth_a_trial(self) -> bool:
-        return not self._sampler.is_done(self.study) and self._pace.may_go_on()
 
     def _ask(self, purpose: Purpose) -> None:
         """Ask the study for a configuration and begin a trial of it."""

@@ -117,7 +117,7 @@ def test_where_nothing_has_to_be_run_no_machine_is_needed(explained, monkeypatch
     monkeypatch.setattr(machine, "detect", lambda device: make_hardware(name="another CPU"))
     told = []
     assert explain.explain(explained.path, observer=told.append) == known
-    assert [e.text for e in told] == ["nothing has to be run: what was measured tells all that can be told"]
+    assert [e.text for e in told] == ["nothing has to be run: the trials so far explain the answer"]
     (explained.path / "explain" / "trials" / "0007" / "result.json").unlink()
     with pytest.raises(MachineError, match="explain it where it ran"):
         explain.explain(explained.path)
