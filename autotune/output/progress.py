@@ -20,7 +20,7 @@ from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.conditions import Conditions
 from autotune.values.events import Detail, Event, Note, PhaseBegan, TrialEnded, TrialStarted
-from autotune.values.trial import Failure, Phases, Prediction, TrialResult
+from autotune.values.trial import Failure, Phases, TrialResult
 
 # Low, since drawing competes with the measured trial for the processor: docs/log.md has the cost.
 _REFRESHES_PER_SECOND = 0.5
@@ -113,13 +113,11 @@ def can_be_live(console: Console) -> bool:
 def opening_line(event: TrialStarted) -> str:
     """Return the line about a trial that begins: changes, prediction, remaining time."""
     left = what_is_left(event, event.time_left_s)
-    expected = _expected(event.prediction) if event.prediction is not None else "nothing is predicted of it"
+    expected = "nothing is predicted of it"
+    if (prediction := event.prediction) is not None:
+        rate, peak = show_rate(prediction.samples_per_second), show_memory(prediction.peak_bytes)
+        expected = f"predicted {rate} samples/s, peak {peak}"
     return f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}: {expected}; {left}"
-
-
-def _expected(prediction: Prediction) -> str:
-    rate = show_rate(prediction.samples_per_second)
-    return f"predicted {rate} samples/s, peak {show_memory(prediction.peak_bytes)}"
 
 
 def closing_lines(result: TrialResult) -> list[str]:

@@ -77,7 +77,11 @@ class Conditions(Value):
 
     def warnings(self) -> tuple[str, ...]:
         """Return the disturbances that deserve a warning, one line each."""
-        lines = [f"the GPU was slowed down by {_reasons(self.throttled)}{_heat(self)}"] if self.throttled else []
+        lines = []
+        if self.throttled:
+            reasons = ", ".join(f"{name} ({share:.0%} of the time)" for name, share in self.throttled.items())
+            heat = f", at {self.temperature_c:.0f} °C" if self.temperature_c is not None else ""
+            lines.append(f"the GPU was slowed down by {reasons}{heat}")
         for share, what in (
             (self.others_share, "other processes took {} of the cores' time"),
             (self.stolen_share, "the hypervisor took {} of the cores' time"),
@@ -116,14 +120,6 @@ _WORST_IS_HIGHEST = ("others_share", "stolen_share", "waited_share", "max_clock_
 def throttle_reasons(bits: int) -> tuple[str, ...]:
     """Return the names of the disturbances among NVML's clock event reasons, a bit mask."""
     return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
-
-
-def _reasons(throttled: dict[str, float]) -> str:
-    return ", ".join(f"{name} ({share:.0%} of the time)" for name, share in throttled.items())
-
-
-def _heat(conditions: Conditions) -> str:
-    return f", at {conditions.temperature_c:.0f} °C" if conditions.temperature_c is not None else ""
 
 
 class OtherProcess(Value):

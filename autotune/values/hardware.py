@@ -187,7 +187,7 @@ def _cpu() -> Hardware:
     return Hardware(
         kind="cpu",
         device="cpu",
-        name=_cpu_name(),
+        name=_cpuinfo("model name") or platform.processor() or platform.machine(),
         memory_bytes=memory.total,
         free_bytes=memory.available,
         cores=len(os.sched_getaffinity(0)),
@@ -260,10 +260,6 @@ def _cpuinfo(key: str) -> str:
         return ""
     match = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
     return match[1].strip() if match else ""
-
-
-def _cpu_name() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _cpu_features() -> tuple[str, ...]:

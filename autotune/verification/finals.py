@@ -46,7 +46,8 @@ class Finals:
         A finalist that fails is replaced by the next fastest. For a finalist that was slower than in the search, the
         next fastest is added: its trial in the search was lucky, or the whole machine has become slower.
         """
-        failed = [config for config in self._measured_again() if self.has_failed(config)]
+        again = dict.fromkeys(r.request.config for r in self.state.results if r.request.purpose.closes)
+        failed = [config for config in again if self.has_failed(config)]
         ranking = [r for r in self.history.ranking() if r.request.config not in failed]
         able = [
             r.request.config
@@ -146,10 +147,6 @@ class Finals:
         """Return the trial of the search and the final trials of `config`, completed or not."""
         known = self.history.known(config)
         return ([known] if known is not None else []) + self.trials(config)
-
-    def _measured_again(self) -> list[TrainConfig]:
-        """Return the configurations of all finals and checks."""
-        return list(dict.fromkeys(r.request.config for r in self.state.results if r.request.purpose.closes))
 
     def expected_s(self, config: TrainConfig | None = None) -> float:
         """Return the expected seconds of the finals, or of one final trial of `config`."""

@@ -67,7 +67,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
         trials=(
             *(_row(row, finals) for row in rows_of(results)),
-            *(_refusal(c, reason) for c, reason in refused.items()),
+            *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
         ),
         notes=plan.notes + plain_notes(finals.state),
         disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
@@ -215,7 +215,3 @@ def _row(row: TrialRow, finals: Finals) -> TrialRow:
     if verdict is None or verdict.passed:
         return row
     return row.model_copy(update={"status": TrialStatus.INVALID, "cause": row.cause or verdict.statement})
-
-
-def _refusal(config: TrainConfig, reason: str) -> TrialRow:
-    return TrialRow(number=None, config=config, status=TrialStatus.REJECTED, cause=reason)
