@@ -149,7 +149,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(repr(originals[n]) for n in near)}?)"
 
 
-def one_line(error: BaseException, length: int = 300) -> str:
-    """Return an error's message on one line of bearable length."""
+def one_line(error: BaseException) -> str:
+    """Return an error's message on one line, cut to 300 characters."""
     message = " ".join(str(error).split()) or type(error).__name__
-    return message if len(message) <= length else message[: length - 3] + "..."
+    return message if len(message) <= 300 else message[:297] + "..."

@@ -22,6 +22,29 @@ from autotune.verification.verdict import assemble
 
 GPU = make_gpu(cores=8)
 
+SCRIPTS = ("python", "accelerate-loop", "trl")
+
+# Another value of each knob that a configuration has, apart from those of other devices.
+EACH_KNOB = {
+    "precision": "bf16",
+    "tf32": True,
+    "optim": "adamw_bnb_8bit",
+    "checkpointing": "every-2nd",
+    "attn_implementation": "flash_attention_2",
+    "experts_implementation": "grouped_mm",
+    "experts_per_token": 1,
+    "expert_capacity": 8,
+    "use_liger_kernel": True,
+    "torch_compile_backend": "inductor",
+    "adapter": {"kind": "lora"},
+    "dataloader_num_workers": 2,
+    "dataloader_pin_memory": True,
+    "torch_empty_cache_steps": 4,
+    "train_sampling_strategy": "group_by_length",
+    "packing": True,
+    "micro_batch": 8,
+}
+
 
 def answer_of(config: TrainConfig, **plan: Any) -> TuningResult:
     """The answer in which `config` was faster than the baseline."""

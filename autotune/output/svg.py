@@ -171,11 +171,11 @@ def text_width(words: str, size: float = FONT) -> float:
     return len(words) * _EM * size
 
 
-def shortened(words: str, limit: float, size: float = FONT) -> str:
+def shortened(words: str, limit: float) -> str:
     """Return `words`, shortened with an ellipsis to the width `limit`."""
-    if text_width(words, size) <= limit:
+    if text_width(words, FONT) <= limit:
         return words
-    letters = max(1, int(limit / (_EM * size)) - 1)
+    letters = max(1, int(limit / (_EM * FONT)) - 1)
     return words[:letters].rstrip(" ,") + "…"
 
 

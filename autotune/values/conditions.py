@@ -151,7 +151,7 @@ def other_processes(hardware: Hardware) -> list[OtherProcess]:
     return found
 
 
-def _busy_processes(interval_s: float = 0.2) -> list[OtherProcess]:
+def _busy_processes() -> list[OtherProcess]:
     processes = []
     for process in psutil.process_iter():
         try:
@@ -159,7 +159,7 @@ def _busy_processes(interval_s: float = 0.2) -> list[OtherProcess]:
             processes.append(process)
         except psutil.Error:
             continue
-    psutil.cpu_percent(interval_s)
+    psutil.cpu_percent(0.2)
     busy = []
     for process in processes:
         try:

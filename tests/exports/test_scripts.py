@@ -21,7 +21,7 @@ import torch
 from accelerate.state import AcceleratorState
 from conftest import TINY_LLAMA, write_model
 from exported_scripts import tokenizer
-from exporting import ANSWERS, CPU, answer_of, answer_with, drafted
+from exporting import ANSWERS, CPU, SCRIPTS, answer_of, answer_with, drafted
 from factories import make_config, make_hardware, make_workload
 from transformers import Trainer, default_data_collator, set_seed
 
@@ -249,31 +249,6 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
     assert done.returncode == 0, done.stderr
     (printed,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
     assert json.loads(printed)["loss"] == pytest.approx(expected, rel=1e-5)
-
-
-SCRIPTS = ("python", "accelerate-loop", "trl")
-
-
-# Another value of each knob that a configuration has, apart from those of other devices.
-KNOBS = {
-    "precision": "bf16",
-    "tf32": True,
-    "optim": "adamw_bnb_8bit",
-    "checkpointing": "every-2nd",
-    "attn_implementation": "flash_attention_2",
-    "experts_implementation": "grouped_mm",
-    "experts_per_token": 1,
-    "expert_capacity": 8,
-    "use_liger_kernel": True,
-    "torch_compile_backend": "inductor",
-    "adapter": {"kind": "lora"},
-    "dataloader_num_workers": 2,
-    "dataloader_pin_memory": True,
-    "torch_empty_cache_steps": 4,
-    "train_sampling_strategy": "group_by_length",
-    "packing": True,
-    "micro_batch": 8,
-}
 
 
 @pytest.mark.parametrize("target", SCRIPTS)

@@ -3,47 +3,22 @@
 import itertools
 
 import pytest
-from exporting import answer_with, drafted
+from exporting import EACH_KNOB, SCRIPTS, answer_with, drafted
 
 from autotune.errors import InputError
 from autotune.exports import targets
 from autotune.values.model import Task
 
-SCRIPTS = ("python", "accelerate-loop", "trl")
-
-
 FILES = ("axolotl", "llama-factory")
-
-
-# Another value of each knob that a configuration has, apart from those of other devices.
-KNOBS = {
-    "precision": "bf16",
-    "tf32": True,
-    "optim": "adamw_bnb_8bit",
-    "checkpointing": "every-2nd",
-    "attn_implementation": "flash_attention_2",
-    "experts_implementation": "grouped_mm",
-    "experts_per_token": 1,
-    "expert_capacity": 8,
-    "use_liger_kernel": True,
-    "torch_compile_backend": "inductor",
-    "adapter": {"kind": "lora"},
-    "dataloader_num_workers": 2,
-    "dataloader_pin_memory": True,
-    "torch_empty_cache_steps": 4,
-    "train_sampling_strategy": "group_by_length",
-    "packing": True,
-    "micro_batch": 8,
-}
 
 
 def text(draft):
     return "".join(draft.files.values())
 
 
-@pytest.mark.parametrize(("target", "knob"), list(itertools.product((*SCRIPTS, *FILES), KNOBS)))
+@pytest.mark.parametrize(("target", "knob"), list(itertools.product((*SCRIPTS, *FILES), EACH_KNOB)))
 def test_no_knob_is_dropped_in_silence(target, knob):
-    plain, changed = drafted(target), drafted(target, **{knob: KNOBS[knob]})
+    plain, changed = drafted(target), drafted(target, **{knob: EACH_KNOB[knob]})
     assert text(changed) != text(plain)
 
 
