@@ -157,7 +157,13 @@ def test_a_real_search_shows_its_phases_and_then_the_answer(terminal, tiny_llama
     assert [line[:8].strip() for line in screen.lines][-4:] == ["best", "", "", "so far"]
     assert screen.read_to_the_end() == 0
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.raw)
-    for phase in ("looking at the machine and the model · ", "predicting · ", "baseline · ", "confirming · "):
+    for phase in (
+        "looking at the machine and the model · ",
+        "predicting · ",
+        "baseline · ",
+        "searching · ",
+        "checking · ",
+    ):
         assert phase in drawn
     text = "\n".join(screen.lines)
     assert "written:" in text
