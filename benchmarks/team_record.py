@@ -30,6 +30,7 @@ from provenance import ROOT, provenance, results_path
 from autotune.errors import AutotuneError
 from autotune.execution.pool import OnePlace
 from autotune.execution.replay import ReplayClock, ReplayRunner
+from autotune.execution.runner import Runner
 from autotune.search.exhaustive import plan_of
 from autotune.search.tuner import Tuner
 from autotune.storage.database import VARIABLE
@@ -53,7 +54,7 @@ _OVERTIME_S = 180.0
 _STOP_AFTER = 1 / 3
 
 
-class PacedRunner:
+class PacedRunner(Runner):
     """Replays trials, each of which takes its time, and leaves their files as a real runner does."""
 
     def __init__(self, replay: ReplayRunner, directory: Path, pace_s: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.runner import Runner
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import SpaceFile, load_space
 from autotune.space.space import SearchSpace
@@ -218,7 +219,7 @@ class Clock:
         return self.now_s
 
 
-class ScriptedRunner:
+class ScriptedRunner(Runner):
     """Runs trials in no time: a function says what each gives, and results lie on disk as a real runner leaves them.
 
     Args:

@@ -53,7 +53,7 @@ class Noting:
         return self._runner.run(request)
 
 
-class Scripted:
+class Scripted(Runner):
     """Trials that sleep a little and measure what their configuration says."""
 
     def run(self, request: TrialRequest) -> TrialResult:
@@ -78,7 +78,7 @@ scripted_rate = product_rate(
 )
 
 
-class Dying:
+class Dying(Runner):
     """Kills its worker; with a folder for notes only the first time that a trial runs."""
 
     def run(self, request: TrialRequest) -> TrialResult:

@@ -1,4 +1,6 @@
-"""One job of the launcher: its processes, one for each rank, from their fork until nothing of them is left.
+"""One job of the launcher: its processes, from their fork until nothing of them is left.
+
+They are the ranks of one trial, or trials that run in turn, each in a directory of its own (see `turns`).
 
 Each leads a session of its own, dies with the launcher, and prints into a pipe of which head and tail are kept as its
 log. A job ends when all its processes have, when its time is up, or when one of several fails: the others, which would
@@ -13,6 +15,7 @@ import contextlib
 import ctypes
 import dataclasses
 import faulthandler
+import itertools
 import json
 import os
 import resource
@@ -37,6 +40,7 @@ from autotune.execution.processes import (
     shared_files,
 )
 from autotune.execution.ranks import ADDRESS, own_rank, rank_environment
+from autotune.execution.turns import ring, take_place
 
 PROCESS_FILE = "process.json"  # in a job's directory once it has its processes
 
@@ -60,7 +64,8 @@ class Host(NamedTuple):
 class _Process:
     """One process of a job, seen from the launcher."""
 
-    number: int
+    number: int  # its rank
+    directory: Path
     pid: int
     output: int
     log: BoundedLog
@@ -71,15 +76,16 @@ class _Process:
 
 def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
     """Run one job to its end and return how it ended, as fields of `outcome.Ending`."""
-    directory, ranks = Path(job["directory"]), job.get("ranks")
+    ranks = job.get("ranks")
     before = shared_files()
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
-        processes, port = _start(job, directory, ranks, host, stack)
+        processes, port = _start(job, ranks, host, stack)
         pids = [process.pid for process in processes]
-        (directory / PROCESS_FILE).write_text(json.dumps({"pid": pids[0], "pids": pids, "port": port}))
-        timed_out = _wait(processes, directory, float(job["timeout_s"]), several=ranks is not None)
+        for directory in dict.fromkeys(process.directory for process in processes):
+            (directory / PROCESS_FILE).write_text(json.dumps({"pid": pids[0], "pids": pids, "port": port}))
+        timed_out = _wait(processes, float(job["timeout_s"]), several=ranks is not None)
         if timed_out:
             if ranks is not None:
                 _ask_where_they_stand(processes)
@@ -93,31 +99,39 @@ def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
     if any(codes) or None in codes or any(process.failed_at for process in processes):
         remove_orphans(before)
     reply = {"returncode": codes[0], "timed_out": timed_out, "unkillable": unkillable}
-    if ranks is None:
-        return reply
-    return {**reply, "returncodes": codes, "failed_at": [process.failed_at for process in processes]}
+    if ranks is not None:
+        return {**reply, "returncodes": codes, "failed_at": [process.failed_at for process in processes]}
+    return {**reply, "returncodes": codes} if len(codes) > 1 else reply
 
 
 def _start(
-    job: dict[str, Any], directory: Path, ranks: int | None, host: Host, stack: contextlib.ExitStack
+    job: dict[str, Any], ranks: int | None, host: Host, stack: contextlib.ExitStack
 ) -> tuple[list[_Process], int | None]:
     """Fork the processes of a job; return them and the port where ranks meet."""
     processes: list[_Process] = []
+    directories = [Path(directory) for directory in job["directories"]]
+    places = ring(len(directories)) if len(directories) > 1 else []
     meeting: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
     if ranks is not None:  # a port of their own, from before they are forked until the first of them ends
         meeting = socket.create_server((ADDRESS, 0), backlog=_BACKLOG)
     with meeting as listener:
-        for number in range(ranks or 1):
+        members = [(directory, number) for directory in directories for number in range(ranks or 1)]
+        for place, (directory, number) in enumerate(members):
             read_end, write_end = os.pipe()
             pid = os.fork()
             if pid == 0:
-                inherited = (read_end, *(process.output for process in processes), *host.private)
+                others = (end for other, ends in enumerate(places) if other != place for end in ends)
+                inherited = (read_end, *(process.output for process in processes), *host.private, *others)
+                if places:
+                    take_place(place, *places[place])
                 _become_trial(job, directory, _Seat(number, write_end, inherited, listener), host)
             os.close(write_end)
             stack.callback(os.close, read_end)
             os.set_blocking(read_end, False)
             log = stack.enter_context(BoundedLog(directory / log_file(number)))
-            processes.append(_Process(number, pid, read_end, log))
+            processes.append(_Process(number, directory, pid, read_end, log))
+        for end in itertools.chain.from_iterable(places):  # held here, they would hide that a process has ended
+            os.close(end)
         return processes, None if listener is None else listener.getsockname()[1]
 
 
@@ -180,7 +194,7 @@ def _prefer_as_victim() -> None:
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
-def _wait(processes: Sequence[_Process], directory: Path, timeout_s: float, *, several: bool) -> bool:
+def _wait(processes: Sequence[_Process], timeout_s: float, *, several: bool) -> bool:
     """Copy the output of all to their logs until they have ended; return True if the time limit came first.
 
     One of several that fails shortens the limit to the moment that the others have.
@@ -196,7 +210,7 @@ def _wait(processes: Sequence[_Process], directory: Path, timeout_s: float, *, s
                 if key.fd == key.data.output and not key.data.log.copy_from(key.fd):
                     selector.unregister(key.fd)  # every writer has closed it
             _note_ends(processes, selector)
-            failing = several and _note_failures(processes, directory)
+            failing = several and _note_failures(processes)
             if all(process.has_ended for process in processes):
                 return False
             if failing and not has_failure:
@@ -213,11 +227,13 @@ def _note_ends(processes: Sequence[_Process], selector: selectors.BaseSelector) 
                 selector.unregister(process.wake)
 
 
-def _note_failures(processes: Sequence[_Process], directory: Path) -> bool:
+def _note_failures(processes: Sequence[_Process]) -> bool:
     """Note which ranks have failed since the last call; return whether any has."""
     now = time.monotonic()
     for process in processes:
-        if process.failed_at is None and has_failed(directory / outcome_file(process.number), process.has_ended):
+        if process.failed_at is None and has_failed(
+            process.directory / outcome_file(process.number), process.has_ended
+        ):
             process.failed_at = now
     return any(process.failed_at is not None for process in processes)
 

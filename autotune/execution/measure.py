@@ -11,6 +11,7 @@ time is affine in them, the missing ones are added at the measured time of a mic
 
 Marks are host clocks on the CPU and events in the stream on CUDA, which is synchronised only when the measurement
 checks whether it is done. Of several ranks the first decides: a rank that stopped alone would leave the others waiting.
+Trials in turn measure a few steps each time the others wait for them (see `turns`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
+from autotune.execution.clock import Clock
 from autotune.execution.noise import HostWatch, Watch
 from autotune.execution.shortage import ran_short
+from autotune.execution.turns import Turns
 from autotune.values.conditions import Conditions
 from autotune.values.statistics import half_width, rate_interval, relative_half_width
 from autotune.values.time_spent import Stopwatch
@@ -39,43 +41,6 @@ _STEPS_TO_PEAK = 2
 
 # Measured steps from which on the first can be left out.
 _ENOUGH = 3
-
-
-class HostClock:
-    """The host's monotonic clock, for devices that compute synchronously."""
-
-    def mark(self) -> float:
-        """Return the present time."""
-        return time.perf_counter()
-
-    def settle(self) -> None:
-        """Nothing is pending on the host."""
-
-    def seconds(self, start: float, end: float) -> float:
-        """Return the difference."""
-        return end - start
-
-
-class CudaClock:
-    """Events in the current CUDA stream: marking costs microseconds and doesn't wait."""
-
-    def mark(self) -> Any:
-        """Record an event."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def settle(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize()
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return the device time between two events."""
-        return float(start.elapsed_time(end)) / 1000
-
-
-# Marks moments cheaply; the seconds between two of them are read later.
-Clock = HostClock | CudaClock
 
 
 class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -94,6 +59,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         step_ended: Called after each step before the measured ones.
         retries: Returns how often so far the allocator has run short; None: it doesn't count.
         agree: Turns this rank's decision into that of all ranks, which have to stop after the same step.
+        turns: The place among trials that compute in turn; None: the trial runs alone.
+
+    Attributes:
+        steps_per_turn: Measured steps between those of the other trials; None: it runs alone.
     """
 
     def __init__(
@@ -111,6 +80,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         step_ended: Callable[[], None] = lambda: None,
         retries: Callable[[], int | None] = lambda: None,
         agree: Callable[[bool], bool] = bool,
+        turns: Turns | None = None,
     ) -> None:
         if accumulation_steps < min(2, full_accumulation_steps):
             raise ValueError("missing micro-steps can only be inferred from two or more")
@@ -126,6 +96,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._step_ended = step_ended
         self._retries = retries
         self._agree = agree
+        self._turns = turns
+        self.steps_per_turn: int | None = None
         self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
         self._previous_end: Any = None
@@ -172,6 +144,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._clock.settle()
             if self._relax is not None:
                 self._relax()
+            if self._turns is not None:
+                self._begin_turns(self._turns)
             self._watch.begin()
             self._retries_before = self._retries()
             self._stopwatch.enter("measured_s")
@@ -181,9 +155,35 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._records.append(self._marks)
         if state.global_step <= _STEPS_TO_PEAK:  # the first to meet the optimizer's states: the cache is made for them
             self._retries_before = self._retries()
-        if self._is_enough():
+        if self._turns is not None and self.steps_per_turn is not None:
+            is_over = not len(self._records) % self.steps_per_turn and not self._goes_on(self._turns)
+        else:
+            is_over = self._is_enough()
+        if is_over:
             control.should_training_stop = True
             self._end()
+
+    def _begin_turns(self, turns: Turns) -> None:
+        """Let the others warm up, and settle how many steps make a turn."""
+        step_s = self._clock.seconds(self._marks[0], self._marks[-1])
+        self.steps_per_turn = turns.steps(step_s, most=self._limits.measure_steps)
+        self._stopwatch.enter("waited_s")
+        if not turns.warmed_up():
+            self.steps_per_turn = None
+
+    def _goes_on(self, turns: Turns) -> bool:
+        """End a turn; return whether more is to be measured, in the next turn or, if the others have gone, alone."""
+        assert self.steps_per_turn is not None
+        self._clock.settle()
+        turn_s = statistics.fmean(map(self._step_time_s, self._records[-self.steps_per_turn :]))
+        self._stopwatch.enter("waited_s")
+        goes_on = turns.end_turn(turn_s, self._limits)
+        self._stopwatch.enter("measured_s")
+        self._previous_end = self._clock.mark()
+        if turns.broken:
+            self.steps_per_turn = None
+            return not self._is_enough()
+        return goes_on
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End measuring where training ended by itself."""
@@ -236,7 +236,12 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return [self._step_time_s(marks) for marks in self._counted()]
 
     def _counted(self) -> list[list[Any]]:
-        """Return the records that count: the first after `relax` fills the heap, and is left out if others are left."""
+        """Return the records that count: the first after `relax` fills the heap, and is left out if others are left.
+
+        Of trials in turn it is the first turn.
+        """
+        if self.steps_per_turn is not None:
+            return self._records[self.steps_per_turn :]
         return self._records[1:] if self._relax is not None and len(self._records) > _ENOUGH else self._records
 
     def data_wait_share(self) -> float:
@@ -285,6 +290,7 @@ def measurement_of(
     return Measurement(
         step_times_s=tuple(times),
         accumulation_steps=request.accumulation_steps,
+        steps_per_turn=timer.steps_per_turn,
         samples_per_second=rate,
         samples_per_second_interval=rate_interval(times, samples),
         tokens_per_second=None if tokens is None else rate * tokens,

@@ -60,7 +60,7 @@ class Ending(NamedTuple):
     launcher_died: bool = False
     host_oom: bool = False  # the host's out-of-memory killer ended some process meanwhile
     unkillable: int = 0  # processes that a driver holds in the kernel
-    returncodes: Sequence[int | None] = ()  # of each rank, of a trial of several
+    returncodes: Sequence[int | None] = ()  # of each process: the ranks of a trial, or trials in turn
     failed_at: Sequence[float | None] = ()  # when each rank was noticed to have failed by itself; None: it hasn't
 
 

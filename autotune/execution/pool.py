@@ -44,7 +44,7 @@ class Pool(Runner, Protocol):
         """
 
 
-class OnePlace:
+class OnePlace(Pool):
     """One place: a trial runs while it is waited for, in the thread that waits.
 
     Args:
@@ -81,8 +81,16 @@ class OnePlace:
         """
         return self._runner.run(request)
 
+    def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
+        """Run trials that are alive at once and compute in turn.
 
-class LocalPool:
+        Raises:
+            InfrastructureError: No trial can be run at all.
+        """
+        return self._runner.run_in_turn(requests)
+
+
+class LocalPool(Pool):
     """The places of this machine.
 
     Use it as a context manager, like a `LocalRunner`: leaving ends all launchers and whatever runs under them.
@@ -147,6 +155,9 @@ class LocalPool:
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial at the first place, while all others are idle."""
-        assert not self._busy, "a trial that is run alone has to be alone"
-        self.begin(request)
-        return self.wait()
+        return self.run_in_turn([request])[0]
+
+    def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
+        """Run trials in turn at the first place, while all others are idle."""
+        assert not self._busy, "trials that are run alone have to be alone"
+        return self._threads[0].submit(self._runners[0].run_in_turn, requests).result()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 from autotune.errors import InfrastructureError, InputError, MachineError, one_line
 from autotune.execution import ray_worker as remote
 from autotune.execution.launcher import LAUNCHER_START_S
+from autotune.execution.pool import Pool
 from autotune.execution.ray_nodes import Cluster, Node
 from autotune.execution.ray_worker import Job
 from autotune.execution.runner import LAUNCHER_GRACE_S, trial_directory
@@ -119,7 +120,7 @@ class _Running(NamedTuple):
     submitted: float
 
 
-class RayPool:
+class RayPool(Pool):
     """The slots of a cluster's nodes, as a pool.
 
     Args:

@@ -11,6 +11,8 @@ import heapq
 import random
 from collections import Counter
 
+from autotune.execution.pool import Pool
+from autotune.execution.runner import Runner
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.recorded_table import Table, TableTrial
@@ -32,7 +34,7 @@ class ReplayClock:
         self._now_s += seconds
 
 
-class ReplayRunner:
+class ReplayRunner(Runner):
     """Answers requests from a table: of a configuration's trials the first, then the next, then from the start again.
 
     Args:
@@ -71,7 +73,7 @@ class ReplayRunner:
         return random.Random(f"{self._seed} {config.config_id}").randrange(len(self._trials[config]))
 
 
-class ReplayPool:
+class ReplayPool(Pool):
     """Runs replayed trials at several places: a :class:`autotune.execution.pool.Pool` in which time passes by waiting.
 
     Args:

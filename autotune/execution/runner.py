@@ -53,13 +53,21 @@ class Runner(Protocol):
             InfrastructureError: No trial can be run at all.
         """
 
+    def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
+        """Run trials that are alive at once and compute in turn; a runner that can't runs them one after another.
+
+        Raises:
+            InfrastructureError: No trial can be run at all.
+        """
+        return [self.run(request) for request in requests]
+
 
 def trial_directory(run_directory: Path, number: int) -> Path:
     """Return the directory of trial `number`."""
     return run_directory / "trials" / f"{number:04d}"
 
 
-class LocalRunner:
+class LocalRunner(Runner):
     """Runs trials on this machine, each in a process of its own, and writes `result.json` for each.
 
     Use it as a context manager: entering ends what a search that was killed here has left running, leaving ends the
@@ -115,31 +123,47 @@ class LocalRunner:
         Raises:
             InfrastructureError: The launcher can't be started.
         """
-        directory = trial_directory(self._run_directory, request.number)
-        _make_empty(directory)
-        write_value(request, directory / "request.json")
-        self.start()  # its start is no part of the trial
-        self._compile(operators_of(request))  # nor is this
+        return self.run_in_turn([request])[0]
+
+    def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
+        """Run trials of one process each, all alive at once and computing in turn, and write their results.
+
+        Raises:
+            InfrastructureError: The launcher can't be started.
+        """
+        directories = [trial_directory(self._run_directory, request.number) for request in requests]
+        for request, directory in zip(requests, directories, strict=True):
+            _make_empty(directory)
+            write_value(request, directory / "request.json")
+        self.start()  # its start is no part of the trials
+        for request in requests:
+            self._compile(operators_of(request))  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         began, started = time.time(), time.monotonic()
-        ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
+        timeout_s = max(request.limits.timeout_s for request in requests)
+        ending = self._ending(directories, self._entry, timeout_s, ranks=requests[0].ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
-        outcome = merged_outcome(directory, ending, request)
         warnings = self._wait_until_idle(idle_bytes)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
             warnings = (held, *warnings)
-        shutil.rmtree(directory / "trainer", ignore_errors=True)
-        result = TrialResult(
-            request=request,
-            outcome=outcome,
-            duration_s=time.monotonic() - started,
-            warnings=warnings,
-            began=began,
-            place=self._place.shown,
-        )
-        write_value(result, directory / "result.json")
-        return result
+        duration_s, results = time.monotonic() - started, []
+        for place, (request, directory) in enumerate(zip(requests, directories, strict=True)):
+            if len(requests) > 1:
+                ending = ending._replace(returncode=ending.returncodes[place] if ending.returncodes else None)
+            outcome = merged_outcome(directory, ending, request)
+            shutil.rmtree(directory / "trainer", ignore_errors=True)
+            result = TrialResult(
+                request=request,
+                outcome=outcome,
+                duration_s=duration_s,
+                warnings=warnings,
+                began=began,
+                place=self._place.shown,
+            )
+            write_value(result, directory / "result.json")
+            results.append(result)
+        return results
 
     def describe(self, request: DescribeRequest, *, timeout_s: float = 600.0) -> Description:
         """Return what a child finds out about a workload.
@@ -177,7 +201,7 @@ class LocalRunner:
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
-        self._ending(directory, entry, timeout_s)
+        self._ending([directory], entry, timeout_s)
         return directory
 
     def _compile(self, operators: tuple[str, ...]) -> None:
@@ -202,12 +226,17 @@ class LocalRunner:
             raise
         return launcher
 
-    def _ending(self, directory: Path, entry: str, timeout_s: float, *, ranks: int | None = None) -> Ending:
-        """Have the launcher run a child, or so many ranks, in `directory`; return how it ended.
+    def _ending(self, directories: Sequence[Path], entry: str, timeout_s: float, *, ranks: int | None = None) -> Ending:
+        """Have the launcher run a child, or so many ranks, in each directory; return how they ended.
 
         A launcher that dies before it takes the job is replaced once.
         """
-        job = {"directory": str(directory), "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
+        job = {
+            "directories": [str(directory) for directory in directories],
+            "entry": entry,
+            "timeout_s": timeout_s,
+            "ranks": ranks,
+        }
         for _ in range(2):
             launcher = self.start()
             try:
@@ -221,7 +250,7 @@ class LocalRunner:
             if reply is not None:
                 return Ending(**reply)
             self.close()
-            if (directory / PROCESS_FILE).exists():
+            if (directories[0] / PROCESS_FILE).exists():
                 break
         return Ending(launcher_died=True)
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotune.execution import checking, noise
+from autotune.execution.clock import CudaClock, HostClock
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import trial_device
 from autotune.execution.guard import MemoryGuard
-from autotune.execution.measure import EXTRA_DISCARDED_STEPS, CudaClock, HostClock, StepTimer, measurement_of
+from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
 from autotune.execution.ranks import agree, own_rank
+from autotune.execution.turns import Turns
 from autotune.values.checks import LossTask, SoakTask
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
@@ -31,7 +33,14 @@ class Trial(NamedTuple):
     timer: StepTimer
 
     @classmethod
-    def begun(cls, request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard) -> Self:
+    def begun(
+        cls,
+        request: TrialRequest,
+        directory: Path,
+        stopwatch: Stopwatch,
+        guard: MemoryGuard,
+        turns: Turns | None = None,
+    ) -> Self:
         """Return the trial with the timer of its steps, which decides how many there are."""
         on_cpu, task = request.device == "cpu", request.task
         timer = StepTimer(
@@ -41,13 +50,14 @@ class Trial(NamedTuple):
             clock=HostClock() if on_cpu else CudaClock(),
             started_at=stopwatch.started_at,
             stopwatch=stopwatch,
-            watch=noise.watch(device_of(request), ranks=own_rank().is_launched),
+            watch=noise.watch(device_of(request), ranks=own_rank().is_launched or turns is not None),
             afterwards="closing_s" if task is None else "check_s",
             # A soak looks at memory to its very end, and the losses of a loss run are what counts of it.
-            relax=guard.relax if on_cpu and not isinstance(task, SoakTask | LossTask) else None,
+            relax=guard.relax if (on_cpu or turns) and not isinstance(task, SoakTask | LossTask) else None,
             step_ended=guard.step_ended,
             retries=guard.retries,
             agree=agree,
+            turns=turns,
         )
         return cls(request, directory, stopwatch, guard, timer)
 

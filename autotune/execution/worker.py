@@ -16,6 +16,7 @@ from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import meet, own_rank
 from autotune.execution.shortage import first_line, is_out_of_memory, shortage
+from autotune.execution.turns import Turns
 from autotune.value import read_value, write_value
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Memory, Outcome, Phases, TrialRequest, TrialStatus
@@ -23,15 +24,18 @@ from autotune.values.trial import Failure, Memory, Outcome, Phases, TrialRequest
 
 def run_trial(directory: Path) -> None:
     """Run the request in `directory` and write the outcome beside it."""
+    if (turns := Turns.here()) is not None:
+        turns.begin()
     stopwatch, rank = Stopwatch("prepare_s"), own_rank().number
     request = read_value(TrialRequest, directory / "request.json")
     with cold_compile_cache(directory, rank) if request.cold_compile else nullcontext():
-        outcome = _guarded(request, directory, stopwatch)
-    outcome = outcome.model_copy(update={"phases": Phases(**stopwatch.laps())})
+        outcome = _guarded(request, directory, stopwatch, turns)
+    laps = {**stopwatch.laps(), **({"waited_s": turns.waited_s} if turns is not None else {})}
+    outcome = outcome.model_copy(update={"phases": Phases(**laps)})
     write_value(outcome, directory / outcome_file(rank))
 
 
-def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> Outcome:
+def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch, turns: Turns | None) -> Outcome:
     """Run the trial under its memory budget and turn every error into a failure."""
     device = trial_device(request.device, own_rank().number)
     guard = memory_guard(device, request.limits.memory_bytes)
@@ -41,17 +45,19 @@ def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> Ou
         torch.manual_seed(request.workload.seed)
         meet(device, timeout_s=request.limits.timeout_s)
         with guard:
-            return _measured(request, directory, stopwatch, guard)
+            return _measured(request, directory, stopwatch, guard, turns)
     except Exception as error:
         return _failure(error, guard, request.limits.memory_bytes)
 
 
-def _measured(request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard) -> Outcome:
+def _measured(
+    request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
+) -> Outcome:
     """Train a named model, the Trainer of a user's code, or a user's loop."""
     from autotune.execution import trainer_setup, user_steps
     from autotune.execution.trial import Trial
 
-    trial, workload = Trial.begun(request, directory, stopwatch, guard), request.workload
+    trial, workload = Trial.begun(request, directory, stopwatch, guard, turns), request.workload
     if workload.own_step is not None:
         return user_steps.run_steps(trial, workload.own_step)
     if workload.own_code is not None:

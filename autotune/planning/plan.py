@@ -88,6 +88,7 @@ def request_of(
     prediction: Prediction | None = None,
     cold_compile: bool = False,
     to_beat: float | None = None,
+    in_turn_with: tuple[int, ...] = (),
 ) -> TrialRequest:
     """Return the request for a trial of `config`.
 
@@ -101,6 +102,7 @@ def request_of(
         prediction: The prediction of the cost model, if there is one.
         cold_compile: Whether compiled code is compiled anew, as in a user's first run.
         to_beat: Samples/s below which the trial may measure less exactly; None: it always measures exactly.
+        in_turn_with: Numbers of the trials that compute in turn with it, itself included; empty: it runs alone.
     """
     full = plan.workload.accumulation_steps(config)
     # The micro-batches of a user's own step can't be timed, so a longer step can't be inferred from a shorter one.
@@ -117,10 +119,12 @@ def request_of(
             update={
                 "beaten_step_s": plan.workload.samples_per_step(config) / to_beat if to_beat else None,
                 **(plan.budget.when_measured_again if purpose in _AGAIN else {}),
+                **(plan.budget.when_in_turn if in_turn_with else {}),
             }
         ),
         task=task,
         cold_compile=cold_compile,
+        in_turn_with=in_turn_with,
     )
 
 

@@ -106,6 +106,22 @@ class Pace:
                 limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
         return max(1.0, limit_s)
 
+    def has_time_for(self, configs: Sequence[TrainConfig]) -> bool:
+        """Whether final trials of `configs` fit what is left: in turn at least as long as a trial that runs alone."""
+        least_s = len(configs) * self._plan.budget.measure_time_s
+        needed_s = sum(map(self._finals.setup_s, configs)) + least_s if len(configs) > 1 else None
+        return self.left_s() >= (self._finals.expected_s(configs) if needed_s is None else needed_s)
+
+    def limits_in_turn(self, configs: Sequence[TrainConfig]) -> dict[str, float]:
+        """Return the limits of trials that run in turn: they measure long, unless the checks need the time."""
+        budget, finals = self._plan.budget, self._finals
+        for_each_s = (self.left_s() - finals.proof.expected_s() - sum(map(finals.setup_s, configs))) / len(configs)
+        longest_s = budget.when_in_turn["measure_time_s"]
+        return {
+            "measure_time_s": min(longest_s, max(budget.measure_time_s, for_each_s)),
+            "timeout_s": max(1.0, min(len(configs) * budget.trial_timeout_s, self.left_s())),
+        }
+
     def to_beat(self, purpose: Purpose) -> float | None:
         """Return the samples/s below which a trial can't become a finalist, so that it may measure less exactly.
 

@@ -11,7 +11,7 @@ Every result is on disk before the next trial starts, so that a killed search ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import optuna
@@ -188,20 +188,32 @@ class Tuner:
 
         Each next trial is derived from all trials so far, so that an interrupted series can be resumed.
         """
-        while (check := self._next_check()) is not None and self._pace.left_s() >= check.expected_s:
-            self._run(check.config, check.purpose, check)
+        while True:
+            if configs := self._next_finals():
+                if not self._pace.has_time_for(configs):
+                    return
+                self._run_in_turn(configs)
+            elif (check := self._next_check()) is not None and self._pace.left_s() >= check.expected_s:
+                self._run(check.config, check.purpose, check)
+            else:
+                return
+
+    def _next_finals(self) -> list[TrainConfig]:
+        """Return the configurations of the next final trials, several if they run in turn; empty: the finals are over.
+
+        A further round is begun only if it leaves time for the checks.
+        """
+        finals = self._finals
+        configs, further = finals.next_trials(), finals.further()
+        if not configs and self._pace.left_s() >= finals.expected_s(further) + finals.proof.expected_s():
+            configs = further
+        return configs
 
     def _next_check(self) -> Check | None:
-        """Return the next final trial, or the next check of the winner."""
-        finals = self._finals
-        config = next(finals.schedule(), None)
-        if config is None and self._pace.left_s() >= finals.round_s() + finals.proof.expected_s():
-            config = next(finals.further(), None)
-        if config is not None:
-            return Check(config, Purpose.FINAL, None, finals.expected_s(config))
+        """Return the next check of the winner."""
         if self._state.history.best() is None:
             return None
-        return finals.proof.next(verdict.verdict_of(finals).best)
+        return self._finals.proof.next(verdict.verdict_of(self._finals).best)
 
     def _measure_all(self) -> None:
         """Run every configuration as often as the plan says, and write the table even if interrupted."""
@@ -229,8 +241,29 @@ class Tuner:
         self._state.take_in(result)
         self._ended(result)
 
-    def _begun(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> TrialRequest:
-        """Return the request of the next trial, after reporting that it begins."""
+    def _run_in_turn(self, configs: Sequence[TrainConfig]) -> None:
+        """Run final trials, all alive at once and computing in turn if they are several, and add their results."""
+        if len(configs) == 1:
+            return self._run(configs[0], Purpose.FINAL)
+        numbers = tuple(range(self._number + 1, self._number + 1 + len(configs)))
+        limits = self._pace.limits_in_turn(configs)
+        requests = [self._begun(config, Purpose.FINAL, in_turn_with=numbers, limits=limits) for config in configs]
+        results = self._pool.run_in_turn(requests)
+        for result in results:
+            self._state.take_in(result)
+        for result in results:
+            self._ended(result)
+
+    def _begun(
+        self,
+        config: TrainConfig,
+        purpose: Purpose,
+        check: Check | None = None,
+        *,
+        in_turn_with: tuple[int, ...] = (),
+        limits: Mapping[str, float] | None = None,
+    ) -> TrialRequest:
+        """Return the request of the next trial, after reporting that it begins; `limits` replace the usual ones."""
         self._number += 1
         request = request_of(
             self._plan,
@@ -242,7 +275,10 @@ class Tuner:
             prediction=self._sampler.prediction(config),
             cold_compile=purpose is Purpose.FINAL and not self._finals.trials(config),
             to_beat=self._pace.to_beat(purpose),
+            in_turn_with=in_turn_with,
         )
+        if limits is not None:
+            request = request.model_copy(update={"limits": request.limits.model_copy(update=limits)})
         self._teller.started(request)
         return request
 

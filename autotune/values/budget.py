@@ -53,6 +53,14 @@ class Budget(Value):
         return {"measure_steps": 4 * self.measure_steps, "relative_interval": self.relative_interval / 2}
 
     @property
+    def when_in_turn(self) -> dict[str, float]:
+        """Limits for measuring a configuration in turn with others: four times as long, in as many steps as that takes.
+
+        A turn has several short steps, which is why there are many.
+        """
+        return {"measure_steps": 4000, "measure_time_s": 4 * self.measure_time_s}
+
+    @property
     def against_timeouts(self) -> str:
         """Advice for trials that exceed their time limit."""
         remedies = ["an idle machine", "a shorter --seq-len", "a smaller --global-batch"]

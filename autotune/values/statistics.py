@@ -25,6 +25,13 @@ _T95 = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 
+# Standard deviation of the logarithm of the ratio of two processes that train the same in turn, beyond that of their
+# turns.
+PROCESS_SPREAD = 0.01
+
+# Pairs for which the signed-rank test has a 95 % interval.
+_LEAST_PAIRS = 6
+
 # Prior of the standard deviation of trials' means, in standard deviations of single steps of a trial: the median over
 # 169 points of three models that were measured twice (1.3 and 1.0 for the two of `benchmarks/tables`). Outliers raise
 # the root mean square to 2.3, so the prior has few degrees of freedom, and measured trials soon outweigh it.
@@ -82,6 +89,35 @@ def ratio_of_means(
     ratio = math.exp(statistics.fmean(ours) - statistics.fmean(theirs))
     half = max(steps_half, t95(spread.degrees) * spread.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs)))
     return ratio, Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half))
+
+
+def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, Interval]:
+    """Return the ratio of two times that were measured in turn, and its 95 % interval.
+
+    What both of a pair share, such as a slower machine, cancels out, and a disturbance that hits one of them counts as
+    one pair, however long it was: the estimate is the median of the means of all two pairs of logarithms (Hodges and
+    Lehmann 1963), its interval that of the signed-rank test. What a process keeps for its life, such as where its
+    memory lies, adds `PROCESS_SPREAD`.
+
+    Args:
+        runs: Pairs of times (numerator, denominator), a sequence per pair of processes.
+    """
+    logs = [math.log(a / b) for run in runs for a, b in run]
+    averages = sorted((x + y) / 2 for i, x in enumerate(logs) for y in logs[i:])
+    if not averages:
+        return math.nan, Interval(low=0.0, high=math.inf)
+    middle = statistics.median(averages)
+    count = len(logs)
+    # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
+    outside = int(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
+    if count < _LEAST_PAIRS or outside < 1:
+        return math.exp(middle), Interval(low=0.0, high=math.inf)
+    kept_for_life = 1.96 * PROCESS_SPREAD * math.sqrt(1 / len(runs))
+    below, above = middle - averages[outside - 1], averages[-outside] - middle
+    return math.exp(middle), Interval(
+        low=math.exp(middle - math.hypot(below, kept_for_life)),
+        high=math.exp(middle + math.hypot(above, kept_for_life)),
+    )
 
 
 class Spread(NamedTuple):

@@ -103,7 +103,7 @@ def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Map
         trials_overhead_s=sum(overhead for _, overhead in overheads),
         lost_s=sum(r.duration_s for r in results if r.overhead_s is None),
         own_s=max(0.0, search_time_s - busy_s),
-        at_once_s=max(0.0, sum(r.duration_s for r in results) - busy_s),
+        at_once_s=max(0.0, sum(r.active_s for r in results) - busy_s),
         overhead_per_trial_s=statistics.median(later) if later else None,
     )
 

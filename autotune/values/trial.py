@@ -96,6 +96,9 @@ class TrialRequest(Value):
     prediction: Prediction | None = Field(default=None, description="None: the cost model has none")
     task: CheckTask | None = Field(default=None, description="the task, if the trial is a check")
     cold_compile: bool = Field(default=False, description="compile with an empty cache")
+    in_turn_with: tuple[NonNegativeInt, ...] = Field(
+        default=(), description="numbers of the trials that are alive at once and compute in turn, this one included"
+    )
 
     @property
     def ranks(self) -> int | None:
@@ -151,6 +154,7 @@ class Phases(Value):
     first_step_s: float = Field(default=0.0, description="the first optimizer step, compilation included")
     discarded_s: float = Field(default=0.0, description="further steps before the measured ones")
     measured_s: float = Field(default=0.0, description="the measured steps")
+    waited_s: float = Field(default=0.0, description="waiting while another trial computed, of trials in turn")
     check_s: float = Field(default=0.0, description="work of a check beside training, such as evaluating and saving")
     closing_s: float = Field(default=0.0, description="verifying what took effect, until the outcome is written")
 
@@ -175,6 +179,9 @@ class Measurement(Value):
         description="seconds of each optimizer step, at the workload's full accumulation"
     )
     accumulation_steps: PositiveInt = Field(description="micro-batches per step that ran")
+    steps_per_turn: PositiveInt | None = Field(
+        default=None, description="steps between those of the trials that it ran in turn with; None: it ran alone"
+    )
     samples_per_second: float
     samples_per_second_interval: Interval = Field(
         description="of the mean, by the spread of steps; finals: of the next run, by the spread of trials"
@@ -256,7 +263,13 @@ class TrialResult(Value):
     def overhead_s(self) -> float | None:
         """Seconds of the trial beside steps and checks: process, model, data, Trainer, closing; None: unknown."""
         phases = self.outcome.phases
-        return None if phases is None else max(0.0, self.duration_s - phases.work_s)
+        return None if phases is None else max(0.0, self.active_s - phases.work_s)
+
+    @property
+    def active_s(self) -> float:
+        """`duration_s` without the time in which another trial computed in its stead."""
+        phases = self.outcome.phases
+        return self.duration_s if phases is None else max(0.0, self.duration_s - phases.waited_s)
 
 
 class DescribeRequest(Value):

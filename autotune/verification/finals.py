@@ -6,12 +6,13 @@ This module chooses the trials and evaluates them; the tuner runs them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
-from autotune.values.statistics import next_run_interval, ratio_of_means, trial_spread
+from autotune.values.hardware import DEFAULT_MARGIN
+from autotune.values.statistics import next_run_interval, paired_ratio, ratio_of_means, trial_spread
 from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
 from autotune.verification.checks import Proof
 from autotune.verification.state import SearchState
@@ -63,31 +64,55 @@ class Finals:
     def _has_fallen(self, config: TrainConfig) -> bool:
         """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search."""
         seen, times = self.state.measured(config), self._step_times(config)
-        if seen is None or len(times) < self.plan.budget.final_rounds:
+        if seen is None or not times or self._rounds(config) < self.plan.budget.final_rounds:
             return False
         rate = self.plan.workload.samples_per_step(config) / statistics.fmean(t for steps in times for t in steps)
         return rate < FINALIST_SHARE * seen.samples_per_second
 
-    def schedule(self) -> Iterator[TrainConfig]:
-        """Yield the remaining trials, in turn, round by round; the baseline alone needs none."""
-        for round_number in range(self.plan.budget.final_rounds):
-            contenders = self.contenders()
-            if contenders == [self.plan.baseline]:
-                return
-            for config in contenders:
-                if len(self.trials(config)) <= round_number:
-                    yield config
+    def next_trials(self) -> list[TrainConfig]:
+        """Return the next trials: several that are to run in turn, or one that runs alone; empty: the rounds are over.
 
-    def further(self) -> Iterator[TrainConfig]:
-        """Yield the trials of a further round if the planned ones left the result open and no check has begun."""
+        The baseline alone needs none.
+        """
+        contenders = self.contenders()
+        if contenders == [self.plan.baseline]:
+            return []
+        rounds = {config: self._rounds(config) for config in contenders}
+        waiting = [c for c in contenders if rounds[c] < self.plan.budget.final_rounds]
+        if self._may_run_in_turn(contenders):  # who comes late runs in turn with the first, which is the baseline
+            return list(dict.fromkeys([contenders[0], *waiting])) if waiting else []
+        return sorted(waiting, key=rounds.__getitem__)[:1]
+
+    def further(self) -> list[TrainConfig]:
+        """Return trials of a further round if the planned ones left the result open and no check has begun."""
         if self._checks_began():
-            return
+            return []
         planned, contenders = self.plan.budget.final_rounds, self.contenders()
-        begun = max((len(self.trials(c)) for c in contenders), default=0)
-        waiting = [c for c in contenders if len(self.trials(c)) < begun]
+        begun = max((self._rounds(c) for c in contenders), default=0)
+        waiting = [c for c in contenders if self._rounds(c) < begun]
         if not waiting and planned <= begun < MOST_ROUNDS * planned and self._leaves_open(contenders):
             waiting = contenders
-        yield from waiting
+        return waiting if self._may_run_in_turn(contenders) and len(waiting) > 1 else waiting[:1]
+
+    def _rounds(self, config: TrainConfig) -> int:
+        """Return how many rounds a configuration has run; trials in turn are all the planned ones at once."""
+        planned = self.plan.budget.final_rounds
+        return sum(planned if _ran_in_turn(r) else 1 for r in self.trials(config))
+
+    def _may_run_in_turn(self, contenders: Sequence[TrainConfig]) -> bool:
+        """Whether the contenders can all be alive at once, and nothing of one computes while another is measured.
+
+        If trials that were to run in turn did not, because one of them failed, all others run alone.
+        """
+        measured = [m for c in contenders if (m := self.state.measured(c)) is not None and m.memory.is_known]
+        together = sum(m.memory.peak_bytes for m in measured)
+        return (
+            len(contenders) > 1
+            and len(measured) == len(contenders)
+            and together <= self.plan.hardware.free_bytes * (1 - DEFAULT_MARGIN)
+            and all(c.parallelism.is_single and not c.dataloader_num_workers for c in contenders)
+            and all(map(_ran_in_turn, self._series()))
+        )
 
     def _leaves_open(self, contenders: Sequence[TrainConfig]) -> bool:
         """Whether the fastest finalist may be faster than the baseline, or surely is but with too wide an interval."""
@@ -148,34 +173,38 @@ class Finals:
         known = self.history.known(config)
         return ([known] if known is not None else []) + self.trials(config)
 
-    def expected_s(self, config: TrainConfig | None = None) -> float:
-        """Return the expected seconds of the finals, or of one final trial of `config`."""
-        if config is not None:
-            return self._trial_s(config)
-        return self.round_s() * self.plan.budget.final_rounds
+    def expected_s(self, configs: Sequence[TrainConfig] | None = None) -> float:
+        """Return the expected seconds of the finals, or of trials of `configs`, in turn if they are several.
 
-    def round_s(self) -> float:
-        """Return the expected seconds of a round; with no finalist yet, one as slow as the baseline is assumed."""
+        With no finalist yet, one as slow as the baseline is assumed.
+        """
+        if configs is not None:
+            return sum(map(self.setup_s, configs)) + sum(self._measure_s(c, in_turn=len(configs) > 1) for c in configs)
         contenders = self.contenders()
         if contenders == [self.plan.baseline]:
             contenders *= 2
-        return sum(self._trial_s(c) for c in contenders)
+        if self._may_run_in_turn(contenders):
+            return self.expected_s(contenders)
+        return self.plan.budget.final_rounds * sum(self.expected_s([c]) for c in contenders)
 
-    def _trial_s(self, config: TrainConfig) -> float:
+    def setup_s(self, config: TrainConfig) -> float:
+        """Return the expected seconds of a final trial of `config` before its measured steps."""
         known = self.history.known(config)
         if known is None or known.measurement is None:
             return 0.0
         budget, measured = self.plan.budget, known.measurement
         step_s = statistics.fmean(measured.step_times_s)
-        steps = min(budget.when_measured_again["measure_steps"], budget.measure_time_s / step_s + 1)
         # One step is added, since the search's first step ran only part of the accumulation.
-        return (
-            measured.startup_s
-            + measured.first_step_s
-            + budget.discarded_s
-            + (budget.discarded_steps + steps) * step_s
-            + 2.0
-        )
+        return measured.startup_s + measured.first_step_s + budget.discarded_s + budget.discarded_steps * step_s + 2.0
+
+    def _measure_s(self, config: TrainConfig, *, in_turn: bool) -> float:
+        known, budget = self.history.known(config), self.plan.budget
+        if known is None or known.measurement is None:
+            return 0.0
+        step_s = statistics.fmean(known.measurement.step_times_s)
+        if in_turn:
+            return budget.when_in_turn["measure_time_s"] + step_s
+        return min(budget.when_measured_again["measure_steps"] * step_s, budget.measure_time_s + step_s)
 
     def merged(self, config: TrainConfig) -> Measurement | None:
         """Return the final trials of `config` as one measurement: all steps, the highest memory; None without any."""
@@ -207,6 +236,8 @@ class Finals:
         ours, theirs = self._sample_times(config), self._sample_times(reference)
         if not ours or not theirs:
             return None
+        if pairs := self._pairs(reference, config):
+            return Comparison(*paired_ratio(pairs))
         others = [t for c in self.contenders() if c not in (config, reference) and (t := self._sample_times(c))]
         return Comparison(*ratio_of_means(theirs, ours, others))
 
@@ -215,12 +246,35 @@ class Finals:
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
         """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""
-        samples = self.plan.workload.samples_per_step(config)
-        whole = self.merged(config)
-        start_s = self.plan.objective.start_s_per_sample(whole) if whole else 0.0
+        samples, start_s = self.plan.workload.samples_per_step(config), self._start_s(config)
         return [
             [t / samples + start_s for t in r.measurement.step_times_s] for r in self.trials(config) if r.measurement
         ]
+
+    def _start_s(self, config: TrainConfig) -> float:
+        """Return the seconds per sample that the start of a run of the objective's length adds."""
+        whole = self.merged(config)
+        return self.plan.objective.start_s_per_sample(whole) if whole else 0.0
+
+    def _pairs(self, a: TrainConfig, b: TrainConfig) -> list[list[tuple[float, float]]]:
+        """Return the seconds per sample of both in each pair of turns, a list for each pair of trials in turn."""
+        ours, theirs = self._turns(a), self._turns(b)
+        return [list(zip(ours[group], theirs[group], strict=False)) for group in ours.keys() & theirs.keys()]
+
+    def _turns(self, config: TrainConfig) -> dict[tuple[int, ...], list[float]]:
+        """Return the mean seconds per sample of each turn, by the numbers of the trials in turn."""
+        samples, start_s = self.plan.workload.samples_per_step(config), self._start_s(config)
+        found = {}
+        for r in self.trials(config):
+            if r.measurement is not None and (size := r.measurement.steps_per_turn) is not None:
+                times = r.measurement.step_times_s
+                turns = (times[begin : begin + size] for begin in range(0, len(times), size))
+                found[r.request.in_turn_with] = [statistics.fmean(turn) / samples + start_s for turn in turns]
+        return found
+
+
+def _ran_in_turn(result: TrialResult) -> bool:
+    return result.measurement is not None and result.measurement.steps_per_turn is not None
 
 
 class Comparison(NamedTuple):

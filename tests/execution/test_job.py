@@ -55,7 +55,7 @@ def launched(folder: Path, *options: str) -> Iterator[Run]:
             directory = folder / f"{len(list(folder.iterdir()))}"
             directory.mkdir()
             entry = f"misbehaving_ranks:{name}"
-            job = {"directory": str(directory), "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
+            job = {"directories": [str(directory)], "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
             return Ending(**json.loads(lines.readline())), directory

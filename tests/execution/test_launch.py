@@ -50,7 +50,7 @@ class Launcher:
         self.jobs += 1
         directory = self._directory / f"{self.jobs:03d}"
         directory.mkdir()
-        job = {"directory": str(directory), "entry": f"{module}:{name}", "timeout_s": timeout_s, "ranks": ranks}
+        job = {"directories": [str(directory)], "entry": f"{module}:{name}", "timeout_s": timeout_s, "ranks": ranks}
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
         self._process.stdin.flush()
         return json.loads(self._lines.readline()), directory

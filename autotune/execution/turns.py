@@ -1,0 +1,158 @@
+"""Several trials alive at once, of which one computes at a time: each runs in its turn, so that noise hits all alike.
+
+The processes form a ring of pipes, through which a token goes round; whoever holds it computes, all others wait. First
+each process makes its model and warms up while it holds the token, then each measures a few steps a turn::
+
+    first    make, warm up | wait          | steps | wait  | steps | wait  | ...
+    second   wait          | make, warm up | wait  | steps | wait  | steps | ...
+
+The token carries how long a step took in the latest turn of each process, so that the first process, which begins every
+round, can decide when enough is known. A process whose predecessor has ended without passing the token on goes on
+alone; the pipe's end of file tells it. It keeps its successor waiting until it ends itself, so that still only one
+computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from autotune.values.statistics import paired_ratio
+from autotune.values.trial import Limits
+
+# The reading end, the writing end and the place in the ring, in the environment of a process.
+VARIABLE = "AUTOTUNE_TURNS"
+
+# A turn lasts at least so long, so that what the others left in the processor's caches doesn't count.
+TURN_S = 0.25
+
+# Rounds that are measured, the first of them left out: at the least, unless the time is up, and at the most.
+_LEAST_ROUNDS, _MOST_ROUNDS = 8, 200
+
+_READ_BYTES = 4096
+
+
+class Turns:
+    """The place of this process in the ring.
+
+    Args:
+        receive: File descriptor that the token comes from.
+        send: File descriptor that the token goes to.
+        place: 0 for the process that begins every round and decides how many there are.
+        clock: Returns seconds since a fixed moment.
+
+    Attributes:
+        waited_s: Seconds spent waiting for the token.
+        broken: Whether the predecessor ended without passing the token on, so that this process is alone.
+        rounds: For the first process: of each complete round, the seconds of a step in each process's turn.
+    """
+
+    def __init__(self, receive: int, send: int, *, place: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._receive = receive
+        self._send = send
+        self._place = place
+        self._clock = clock
+        self._carried: list[float] = []
+        self._measuring_since: float | None = None
+        self.waited_s = 0.0
+        self.broken = False
+        self.rounds: list[tuple[float, ...]] = []
+
+    @classmethod
+    def here(cls) -> Self | None:
+        """Return the place of this process, by its environment; None if it has none."""
+        if (given := os.environ.get(VARIABLE)) is None:
+            return None
+        receive, send, place = map(int, given.split(","))
+        return cls(receive, send, place=place)
+
+    def begin(self) -> None:
+        """Wait until this process may make its model; the first begins at once."""
+        if self._place:
+            self._take()
+
+    def warmed_up(self) -> bool:
+        """Let the others warm up; return whether to measure in turn from now on, as they do."""
+        return self._next([])
+
+    def steps(self, step_s: float, *, most: int) -> int:
+        """Return how many steps make a turn, by the seconds of one; `most` may be measured in all turns."""
+        return max(1, min(math.ceil(TURN_S / step_s), most // (_MOST_ROUNDS + 1)))
+
+    def end_turn(self, step_s: float, limits: Limits) -> bool:
+        """End a turn, in which a step took `step_s` in the mean, and wait for the next; return whether there is one."""
+        carried = [*self._carried, step_s] if self._place else [step_s]
+        if not self._next(carried):
+            return False
+        if self._place:
+            return True
+        self.rounds.append(tuple(self._carried))
+        if not self._is_enough(limits):
+            return True
+        self._pass([], last=True)
+        return False
+
+    def _is_enough(self, limits: Limits) -> bool:
+        """Whether all ratios to the first process are known, or the time is up; the first round doesn't count."""
+        assert self._measuring_since is not None
+        counted = self.rounds[1:]
+        if len(counted) < 2:
+            return False
+        if len(counted) >= _MOST_ROUNDS:
+            return True
+        if self._clock() - self._measuring_since >= limits.measure_time_s * len(counted[0]):
+            return True
+        return len(counted) >= _LEAST_ROUNDS and all(
+            _is_known([(turn[0], turn[other]) for turn in counted], limits.relative_interval)
+            for other in range(1, len(counted[0]))
+        )
+
+    def _next(self, carried: Sequence[float]) -> bool:
+        self._pass(carried, last=False)
+        return self._take()
+
+    def _pass(self, carried: Sequence[float], *, last: bool) -> None:
+        with contextlib.suppress(OSError):  # the successor has ended; the end of file will come round
+            os.write(self._send, json.dumps({"steps_s": list(carried), "last": last}).encode() + b"\n")
+
+    def _take(self) -> bool:
+        """Wait for the token; return whether this process measures another turn beside the others."""
+        since, text = self._clock(), b""
+        while not text.endswith(b"\n") and (part := os.read(self._receive, _READ_BYTES)):
+            text += part
+        self.waited_s += self._clock() - since
+        if not text.endswith(b"\n"):
+            self.broken = True
+            return False
+        token = json.loads(text)
+        self._carried = token["steps_s"]
+        if token["last"]:
+            self._pass([], last=True)
+            return False
+        if self._measuring_since is None:
+            self._measuring_since = self._clock()
+        return True
+
+
+def _is_known(pairs: Sequence[tuple[float, float]], relative_interval: float) -> bool:
+    """Return whether the 95 % interval of the ratio is no wider than twice `relative_interval`."""
+    _, interval = paired_ratio([pairs])
+    return interval.high <= interval.low * (1 + relative_interval) ** 2
+
+
+def take_place(place: int, receive: int, send: int) -> None:
+    """Give this process a place in the ring, which a fresh interpreter in its stead has too."""
+    for end in (receive, send):
+        os.set_inheritable(end, True)
+    os.environ[VARIABLE] = f"{receive},{send},{place}"
+
+
+def ring(count: int) -> list[tuple[int, int]]:
+    """Return, for each of `count` processes that are forked from this one, the ends of its pipes."""
+    pipes = [os.pipe() for _ in range(count)]
+    return [(pipes[place][0], pipes[(place + 1) % count][1]) for place in range(count)]
