@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ def find(
     baseline: str | Path | None = None,
     allow: Allowance | str = Allowance.OPTIMIZER,
     effort: Effort | str = Effort.STANDARD,
+    fix: str | Sequence[str] | Mapping[str, Any] = (),
+    only: str | Sequence[str] = (),
     space: str | Path | None = None,
     device: str = "auto",
     devices: int | Literal["all"] | None = None,
@@ -92,6 +94,9 @@ def find(
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
         allow: How much may change: 'exact', 'numerics', 'optimizer' or 'method'.
         effort: 'quick', 'standard' or 'thorough'.
+        fix: Values of knobs that every configuration has, the baseline too: ``{"precision": "bf16"}``, or as text
+            "precision=bf16,micro-batch=8". Knobs have the names that tables show, or those of TrainingArguments.
+        only: Knobs to search, such as ``["optim", "micro-batch"]``; the others stay as in the baseline.
         space: A built-in search space or a YAML file.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         devices: Number of devices of the same kind that each training is spread over, or 'all'; 1 by default. On the
