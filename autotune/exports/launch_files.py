@@ -70,7 +70,7 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
 
 
 def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
-    """Return lines of a shell that train with the answer in `answer`, with a script that they write if none is known."""
+    """Return lines of a shell that train with the answer in `answer`, by a script that they write if none is known."""
     commands = launch_commands(result, answer)
     if not commands:
         what = "training_arguments(output_dir)" if result.workload.own_code is not None else "best.config"
@@ -81,7 +81,7 @@ def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
 
 
 def missing_script(result: ResultData, answer: str, commands: Collection[str], files: Collection[str]) -> str:
-    """Return what `SCRIPT` in the command lines stands for if it is none of the files that were written; '' if it is."""
+    """Return what `SCRIPT` in the command lines stands for if it is none of the files written; '' if it is."""
     if not any(SCRIPT in command.split() for command in commands):
         return ""
     if result.workload.own_code is not None or SCRIPT in files:

@@ -101,10 +101,15 @@ def test_a_directory_that_came_to_nothing_is_removed_and_free_again(tmp_path, ho
 
 def test_a_directory_that_an_error_names_is_left_there(tmp_path):
     path = tmp_path / "run"
-    with pytest.raises(InputError, match="log"), RunDirectory.create(path):
-        (path / "log.txt").write_text("why")
-        raise InputError(f"it failed (its output: {path / 'log.txt'})")
-    assert (path / "log.txt").read_text() == "why"
+    log = path / "log.txt"
+
+    def fail():
+        log.write_text("why")
+        raise InputError(f"it failed (its output: {log})")
+
+    with pytest.raises(InputError), RunDirectory.create(path):
+        fail()
+    assert log.read_text() == "why"
     with RunDirectory.create(path):
         pass
 
