@@ -84,10 +84,10 @@ def find(
             by default the usual one of the architecture.
         data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
-        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 128 on the CPU. Whisper
+        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
-        global_batch: Samples per optimizer step, the same in every trial; 64 by default, 16 on the CPU; with 'any' it
+        global_batch: Samples per optimizer step, the same in every trial; 64 by default, 8 on the CPU; with 'any' it
             is the micro-batch times the number of devices.
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
         allow: How much may change: 'exact', 'numerics', 'optimizer' or 'method'.

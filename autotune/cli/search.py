@@ -20,6 +20,7 @@ from autotune.cli.console import (
     Quiet,
     Verbose,
     guarded,
+    hush,
     print_json,
     print_text,
     stderr,
@@ -119,6 +120,7 @@ def script(
         directory = run_dir or default_run_directory(code_of(command).name)
         return api.find(script=command, **asked, run_dir=directory, observer=observer), directory
 
+    hush(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
         if apply is None:
             _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)

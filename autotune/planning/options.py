@@ -67,13 +67,13 @@ class WorkloadOptions(Value):
         None, description="Head to train; by default the architecture's usual one.", json_schema_extra=WORKLOAD
     )
     seq_len: PositiveInt | None = Field(
-        None, description="Tokens of a sample, or frames [512; CPU 128].", json_schema_extra=WORKLOAD
+        None, description="Tokens of a sample, or frames [512; CPU 64].", json_schema_extra=WORKLOAD
     )
     target_len: PositiveInt | None = Field(
         None, description="Decoder tokens [as --seq-len; speech 128].", json_schema_extra=WORKLOAD
     )
     global_batch: PositiveInt | Literal["any"] | None = Field(
-        None, description="Samples per step, or 'any' [64; CPU 16].", json_schema_extra=WORKLOAD
+        None, description="Samples per step, or 'any' [64; CPU 8].", json_schema_extra=WORKLOAD
     )
     revision: str | None = Field(None, description="Revision of a hub id.", json_schema_extra=WORKLOAD)
     trust_remote_code: bool = Field(False, description="Run the model's own code.", json_schema_extra=WORKLOAD)

@@ -18,7 +18,7 @@ from autotune.values.result import ResultData
 from autotune.values.trial import Measurement, Purpose, TrialRequest, TrialResult, TrialStatus
 from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
-from autotune.verification.verdict import verdict_of
+from autotune.verification.verdict import measurement_of, verdict_of
 
 # A trial of the search is ended when it takes this factor times as long as the leader's, plus these seconds.
 HOPELESS_FACTOR = 2.5
@@ -166,13 +166,13 @@ class Teller:
 
     def ended(self, result: TrialResult) -> None:
         """Report a trial that has ended and is part of the state."""
-        best = self._history.best()
+        standing = self._standing()
         self._observer(
             TrialEnded(
                 result=result,
                 changes=changes(result.request.config, self._plan),
-                best_samples_per_second=best.measurement.samples_per_second if best and best.measurement else None,
-                standing=self._standing(),
+                best_samples_per_second=standing.leader.samples_per_second if standing.leader is not None else None,
+                standing=standing,
             )
         )
 
@@ -199,8 +199,7 @@ class Teller:
         config, proven = fastest.request.config, None
         if any(r.request.purpose.closes for r in self._results):
             config, _, proven, _ = verdict_of(self._finals)
-        known = self._history.known(config)
-        measured = self._finals.merged(config) or (known.measurement if known is not None else None)
+        measured = measurement_of(self._finals, config)
         if measured is None:
             return None
         speedup = proven.ratio if proven is not None else self._seen_speedup(config)
