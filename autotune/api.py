@@ -20,7 +20,7 @@ from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.knob import Allowance
-from autotune.values.time_spent import Stopwatch
+from autotune.values.time_spent import Stopwatch, command_began
 
 
 def find(
@@ -134,6 +134,7 @@ def find(
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; its `result` is the answer so far.
     """
+    stopwatch = Stopwatch("planning", since=command_began.get())
     taken = fields_by_name(SearchOptions)
     asked = {name: value for name, value in locals().items() if name in taken}
     options = options_of(SearchOptions, asked | {"model": model or "", "output": wanted_file(output)})
@@ -143,7 +144,6 @@ def find(
         subject = planner.subject_of(
             options, step=step, knobs=knobs, trainer=trainer, make_trainer=make_trainer, script=script
         )
-        stopwatch = Stopwatch("planning")
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(options.fleet, directory.path, device=options.device) as backend:
             return _search(subject, directory, backend, heard, stopwatch)
@@ -155,6 +155,8 @@ def _search(
     """Describe what is tuned in a child process, make the plan, and run the search."""
     backend.asker.begin()  # the child imports libraries while this process reads the model's config
     outline = planner.outline(subject.options, backend.allotment, subject)
+    if not subject.options.exhaustive or subject.options.max_time_s is not None:
+        backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
     subject.keep(directory.path)
     here = planner.machine_notes(outline.hardware, directory.path) if subject.options.engine == "local" else []
     for text in (*outline.notes, *here):
@@ -206,10 +208,10 @@ def resume(
         InputError: An argument can't be used.
         NothingFitsError, InfrastructureError, SearchInterrupted: As in :func:`find`.
     """
+    stopwatch = Stopwatch("planning", since=command_began.get())
     given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}
     limits = options_of(SearchOptions, {"model": "", **given})
     wanted = wanted_file(output)
-    stopwatch = Stopwatch("planning")
     directory = RunDirectory.existing(Path(run_dir))
     with directory, heard_by(observer, quiet=quiet) as heard:
         before, results = read_plan(directory.path), directory.results()

@@ -261,7 +261,13 @@ def _extent(plan: SearchPlan) -> str:
     budget = plan.budget
     if not plan.exhaustive:
         trials = "1 trial" if budget.max_trials == 1 else f"{budget.max_trials} trials"
-        return f"at most {show_time(budget.max_time_s)} and {trials} (--effort)"
+        given = plan.options
+        sources = (
+            "--max-time" if given is not None and given.max_time_s is not None else "--effort",
+            "--max-trials" if given is not None and given.max_trials is not None else "--effort",
+        )
+        time_from = "" if sources[0] == sources[1] else f" ({sources[0]})"
+        return f"at most {show_time(budget.max_time_s)}{time_from} and {trials} ({sources[1]})"
     points = len(plan.every_config())
     trial_s = USUAL_START_S + budget.discarded_s + budget.measure_time_s
     times = f", each {plan.repeats} times" if plan.repeats > 1 else ""
