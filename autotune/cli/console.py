@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, an
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show predictions, refusals and conditions, too.")]
 
 _NO_TERMINAL = 120  # columns of output that no terminal shows
+
+# Warns at import, on processors with bfloat16 instructions, of a missing kernel for inference (bitsandbytes 0.50).
+_UNNEEDED_WARNING = "bitsandbytes.backends.cpu.ops"
 
 
 @contextlib.contextmanager
@@ -55,10 +59,16 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*arguments: Any, debug: bool = False, **options: Any) -> None:
         with told_errors(as_json=options.get("as_json", False), debug=debug):
+            hush(verbose=options.get("verbose", False))
             command(*arguments, **options)
 
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
     return run
+
+
+def hush(*, verbose: bool) -> None:
+    """Keep a library's warning that concerns no training from the output, unless it is `verbose`."""
+    logging.getLogger(_UNNEEDED_WARNING).setLevel(logging.NOTSET if verbose else logging.ERROR)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_limits
 from autotune.execution.gradients import reported_split
 from autotune.execution.step_facts import examined
-from autotune.execution.user_data import first_batch, lengths_of, profile_of, record_lengths, view
+from autotune.execution.user_data import first_batch, has_rows, lengths_of, profile_of, record_lengths, view
 from autotune.execution.user_limits import Seen, overrides, split_of_trainer, width_of
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
@@ -125,6 +125,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     lengths = lengths_of(trainer.train_dataset) if batches is None else None
     if lengths is not None:
         record_lengths(lengths, data_directory)
+    rows = batches is None and has_rows(trainer, lengths)
     batch, width, pads = _batch(trainer, batches, lengths)
     seen = Seen(trainer, model, base, batches, lengths, batch, user_limits.weights_of(model))
     task, normalizes = _task(base), user_limits.is_normalizable(trainer, base)
@@ -150,6 +151,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         weights=seen.weights,
         reorders=batches is None,
         pads=pads,
+        has_rows=rows,
         normalizes=normalizes,
         not_predicted=user_limits.not_predicted(seen, task),
     )

@@ -42,7 +42,7 @@ _LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun",
 _HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # flags of Python that don't change what a script computes
 
 # Fields of `OwnCode` that are found by running the code.
-_FOUND = ("arguments", "barred", "weights", "reorders", "pads", "normalizes", "not_predicted")
+_FOUND = ("arguments", "barred", "weights", "reorders", "pads", "has_rows", "normalizes", "not_predicted")
 
 
 class UserTrainer(Subject):

@@ -30,9 +30,9 @@ from autotune.values.workload import LONGEST_SAMPLE, Workload
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
 SPACE_OF_SEVERAL = "parallel"  # default space for several devices
-DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 128}
+DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 64}
 TRANSCRIPT_LENGTH = 128  # tokens; the 30 s of a Whisper sample hold some 75 spoken words
-DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 16}
+DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,8 +48,8 @@ def test_the_task_is_the_usual_one_of_the_model_unless_another_is_asked_for():
 
 def test_samples_of_speech_are_counted_in_frames():
     found = outlined(model="wav2vec2-base")
-    assert (found.workload.task, found.workload.sequence_length) == (Task.SPEECH_CTC, 128)
-    assert "samples of 128 frames of sound (--seq-len)" in found.notes
+    assert (found.workload.task, found.workload.sequence_length) == (Task.SPEECH_CTC, 64)
+    assert "samples of 64 frames of sound (--seq-len)" in found.notes
     assert found.workload.tokens_per_sample is None
 
 
