@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autotune.cost.family import family_of
+from autotune.cost.memory import framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
@@ -22,11 +23,11 @@ from autotune.estimates.request import EstimateOptions, Target, as_option, as_op
 from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import allowance_of
-from autotune.space.points import Scalar
+from autotune.space.points import Scalar, make_point
 from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
-from autotune.values.catalogue.gpus import gpus
+from autotune.values.catalogue.gpus import gpus, hypothetical
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.knob import Allowance
@@ -241,9 +242,12 @@ class Forecast:
         """
         config = self.tightest(configs)
         took = miss(self.predicted(config), self.device)
-        return NothingFitsError(
-            f"nothing fits: {as_options(config, {})} comes nearest and {took}; {self.would_fit(config, allowance)}"
-        )
+        usual = make_point(self.plan.baseline)
+        same = {name: value for name, value in make_point(config).items() if usual.get(name) == value}
+        what = as_options(config, same) or "the baseline"
+        change, device = self._one_change(config, allowance), self._larger_device(config)
+        remedy = f"{change}; as it is, {device}" if change else f"no one change fits; {device}"
+        return NothingFitsError(f"nothing fits: {what} comes nearest and {took}; {remedy}")
 
     def would_fit(self, config: TrainConfig, allowance: Allowance) -> str:
         """Return a sentence on the one change that would make a configuration fit: of a knob, else of the device.
@@ -257,6 +261,9 @@ class Forecast:
         Raises:
             InputError: The model can't be traced with `config`.
         """
+        return self._one_change(config, allowance) or f"no one change fits; {self._larger_device(config)}"
+
+    def _one_change(self, config: TrainConfig, allowance: Allowance) -> str | None:
         plan = self.plan.model_copy(update={"allowance": Allowance.METHOD})
         space = plan.search_space()
         ranked: dict[int, list[tuple[TrainConfig, str]]] = {}
@@ -276,15 +283,17 @@ class Forecast:
                 # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
                 if predicted.least_bytes[row] <= self.device.memory_bytes and self.fits(changed):
                     return f"with {text} it takes {show_memory(self.device_bytes(changed))}, which fits"
-        return self._larger_device(config)
+        return None
 
     def _larger_device(self, config: TrainConfig) -> str:
         needed = self.device_bytes(config)
-        enough = [] if self.device.hardware.is_cpu else [gpu for gpu in gpus() if gpu.memory_bytes >= needed]
-        if enough:
-            gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
-            return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
-        return f"no one change fits; it takes a device of {show_memory(needed)}"
+        if self.device.hardware.is_cpu:  # of which no CUDA context takes a part
+            needed += round(framework_bytes(hypothetical(gpus()[0]))[0])
+        enough = [gpu for gpu in gpus() if gpu.memory_bytes >= needed]
+        if not enough:
+            return f"it takes a device of {show_memory(needed)}, more than any GPU of the table has"
+        gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
+        return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
 
 
 def _in_order(rows: Sequence[int], rates: Sequence[float], depths: Mapping[int, int]) -> Iterator[int]:

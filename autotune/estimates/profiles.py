@@ -22,15 +22,16 @@ class Profiles(Mapping[Family, Profile]):
     Args:
         workload: What is trained.
         parameters: Number of parameters of the model.
+        known: Profiles that are there already.
 
     Attributes:
         failures: Why a family can't be traced.
     """
 
-    def __init__(self, workload: Workload, parameters: int) -> None:
+    def __init__(self, workload: Workload, parameters: int, known: Mapping[Family, Profile] | None = None) -> None:
         self._workload = workload
         self._parameters = parameters
-        self._traced: dict[Family, Profile] = {}
+        self._traced: dict[Family, Profile] = dict(known or {})
         self._shallow: dict[tuple[object, ...], Shallow] = {}
         self.failures: dict[Family, InputError] = {}
 

@@ -20,7 +20,7 @@ from autotune.execution.runner import LocalRunner
 from autotune.integrations import tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.search.cost_model import cost_model, learn
+from autotune.search.cost_model import check_fits, cost_model, learn
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import RunDirectory
@@ -147,6 +147,8 @@ def _searched(
     recall = Recall(plan, writer.earlier())
     if recall.foreword is not None and not directory.results():
         writer(Note(text=recall.foreword))
+    if not directory.results():
+        check_fits(plan, model, writer)
     starting = stopwatch.laps()
     try:
         return Tuner(plan, directory, backend.pool, writer, model=model, recall=recall, starting=starting).run()

@@ -3,7 +3,8 @@
 A :class:`CostModelSampler` can be passed to any study that maximises samples per second over the parameters of its
 space; `examples/own_study.py` shows the loop. It proposes, in this order:
 
-1. the baseline;
+1. the baseline; if its weights, gradients and optimizer states alone exceed the budget, it isn't run, and the
+   configuration with the least predicted memory comes in its place;
 2. the winner of earlier searches, if the lasting record has any (see `recall`);
 3. the configuration with the highest worth by the cost model, until none is worth a trial (see `guide`);
 4. if the cost model can't predict all of the space: a neighbour of the leader (see `proposals`), then a sample of
@@ -30,7 +31,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
-from autotune.search.guide import Guide, configs_of
+from autotune.search.guide import Guide, configs_of, too_large
 from autotune.search.proposals import proposals
 from autotune.search.recall import Recall
 from autotune.search.study import StudyTrials
@@ -207,6 +208,10 @@ class CostModelSampler(BaseSampler):
                 return baseline
             if self._guide is None or not self._recall.is_empty:
                 return None
+        if self._guide is not None and self._history.best() is None and too_large(self._plan, baseline):
+            lightest = self._guide.lightest
+            if lightest is not None and self._is_open(lightest, pending):
+                return lightest
         candidate = self._recall.candidate
         if candidate is not None and self._is_open(candidate, pending):
             return candidate
@@ -256,7 +261,12 @@ class CostModelSampler(BaseSampler):
             return False
         if config in (self._plan.baseline, self._recall.candidate):
             return True
-        reason = self.space.refusal(config) or self._history.refusal(config) or self._recall.refusal(config)
+        reason = (
+            self.space.refusal(config)
+            or too_large(self._plan, config)
+            or self._history.refusal(config)
+            or self._recall.refusal(config)
+        )
         if reason is None and self._guide is not None:
             reason = self._guide.refusal(config)
         if reason is not None:

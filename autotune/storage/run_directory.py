@@ -191,6 +191,12 @@ class RunDirectory:
         write_value(plan, self.path / PLAN_FILE)
         self._is_new = False
 
+    def write_result(self, result: TrialResult) -> None:
+        """Write the result of a trial that no process runs."""
+        directory = self.path / "trials" / f"{result.request.number:04d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        write_value(result, directory / "result.json")
+
     def write_answer(self, result: ResultData) -> Path:
         """Write the best configuration so far; return its path."""
         path = self.path / ANSWER_FILE

@@ -160,7 +160,8 @@ def _drift(baseline_finals: Sequence[TrialResult]) -> list[str]:
 
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
     """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
-    failures = [(r, r.outcome) for r in results if r.outcome.kind == "failure"]
+    ran = [r for r in results if r.duration_s > 0] or results  # a baseline that can't fit isn't run
+    failures = [(r, r.outcome) for r in ran if r.outcome.kind == "failure"]
     others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
     if others and len(others) == len(failures):
         result, failure = others[0]

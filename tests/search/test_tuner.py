@@ -13,6 +13,7 @@ from factories import (
     ScriptedRunner,
     make_budget,
     make_config,
+    make_facts,
     make_failure,
     make_gpu,
     make_measurement,
@@ -33,6 +34,7 @@ from autotune.space.file import load_space
 from autotune.space.history import History
 from autotune.storage.results import read_result
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
+from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
 from autotune.values.checks import LossCurve, Routed, Soaked
 from autotune.values.config import TrainConfig
@@ -114,6 +116,25 @@ class Search:
 def search(tmp_path):
     """Return a function that makes the search of the test."""
     return lambda *args, **fields: Search(tmp_path, *args, **fields)
+
+
+def test_a_baseline_whose_states_alone_exceed_the_budget_is_not_run(search):
+    # 2,000 million parameters: AdamW takes 29.8 GiB for them, Adafactor 14.9 GiB.
+    run = search(lambda request: 10.0, facts=make_facts(parameters=2 * 10**9), memory_bytes=20 * GIB)
+    result = run.run()
+    assert {r.config.optim for r in run.runner.requests if r.config.precision != "pure_bf16"} == {"adafactor"}
+    assert BASE not in [r.config for r in run.runner.requests]
+    (baseline,) = [r for r in RunDirectory(run.directory).results() if r.request.purpose is Purpose.BASELINE]
+    assert baseline.status is TrialStatus.OUT_OF_MEMORY
+    assert "not run: weights, gradients and optimizer states alone take 29.80 GiB" in baseline.outcome.cause
+    assert result.best.config != BASE
+    assert result.speedup is None
+
+
+def test_experts_and_the_users_own_training_are_not_refused_by_arithmetic(search):
+    run = search(lambda request: 10.0, facts=make_facts(parameters=2 * 10**9, experts=8), memory_bytes=20 * GIB)
+    run.run()
+    assert run.runner.requests[0].config == BASE
 
 
 def table(seed: int) -> dict[str, dict]:
