@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.knob import Allowance
-from autotune.values.time_spent import Stopwatch
+from autotune.values.time_spent import Stopwatch, command_began
 
 
 def find(
@@ -40,6 +40,8 @@ def find(
     baseline: str | Path | None = None,
     allow: Allowance | str = Allowance.OPTIMIZER,
     effort: Effort | str = Effort.STANDARD,
+    fix: str | Sequence[str] | Mapping[str, Any] = (),
+    only: str | Sequence[str] = (),
     space: str | Path | None = None,
     device: str = "auto",
     devices: int | Literal["all"] | None = None,
@@ -92,6 +94,9 @@ def find(
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
         allow: How much may change: 'exact', 'numerics', 'optimizer' or 'method'.
         effort: 'quick', 'standard' or 'thorough'.
+        fix: Values of knobs that every configuration has, the baseline too: ``{"precision": "bf16"}``, or as text
+            "precision=bf16,micro-batch=8". Knobs have the names that tables show, or those of TrainingArguments.
+        only: Knobs to search, such as ``["optim", "micro-batch"]``; the others stay as in the baseline.
         space: A built-in search space or a YAML file.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         devices: Number of devices of the same kind that each training is spread over, or 'all'; 1 by default. On the
@@ -129,6 +134,7 @@ def find(
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; its `result` is the answer so far.
     """
+    stopwatch = Stopwatch("planning", since=command_began.get())
     taken = fields_by_name(SearchOptions)
     asked = {name: value for name, value in locals().items() if name in taken}
     options = options_of(SearchOptions, asked | {"model": model or "", "output": wanted_file(output)})
@@ -138,7 +144,6 @@ def find(
         subject = planner.subject_of(
             options, step=step, knobs=knobs, trainer=trainer, make_trainer=make_trainer, script=script
         )
-        stopwatch = Stopwatch("planning")
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(options.fleet, directory.path, device=options.device) as backend:
             return _search(subject, directory, backend, heard, stopwatch)
@@ -150,6 +155,8 @@ def _search(
     """Describe what is tuned in a child process, make the plan, and run the search."""
     backend.asker.begin()  # the child imports libraries while this process reads the model's config
     outline = planner.outline(subject.options, backend.allotment, subject)
+    if not subject.options.exhaustive or subject.options.max_time_s is not None:
+        backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
     subject.keep(directory.path)
     here = planner.machine_notes(outline.hardware, directory.path) if subject.options.engine == "local" else []
     for text in (*outline.notes, *here):
@@ -201,10 +208,10 @@ def resume(
         InputError: An argument can't be used.
         NothingFitsError, InfrastructureError, SearchInterrupted: As in :func:`find`.
     """
+    stopwatch = Stopwatch("planning", since=command_began.get())
     given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}
     limits = options_of(SearchOptions, {"model": "", **given})
     wanted = wanted_file(output)
-    stopwatch = Stopwatch("planning")
     directory = RunDirectory.existing(Path(run_dir))
     with directory, heard_by(observer, quiet=quiet) as heard:
         before, results = read_plan(directory.path), directory.results()

@@ -56,11 +56,12 @@ def find(
         directory = run_dir or default_run_directory(asked["model"])
         return api.find(**asked, run_dir=directory, observer=observer), directory
 
-    _watched(search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+    _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 @guarded
 def resume(
+    context: typer.Context,
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that was stopped, or is to go on.")],
     max_time: Annotated[
         str | None, typer.Option(help="Of the whole search, what is spent included [as it was].")
@@ -92,7 +93,7 @@ def resume(
         )
         return result, run_dir
 
-    _watched(search, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
+    _watched(context, search, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def script(
@@ -122,7 +123,7 @@ def script(
     hush(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
         if apply is None:
-            _watched(search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+            _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
             return
         from autotune.integrations.apply import prepared, run
         from autotune.storage.run_directory import ANSWER_FILE
@@ -132,6 +133,7 @@ def script(
 
 
 def _watched(
+    context: typer.Context,
     search: Callable[[Observer], tuple[TuningResult, Path]],
     *,
     output: str | Path | None,
@@ -142,6 +144,7 @@ def _watched(
     """Run a search with a progress display, then print the answer.
 
     Args:
+        context: Its `obj` is the `time.perf_counter()` of the command's start; None: unknown.
         search: Runs the search, and returns its answer and its run directory.
         output: File that the answer is written to as well, if the command names one.
         as_json: Print the answer as JSON.
@@ -155,7 +158,9 @@ def _watched(
     from autotune.search.tuner import SearchInterrupted
     from autotune.storage.run_directory import ANSWER_FILE, read_plan
     from autotune.tuning_result import with_methods
+    from autotune.values.time_spent import command_began
 
+    command_began.set(context.obj)
     console = stderr(quiet=quiet, verbose=verbose)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     interrupted = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,16 +52,45 @@ _IN_CODE = {
 }
 
 
-def launch_commands(result: ResultData) -> tuple[str, ...]:
-    """Return the command lines that start training with the answer, the preferred one first."""
+def launch_commands(result: ResultData, answer: str = "best-config.json") -> tuple[str, ...]:
+    """Return the command lines that start training with the answer in the file `answer`, the preferred one first.
+
+    There are none for a Trainer or a loop that was handed over in Python.
+    """
     code = result.workload.own_code
     if code is not None and code.command:
-        return (_apply_command(code, "best-config.json"),)
+        return (_apply_command(code, answer),)
+    if code is not None or result.workload.model.source == "own":
+        return ()
     if not needs_launcher(result.best.config):
         return (f"python {SCRIPT}",)
     ranks = result.best.config.parallelism.world_size
     torchrun = f"{_threads(result)} torchrun --standalone --nproc_per_node {ranks} {SCRIPT}"
     return (torchrun,) if _launcher_starts_one(result) else (torchrun, accelerate_command(result))
+
+
+def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
+    """Return lines of a shell that train with the answer in `answer`, by a script that they write if none is known."""
+    commands = launch_commands(result, answer)
+    if not commands:
+        what = "training_arguments(output_dir)" if result.workload.own_code is not None else "best.config"
+        return (f"# in your own code: autotune.load({answer!r}).{what}",)
+    if result.workload.own_code is not None:
+        return commands
+    return (_writes_script(answer), commands[0])
+
+
+def missing_script(result: ResultData, answer: str, commands: Collection[str], files: Collection[str]) -> str:
+    """Return what `SCRIPT` in the command lines stands for if it is none of the files written; '' if it is."""
+    if not any(SCRIPT in command.split() for command in commands):
+        return ""
+    if result.workload.own_code is not None or SCRIPT in files:
+        return ""
+    return f"{SCRIPT} is a script of yours that takes these arguments, or that of: {_writes_script(answer)}"
+
+
+def _writes_script(answer: str) -> str:
+    return f"autotune export {shlex.quote(answer)} --to python --output {SCRIPT}"
 
 
 def accelerate_command(result: ResultData) -> str:
@@ -117,9 +147,9 @@ def text_of(name: str, result: ResultData) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def commands_text(result: ResultData) -> str:
+def commands_text(result: ResultData, answer: str = "best-config.json") -> str:
     """Return the content of `COMMANDS_FILE`."""
-    return "".join(f"{command}\n" for command in launch_commands(result))
+    return "".join(f"{command}\n" for command in launch_commands(result, answer))
 
 
 def save(result: ResultData, directory: Path) -> tuple[Path, ...]:

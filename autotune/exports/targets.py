@@ -36,7 +36,8 @@ class Exported(NamedTuple):
 
 
 def _launch_file(name: str, winner: Winner) -> Draft:
-    launch = (launch_files.accelerate_command(winner.result),) if name == launch_files.ACCELERATE else ()
+    by_accelerate = name == launch_files.ACCELERATE and winner.workload.own_code is None
+    launch = (launch_files.accelerate_command(winner.result),) if by_accelerate else ()
     return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, winner.result)}, launch)
 
 
@@ -54,8 +55,8 @@ TARGETS: dict[str, Callable[[Winner], Draft]] = {
 }
 
 
-def draft(result: ResultData, target: str) -> Draft:
-    """Return the files of a target, without writing them.
+def draft(result: ResultData, target: str, answer: str = "best-config.json") -> Draft:
+    """Return the files of a target, without writing them, and command lines that name the file `answer`.
 
     Raises:
         InputError: There is no such target, or it can't train this.
@@ -69,7 +70,7 @@ def draft(result: ResultData, target: str) -> Draft:
     if made_by_user and target not in launch_files.FILE_NAMES:
         raise InputError(f"{target}: your own code makes the model, which no script can; --to {launch_files.ARGUMENTS}")
     made = TARGETS[target](Winner(result))
-    return made if made.launch else made._replace(launch=launch_files.launch_commands(result))
+    return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
 
 def drafts(result: ResultData) -> tuple[dict[str, Draft], dict[str, str]]:
@@ -84,10 +85,11 @@ def drafts(result: ResultData) -> tuple[dict[str, Draft], dict[str, str]]:
     return made, left_out
 
 
-def files_of_all(result: ResultData, found: dict[str, Draft]) -> dict[str, str]:
-    """Return the files of several targets, which may share some, and the command lines."""
+def files_of_all(result: ResultData, found: dict[str, Draft], answer: str = "best-config.json") -> dict[str, str]:
+    """Return the files of several targets, which may share some, and the command lines, which name `answer`."""
     files = {name: text for one in found.values() for name, text in one.files.items()}
-    return {**files, launch_files.COMMANDS_FILE: launch_files.commands_text(result)}
+    commands = launch_files.commands_text(result, answer)
+    return {**files, **({launch_files.COMMANDS_FILE: commands} if commands else {})}
 
 
 def save(result: ResultData, target: str, directory: Path) -> Exported:

@@ -12,6 +12,7 @@ from typing import Any
 from autotune.exports import launch_files
 from autotune.output import report_facts as facts
 from autotune.output.run_report import RunReport
+from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import show_time, visible
 from autotune.values.trial_row import TrialRow
 
@@ -49,7 +50,10 @@ def markdown_report(report: RunReport) -> str:
     parts.append(_fenced("bash", report.command) if report.command else "The command was not recorded.")
     if result is not None:
         arguments = json.dumps(result.arguments.training_arguments, indent=2)
-        parts.append("Training with the answer:\n\n" + _fenced("bash", *launch_files.launch_commands(result)))
+        parts.append(
+            "Training with the answer:\n\n"
+            + _fenced("bash", *launch_files.to_train(result, f"{report.run_directory}/{ANSWER_FILE}"))
+        )
         parts.append("with these TrainingArguments, exactly as measured:\n\n" + _fenced("json", *arguments.split("\n")))
     return "\n\n".join(filter(None, parts)) + "\n"
 

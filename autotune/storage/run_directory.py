@@ -109,7 +109,8 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._made_here and not self._holds_search() and self._is_lock(self._file):
+        named = str(self.path.resolve()) in str(error)  # as the place of a log that says more
+        if self._made_here and not self._holds_search() and not named and self._is_lock(self._file):
             self._remove()  # refused before there was anything to keep
         self._file.close()
 

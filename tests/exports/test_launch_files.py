@@ -240,8 +240,21 @@ def test_a_script_is_run_again_by_a_command_that_can_be_copied():
 
 def test_a_trainer_is_trained_from_python():
     code = OwnCode(kind="pickle", shown="trainer Trainer", directory="/")
-    (line,) = user_launch(user_answer(make_config(16), code), "best-config.json")
+    answer = user_answer(make_config(16), code)
+    (line,) = user_launch(answer, "best-config.json")
     assert "result.training_arguments(output_dir)" in line
+    assert launch_files.launch_commands(answer) == ()
+    (line,) = launch_files.to_train(answer, "runs/a.json")
+    assert line == "# in your own code: autotune.load('runs/a.json').training_arguments(output_dir)"
+
+
+def test_lines_that_train_write_the_script_that_they_run():
+    assert launch_files.to_train(measured(1), "runs/a b") == (
+        "autotune export 'runs/a b' --to python --output train.py",
+        "python train.py",
+    )
+    (line,) = launch_files.to_train(user_answer(make_config(16)), "runs/a b")
+    assert line == "autotune script --apply 'runs/a b' -- python train.py --lr 1"
 
 
 @pytest.mark.parametrize("field", ["build_model", "training_data"])

@@ -12,7 +12,7 @@ from factories import make_plan
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.errors import RunDirectoryError
+from autotune.errors import InputError, RunDirectoryError
 from autotune.storage.run_directory import RunDirectory, read_plan
 
 IN_USE = "another search is running in it"
@@ -97,6 +97,21 @@ def test_a_directory_that_came_to_nothing_is_removed_and_free_again(tmp_path, ho
     assert not (tmp_path / "run").exists()
     with RunDirectory.create(tmp_path / "run"):
         assert RunDirectory(tmp_path / "run").is_running()
+
+
+def test_a_directory_that_an_error_names_is_left_there(tmp_path):
+    path = tmp_path / "run"
+    log = path / "log.txt"
+
+    def fail():
+        log.write_text("why")
+        raise InputError(f"it failed (its output: {log})")
+
+    with pytest.raises(InputError), RunDirectory.create(path):
+        fail()
+    assert log.read_text() == "why"
+    with RunDirectory.create(path):
+        pass
 
 
 def test_a_directory_removed_between_opening_and_locking_is_made_anew(tmp_path, monkeypatch):
