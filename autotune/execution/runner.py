@@ -6,6 +6,7 @@ that forks the children. The parent blocks while a child is being timed; what it
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
 import time
@@ -42,6 +43,35 @@ IDLE_TOLERANCE_BYTES = 128 << 20  # a desktop's GPU memory moves by tens of MiB 
 
 _DESCRIBE, _COMPILE = "autotune.execution.describe", "autotune.execution.environment:compile_operators"
 _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
+
+
+# Errors of a disk that takes no more.
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+# Free disk below which the files of a trial, some 100 KiB, may be cut short.
+_LEAST_DISK_BYTES = 1 << 20
+
+
+def check_place(run_directory: Path) -> None:
+    """Check that trials can be run in `run_directory`.
+
+    Raises:
+        InfrastructureError: It is gone, or its disk is full.
+    """
+    try:
+        free = shutil.disk_usage(run_directory).free
+    except FileNotFoundError:
+        raise InfrastructureError(f"{run_directory}: was removed while the search ran") from None
+    if free < _LEAST_DISK_BYTES:
+        raise full_disk(run_directory)
+
+
+def full_disk(run_directory: Path) -> InfrastructureError:
+    """Return the error of a disk that is full where a run directory lies."""
+    left = shutil.disk_usage(run_directory).free >> 10
+    kept = any(run_directory.glob("trials/*/result.json"))
+    rest = f"; finished trials are kept: `autotune resume {run_directory}` goes on then" if kept else ""
+    return InfrastructureError(f"{run_directory}: the disk is full ({left} KiB are free): make room{rest}")
 
 
 class Runner(Protocol):
@@ -118,8 +148,9 @@ class LocalRunner:
         """Run one trial and write its result.
 
         Raises:
-            InfrastructureError: The launcher can't be started.
+            InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
+        check_place(self._run_directory)
         directory = trial_directory(self._run_directory, request.number)
         _make_empty(directory)
         write_value(request, directory / "request.json")
@@ -130,6 +161,8 @@ class LocalRunner:
         ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
         outcome = merged_outcome(directory, ending, request)
+        if outcome.kind == "failure":
+            check_place(self._run_directory)  # which would explain it
         warnings = self._wait_until_idle(idle_bytes)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
@@ -171,6 +204,7 @@ class LocalRunner:
         try:
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
+            check_place(self._run_directory)  # which would explain it
             tail = read_tail(directory / log_file(), lines=1)
             late = "; the time of the search is over (--max-time)" if time.perf_counter() > self.ends_at else ""
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}{late}") from None
@@ -180,6 +214,7 @@ class LocalRunner:
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
         """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
+        check_place(self._run_directory)
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
 from autotune.execution.launcher import MARK_FILE
 from autotune.execution.processes import marked
-from autotune.execution.runner import LocalRunner
+from autotune.execution.runner import LocalRunner, check_place
 from autotune.value import read_value
 from autotune.values.hardware import detect
 from autotune.values.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
@@ -197,7 +198,7 @@ KILLED_SEARCH = """
 import sys
 import autotune.execution.launcher
 from pathlib import Path
-from autotune.execution.runner import LocalRunner
+from autotune.execution.runner import LocalRunner, check_place
 from autotune.value import read_value
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialRequest
@@ -251,6 +252,17 @@ def test_describing_a_model_tells_its_facts(bench):
 
 
 def test_a_workload_that_cannot_be_described_raises_the_childs_error(bench):
-    workload = bench.request(workload={"fixed_arguments": {"learning_rat": 1}}).workload
+    request = DescribeRequest(workload=bench.request().workload, arguments={"learning_rat": 1})
     with pytest.raises(InputError, match=r"learning_rat.*did you mean"):
-        bench.runner.describe(DescribeRequest(workload=workload))
+        bench.runner.describe(request)
+
+
+def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=16 << 10))
+    with pytest.raises(InfrastructureError, match=r"the disk is full \(16 KiB are free\)"):
+        check_place(tmp_path)
+    monkeypatch.undo()
+    check_place(tmp_path)
+    with pytest.raises(InfrastructureError, match="was removed while the search ran"):
+        check_place(tmp_path / "gone")
