@@ -160,10 +160,6 @@ class Phases(Value):
         return self.first_step_s + self.discarded_s + self.measured_s + self.check_s
 
 
-# Largest ratio of the ends of an interval that is shown; a wider one says that nothing could be told.
-_WIDEST_SHOWN = 2.0
-
-
 class Interval(Value):
     """A 95 % confidence interval."""
 
@@ -173,7 +169,7 @@ class Interval(Value):
     @property
     def is_narrow(self) -> bool:
         """Whether its ends are within a factor of two; a wider interval isn't shown as figures."""
-        return self.low > 0 and self.high <= _WIDEST_SHOWN * self.low
+        return self.low > 0 and self.high <= 2 * self.low
 
 
 class Measurement(Value):
