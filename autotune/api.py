@@ -1,7 +1,9 @@
-"""`find` and `resume`, which run a search for Python code and for the command line."""
+"""`find`, `preview` and `resume`, which plan and run a search for Python code and for the command line."""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +12,13 @@ from autotune.integrations.trackers import check as check_trackers
 from autotune.output.default_observer import heard_by
 from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
+from autotune.planning.plan import SearchPlan
 from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
 from autotune.planning.user_loop import Knobs
 from autotune.planning.workload import Subject
+from autotune.search.cost_model import cost_model
+from autotune.search.preview import Preview
+from autotune.search.preview import preview as previewed
 from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
@@ -149,10 +155,49 @@ def find(
             return _search(subject, directory, backend, heard, stopwatch)
 
 
+def preview(
+    model: str = "", *, script: Sequence[str] | None = None, observer: Observer | None = None, **options: Any
+) -> Preview:
+    """Return what :func:`find` would try with these arguments; no trial is run, and no run directory is made.
+
+    A script is run up to the beginning of its training. What earlier searches recorded is not looked at.
+
+    Raises:
+        InputError, MachineError, InfrastructureError: As in :func:`find`.
+    """
+    asked = options_of(SearchOptions, {**options, "model": model, "output": wanted_file(options.get("output"))})
+    check_trackers(asked.report_to)
+    check(asked)
+    folder = Path(tempfile.mkdtemp(prefix="autotune-"))  # for the processes that look at the model
+    try:
+        with (
+            heard_by(observer, quiet=False) as heard,
+            RunDirectory.create(folder / "run") as directory,
+            backend_of(asked.fleet, directory.path, device=asked.device) as backend,
+        ):
+            subject = planner.subject_of(asked, script=script)
+            plan = _planned(subject, directory, backend, heard, Stopwatch("planning"))
+            heard(PhaseBegan(phase=Phase.PREDICTING))
+            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard))
+    finally:
+        with contextlib.suppress(OSError):  # it stays if an error names a log in it
+            folder.rmdir()
+
+
 def _search(
     subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> TuningResult:
-    """Describe what is tuned in a child process, make the plan, and run the search."""
+    """Plan the search and run it."""
+    plan = _planned(subject, directory, backend, observer, stopwatch)
+    directory.write_plan(plan)
+    trust.remember(plan)
+    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
+
+
+def _planned(
+    subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
+) -> SearchPlan:
+    """Describe what is tuned in a child process, and return the plan, after its notes."""
     backend.asker.begin()  # the child imports libraries while this process reads the model's config
     outline = planner.outline(subject.options, backend.allotment, subject)
     if not subject.options.exhaustive or subject.options.max_time_s is not None:
@@ -169,11 +214,9 @@ def _search(
     stopwatch.enter("planning")
     plan = planner.complete(subject.settled(outline, description), description.facts, description.notes)
     plan = subject.examined(plan, backend.asker)
-    directory.write_plan(plan)
-    trust.remember(plan)
     for text in plan.notes[len(outline.notes) :]:
         observer(Note(text=text))
-    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
+    return plan
 
 
 def resume(
