@@ -20,6 +20,7 @@ from autotune.space.knobs import fixed_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
+from autotune.values.config import LARGEST_SEED
 from autotune.values.knob import Allowance
 from autotune.values.placement import Engine, Fleet
 
@@ -145,7 +146,9 @@ class SearchOptions(WorkloadOptions):
     )
     exhaustive: bool = Field(False, description="Measure every point; write table.jsonl.", json_schema_extra=SEARCH)
     repeat: PositiveInt = Field(1, description="Times each point is measured (--exhaustive).", json_schema_extra=SEARCH)
-    seed: int = Field(42, description="Seed of weights, data and the search.", json_schema_extra=SEARCH)
+    seed: int = Field(
+        42, ge=0, le=LARGEST_SEED, description="Seed of weights, data and the search.", json_schema_extra=SEARCH
+    )
     devices: PositiveInt | Literal["all"] | None = Field(
         None, description="Spread each training over so many, or all [1].", json_schema_extra=CLUSTER
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -272,6 +272,8 @@ class DescribeRequest(Value):
     """Asks for the facts of a workload; answered before the first trial by a child that uses no device."""
 
     workload: Workload
+    arguments: dict[str, Any] = Field(default_factory=dict, description="the user's TrainingArguments, to be judged")
+    source: str = Field(default="--baseline", description="where they stand, as errors name it")
 
 
 class ExamineRequest(Value):
