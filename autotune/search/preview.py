@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from typing import Literal
 
-import optuna
 from pydantic import Field
 
 from autotune.cost.model import CostModel
@@ -119,12 +118,6 @@ def _written(value: str) -> str:
 
 
 def _first_trials(plan: SearchPlan, model: CostModel | None) -> list[ExpectedTrial]:
-    """Return the first trials by the search's own sampler, which takes those before for running still."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = CostModelSampler(plan, model)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    found: list[ExpectedTrial] = []
-    while len(found) < min(_FIRST_TRIALS, plan.budget.max_trials + 1) and not sampler.is_done(study):
-        config = sampler.suggest(study.ask())
-        found.append(ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config)))
-    return found
+    configs = sampler.foreseen(min(_FIRST_TRIALS, plan.budget.max_trials + 1))
+    return [ExpectedTrial(config=c, changes=changes(c, plan), predicted=sampler.prediction(c)) for c in configs]
