@@ -30,6 +30,9 @@ LONG_CHECK_FACTOR = 2.0
 # A soak writes a checkpoint, which is no larger than the peak of the training. A network's disk may be this slow.
 SLOW_DISK_BYTES_S = 100e6
 
+# Kept for writing the answer and ending all processes: seconds, and the share of a short search's time.
+CLOSING_S, CLOSING_SHARE = 2.0, 0.05
+
 # Number of refused configurations that are reported with their reasons before each trial.
 _NAMED = 3
 
@@ -40,14 +43,16 @@ class Pace:
     Args:
         finals: The finals of the search, with its state.
         clock: Returns seconds since a fixed moment.
+        starting_s: Seconds between the start of the command and the construction.
     """
 
-    def __init__(self, finals: Finals, clock: Callable[[], float]) -> None:
+    def __init__(self, finals: Finals, clock: Callable[[], float], starting_s: float = 0.0) -> None:
         self._finals = finals
         self._plan = finals.plan
         self._history = finals.history
         self._clock = clock
         self._started = clock()
+        self._starting_s = starting_s
         self._before_s = 0.0
         self.running = 0  # trials of the search that have begun and not ended
 
@@ -56,12 +61,13 @@ class Pace:
         self._before_s += seconds
 
     def spent_s(self) -> float:
-        """Return the seconds that the search has taken."""
+        """Return the seconds that the search has taken since its first trial was chosen."""
         return self._before_s + self._clock() - self._started
 
     def left_s(self) -> float:
-        """Return the seconds that the search has left."""
-        return self._plan.budget.max_time_s - self.spent_s()
+        """Return the seconds until trials have to end: the time limit less start, trials and the end of the command."""
+        limit_s = self._plan.budget.max_time_s
+        return limit_s - min(CLOSING_S, CLOSING_SHARE * limit_s) - self._starting_s - self.spent_s()
 
     def searched(self) -> int:
         """Return how many trials the search has run, baseline, finals and checks not counted."""
