@@ -149,7 +149,7 @@ def test_the_losses_of_the_winner_are_compared_with_the_baselines(autotune, tiny
         "--run-dir", "run", OMP_NUM_THREADS="1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "soaked: evaluation batch " in done.stdout
+    assert "checked on the longest samples: evaluation batch " in done.stdout
     assert "checked: losses " in done.stdout
     found = json.loads((tmp_path / "run/best-config.json").read_text())
     assert found["loss_check"]["passed"]

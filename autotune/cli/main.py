@@ -5,6 +5,7 @@ Heavy modules are imported by the commands that need them, so that ``--help`` is
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -54,4 +55,4 @@ app.add_typer(history.history, name="history")
 
 def main() -> None:
     """Run the command line; usage errors end with typer's exit code 2."""
-    app()
+    app(obj=time.perf_counter())  # commands find the time of their start in `typer.Context.obj`

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
     from autotune.values.events import Observer
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be tried, refused and predicted; run no trial.")
+]
+
 # Words after the first argument belong to the script's command line.
 SETTINGS = {"allow_interspersed_args": False}
 
@@ -42,12 +46,16 @@ SETTINGS = {"allow_interspersed_args": False}
 def find(
     context: typer.Context,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest configuration that fits, and write best-config.json."""
     asked = options.given(context)
+    if dry_run:
+        _previewed(asked, as_json=as_json, quiet=quiet, verbose=verbose)
+        return
 
     def search(observer: Observer) -> tuple[TuningResult, Path]:
         from autotune import api
@@ -56,11 +64,12 @@ def find(
         directory = run_dir or default_run_directory(asked["model"])
         return api.find(**asked, run_dir=directory, observer=observer), directory
 
-    _watched(search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+    _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 @guarded
 def resume(
+    context: typer.Context,
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that was stopped, or is to go on.")],
     max_time: Annotated[
         str | None, typer.Option(help="Of the whole search, what is spent included [as it was].")
@@ -92,7 +101,7 @@ def resume(
         )
         return result, run_dir
 
-    _watched(search, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
+    _watched(context, search, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def script(
@@ -100,6 +109,7 @@ def script(
     command: Annotated[list[str], typer.Argument(help="-- python train.py and its arguments.")],
     apply: Annotated[Path | None, typer.Option(help="Train: the script with this best-config.json laid over.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -121,8 +131,11 @@ def script(
 
     hush(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
+        if apply is None and dry_run:
+            _previewed({**asked, "script": command}, as_json=as_json, quiet=quiet, verbose=verbose)
+            return
         if apply is None:
-            _watched(search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+            _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
             return
         from autotune.integrations.apply import prepared, run
         from autotune.storage.run_directory import ANSWER_FILE
@@ -131,7 +144,23 @@ def script(
     run(ready)  # its errors and its exit code are the script's own
 
 
+def _previewed(asked: dict[str, Any], *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Print what a search would do, with a progress display while the model is looked at and traced."""
+    from autotune.api import preview
+    from autotune.output.progress import Progress
+
+    with Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose) as progress:
+        found = preview(**asked, observer=progress)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    from autotune.output.listings import preview_table
+
+    stdout().print(preview_table(found), highlight=False)
+
+
 def _watched(
+    context: typer.Context,
     search: Callable[[Observer], tuple[TuningResult, Path]],
     *,
     output: str | Path | None,
@@ -142,6 +171,7 @@ def _watched(
     """Run a search with a progress display, then print the answer.
 
     Args:
+        context: Its `obj` is the `time.perf_counter()` of the command's start; None: unknown.
         search: Runs the search, and returns its answer and its run directory.
         output: File that the answer is written to as well, if the command names one.
         as_json: Print the answer as JSON.
@@ -155,7 +185,9 @@ def _watched(
     from autotune.search.tuner import SearchInterrupted
     from autotune.storage.run_directory import ANSWER_FILE, read_plan
     from autotune.tuning_result import with_methods
+    from autotune.values.time_spent import command_began
 
+    command_began.set(context.obj)
     console = stderr(quiet=quiet, verbose=verbose)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     interrupted = None

@@ -6,6 +6,7 @@ that forks the children. The parent blocks while a child is being timed; what it
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -71,6 +72,9 @@ class LocalRunner:
         entry: ``module:function`` that a child runs; another one than the default is for tests.
         place: Which of several parts of the machine; all of `hardware` by default.
         stop: A file that becomes readable when a trial that runs in another thread is to be interrupted.
+
+    Attributes:
+        ends_at: `time.perf_counter()` at which whatever `ask` has begun is ended.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class LocalRunner:
         self._stop = stop
         self._launcher: Launcher | None = None
         self._compiled: set[str] = set()
+        self.ends_at = math.inf
 
     def __enter__(self) -> Self:
         end_what_was_left(self._run_directory)
@@ -119,7 +124,7 @@ class LocalRunner:
         _make_empty(directory)
         write_value(request, directory / "request.json")
         self.start()  # its start is no part of the trial
-        self._compile(operators_of(request))  # nor is this
+        self._compile(operators_of(request), request.limits.timeout_s)  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         began, started = time.time(), time.monotonic()
         ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
@@ -167,7 +172,8 @@ class LocalRunner:
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
             tail = read_tail(directory / log_file(), lines=1)
-            raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
+            late = "; the time of the search is over (--max-time)" if time.perf_counter() > self.ends_at else ""
+            raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}{late}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
@@ -177,14 +183,14 @@ class LocalRunner:
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
-        self._ending(directory, entry, timeout_s)
+        self._ending(directory, entry, max(1.0, min(timeout_s, self.ends_at - time.perf_counter())))
         return directory
 
-    def _compile(self, operators: tuple[str, ...]) -> None:
-        """Have the operators compiled that none of the earlier trials needed."""
+    def _compile(self, operators: tuple[str, ...], limit_s: float) -> None:
+        """Have the operators compiled that none of the earlier trials needed, for up to `limit_s`."""
         if not self._compiled.issuperset(operators):
             named = Operators(names=operators)
-            self.ask("operators", _COMPILE, named, timeout_s=COMPILE_LIMIT_S)
+            self.ask("operators", _COMPILE, named, timeout_s=min(COMPILE_LIMIT_S, limit_s))
             self._compiled.update(operators)
 
     def start(self) -> Launcher:

@@ -20,6 +20,9 @@ from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
 _SCALER_STEPS = 17
 
+# Kept of a trial's time limit for what follows the measured steps: seconds, and the share of a short limit.
+_CLOSING_S, _CLOSING_SHARE = 2.0, 0.1
+
 
 class Trial(NamedTuple):
     """A request, and what its process has to answer it."""
@@ -40,6 +43,7 @@ class Trial(NamedTuple):
             request.workload.accumulation_steps(request.config),
             clock=HostClock() if on_cpu else CudaClock(),
             started_at=stopwatch.started_at,
+            ends_at=_ends_at(request, stopwatch) if task is None else math.inf,  # a check runs all its steps or fails
             stopwatch=stopwatch,
             watch=noise.watch(device_of(request), ranks=own_rank().is_launched),
             afterwards="closing_s" if task is None else "check_s",
@@ -80,6 +84,12 @@ class Trial(NamedTuple):
     def diverged(self, loss: float) -> Failure:
         """Return the failure of a training whose loss is no number."""
         return self.not_trainable(f"the loss became {loss}: not trainable like this")
+
+
+def _ends_at(request: TrialRequest, stopwatch: Stopwatch) -> float:
+    """Return when measuring has to end, so that a trial leaves its steps before its process is killed."""
+    limit_s = request.limits.timeout_s
+    return stopwatch.started_at + limit_s - min(_CLOSING_S, _CLOSING_SHARE * limit_s)
 
 
 def device_of(request: TrialRequest) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -102,8 +101,8 @@ class Production(Value):
 
 
 def _range(interval: Interval) -> str:
-    high = show_rate(interval.high) if math.isfinite(interval.high) else "?"
-    return f" ({show_rate(interval.low)} to {high})"
+    """Return an interval in brackets; empty if it is too wide to be shown."""
+    return f" ({show_rate(interval.low)} to {show_rate(interval.high)})" if interval.is_narrow else ""
 
 
 def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:

@@ -68,7 +68,7 @@ def _lined(kind: str, words: str) -> Key:
 _AGREEMENT = (_marked("circle", "trial", "a trial"), _lined("agree", "predicted = measured"))
 
 _PROGRESS = (
-    _lined("best-line", "best of the search so far"),
+    _lined("best-line", "best so far; after the finals the winner"),
     _marked("circle", "trial", "a trial of the search"),
     _marked("diamond", "best", "the winner, measured again in the finals"),
     _marked("diamond", "baseline", "the baseline, measured again"),

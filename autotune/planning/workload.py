@@ -100,7 +100,11 @@ class Subject:
 
     def described(self, outline: Outline, asker: Asker) -> Description:
         """Return the facts about the model and the data."""
-        return asker.describe(DescribeRequest(workload=outline.workload))
+        given = outline.arguments
+        if given is None:
+            return asker.describe(DescribeRequest(workload=outline.workload))
+        arguments = {**given.searched, **given.fixed}
+        return asker.describe(DescribeRequest(workload=outline.workload, arguments=arguments, source=given.source))
 
     def settled(self, outline: Outline, description: Description) -> Outline:
         """Return the outline with what the description adds to it.
@@ -235,7 +239,7 @@ def _searched_batch(
                 f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
                 f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
             )
-        check_batch(own, "--baseline: the global batch")
+        check_batch(own, f"{arguments.source}: the global batch")
         return own
     found = global_batch_of(
         options, default_global_batch(DEFAULT_GLOBAL_BATCH[hardware.kind], ranks), notes, together=ranks > 1

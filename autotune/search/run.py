@@ -7,6 +7,7 @@ place is a device, several devices of one training, or some of the CPU's cores.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import Hardware, detect
 from autotune.values.placement import Allotment, Fleet
 from autotune.values.result import ResultData
-from autotune.values.time_spent import Stopwatch
+from autotune.values.time_spent import Stopwatch, wall_s
 
 
 class Backend(NamedTuple):
@@ -118,9 +119,10 @@ def conduct(
         NothingFitsError, InfrastructureError, SearchInterrupted: As `Tuner.run`.
         InputError: The answer can't be written to the file of `--output`.
     """
+    left_s = plan.budget.max_time_s - stopwatch.elapsed_s() - wall_s(directory.results())
     with (
         tracking.trackers_of(plan, directory, observer) as trackers,
-        record_writer(plan, directory, trackers) as writer,
+        record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer,
     ):
         try:
             result = _searched(plan, directory, backend, writer, stopwatch)
@@ -137,7 +139,7 @@ def _searched(
 ) -> ResultData:
     """Run the search with cost model and lasting record; an exhaustive search uses neither."""
     if plan.exhaustive:
-        return Tuner(plan, directory, backend.pool, writer).run()
+        return Tuner(plan, directory, backend.pool, writer, starting=stopwatch.laps()).run()
     stopwatch.enter("tracing")
     writer(PhaseBegan(phase=Phase.PREDICTING))
     model = cost_model(plan, backend.asker, directory.path, writer)

@@ -63,7 +63,7 @@ class Tuner:
         clock: Returns seconds since a fixed moment.
         model: The cost model; None to search without predictions.
         recall: The trials of earlier searches; none by default.
-        starting: Seconds that were spent before the first trial, by activity.
+        starting: Seconds before the first trial, by activity; they count towards the time limit.
 
     Attributes:
         study: The Optuna study in memory, with the trials of the search but not the finals and checks.
@@ -92,7 +92,7 @@ class Tuner:
         self.study = optuna.create_study(direction="maximize", sampler=self._sampler)
         self._state = self._sampler.state
         self._finals = Finals(self._state)
-        self._pace = Pace(self._finals, clock)
+        self._pace = Pace(self._finals, clock, sum((starting or {}).values()))
         self._teller = Teller(self._finals, self._pace, observer)
         self._running: dict[int, tuple[Purpose, Trial]] = {}  # by the number of the request
         self._number = -1  # of the latest trial that was begun

@@ -22,6 +22,14 @@ from autotune.values.workload import Workload
 SCHEMA_VERSION: Literal[1] = 1
 
 
+class Speedup(Value):
+    """Throughput of a configuration over that of a reference, both measured again in turn."""
+
+    ratio: float
+    interval: Interval
+    reference: str = Field(description="the reference in words")
+
+
 class Contender(Value):
     """A configuration with its measurement."""
 
@@ -30,19 +38,12 @@ class Contender(Value):
     measurement: Measurement | None = Field(description="None: no trial of it completed")
     trials: tuple[int, ...] = Field(description="numbers of the trials it was measured in")
     confirmed: bool = Field(default=False, description="whether it was measured again, in turn with the baseline")
+    speedup: Speedup | None = Field(default=None, description="over the baseline; None: not measured in turn with it")
 
     @property
     def allowance(self) -> Allowance:
         """The class of its deepest change."""
         return deepest_class(c.allowance for c in self.changes)
-
-
-class Speedup(Value):
-    """Throughput of the winner over that of a reference, both measured again in turn."""
-
-    ratio: float
-    interval: Interval
-    reference: str = Field(description="the reference in words")
 
 
 class Arguments(Value):
@@ -93,6 +94,10 @@ class ResultData(Value):
         default=(), description="configurations that failed a check, and checks that were left out"
     )
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
+    challenger: Speedup | None = Field(
+        default=None,
+        description="if the baseline is kept: of the finalist whose interval has the highest upper end",
+    )
     kept_because: str | None = Field(default=None, description="why the baseline is kept and not an unconfirmed leader")
     best_by_allowance: dict[Allowance, Contender] = Field(
         description="fastest configuration of each class up to the allowed one"
@@ -116,6 +121,12 @@ class ResultData(Value):
             allowance=self.allowance,
             baseline=self.baseline.config,
         )
+
+    @property
+    def bound(self) -> float | None:
+        """The factor by which, at most, a finalist may be faster than the kept baseline; None: it can't be told."""
+        lead = self.challenger
+        return lead.interval.high if lead is not None and (lead.interval.is_narrow or lead.interval.high <= 1) else None
 
     def __repr__(self) -> str:
         """Return model, verdict and number of trials; `model_dump_json()` has everything."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 
 from pydantic import Field
 
 from autotune.value import Value
 from autotune.values.trial import TrialResult
+
+# `time.perf_counter()` when the command began; None: `find` or `resume` was called by a program of the user's.
+command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
 
 
 class Spent(Value):
@@ -113,13 +117,14 @@ class Stopwatch:
 
     Args:
         lap: Name of the first lap.
+        since: Its start; by default now.
         clock: Returns seconds since a fixed moment.
     """
 
-    def __init__(self, lap: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, lap: str, *, since: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._lap = lap
-        self._since = self.started_at = clock()
+        self._since = self.started_at = clock() if since is None else since
         self._laps: dict[str, float] = {}
 
     def enter(self, lap: str) -> None:
@@ -127,6 +132,10 @@ class Stopwatch:
         now = self._clock()
         self._laps[self._lap] = self._laps.get(self._lap, 0.0) + now - self._since
         self._lap, self._since = lap, now
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since its start."""
+        return self._clock() - self.started_at
 
     def laps(self) -> dict[str, float]:
         """Return the seconds of each lap so far, the current one included."""

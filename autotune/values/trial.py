@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -160,11 +160,20 @@ class Phases(Value):
         return self.first_step_s + self.discarded_s + self.measured_s + self.check_s
 
 
+# Largest ratio of the ends of an interval that is shown; a wider one says that nothing could be told.
+_WIDEST_SHOWN = 2.0
+
+
 class Interval(Value):
     """A 95 % confidence interval."""
 
     low: float
     high: float
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether its ends are within a factor of two; a wider interval isn't shown as figures."""
+        return self.low > 0 and self.high <= _WIDEST_SHOWN * self.low
 
 
 class Measurement(Value):
@@ -263,6 +272,8 @@ class DescribeRequest(Value):
     """Asks for the facts of a workload; answered before the first trial by a child that uses no device."""
 
     workload: Workload
+    arguments: dict[str, Any] = Field(default_factory=dict, description="the user's TrainingArguments, to be judged")
+    source: str = Field(default="--baseline", description="where they stand, as errors name it")
 
 
 class ExamineRequest(Value):

@@ -26,6 +26,9 @@ class TrialRow(Value):
     status: TrialStatus
     samples_per_second: float | None = None
     interval: Interval | None = Field(default=None, description="of the samples per second")
+    config_samples_per_second: float | None = Field(
+        default=None, description="of its configuration, by all its trials that count: the finals, if it had any"
+    )
     tokens_per_second: float | None = None
     peak_bytes: int | None = Field(default=None, description="peak memory")
     prediction: Prediction | None = Field(default=None, description="made before the trial ran")

@@ -139,7 +139,9 @@ class Proof:
         """Return the checks that were left out, with the reasons, a line each."""
         lines = []
         if self._plan.soak and self.soaked(winner) is None:
-            lines.append(f"not soaked: {self._why_not(self._state.trials(winner, Purpose.SOAK))}")
+            lines.append(
+                f"not checked on the longest samples: {self._why_not(self._state.trials(winner, Purpose.SOAK))}"
+            )
         if self._plan.skewed_routing and self.skewed_routing(winner) is None:
             lines.append(
                 f"measured with even routing only: {self._why_not(self._state.trials(winner, Purpose.ROUTING))}"

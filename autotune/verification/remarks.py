@@ -69,10 +69,10 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
     if fastest is None or fastest.measurement is None or not _is_shown_faster(fastest.measurement, answer):
         return None
     what = shown_changes(changes(fastest.request.config, plan))
-    rate, steps = show_rate(fastest.measurement.samples_per_second), len(fastest.measurement.step_times_s)
+    rate = show_rate(fastest.measurement.samples_per_second)
     return (
-        f"trial {fastest.request.number} ({what}) gave {rate} samples/s, more than the answer: one trial of {steps} "
-        f"steps; {_reason(finals, fastest, answer)}"
+        f"trial {fastest.request.number} ({what}) gave {rate} samples/s in the search, more than the winner: "
+        f"{_reason(finals, fastest, answer)}"
     )
 
 
@@ -91,8 +91,8 @@ def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
     if latest is not None and is_behind and _is_shown_faster(latest, answer):
         return "what it takes at the start isn't won back in a run of this length"
     if again is not None:
-        alike = ", which can't be told from an answer that changes less" if _is_shown_faster(again, answer) else ""
-        return f"measured again, in turn with the others, it gave {show_rate(again.samples_per_second)}{alike}"
+        alike = ", not clearly more than the winner, which changes less" if _is_shown_faster(again, answer) else ""
+        return f"measured again in turn with the others it gave {show_rate(again.samples_per_second)}{alike}"
     if config in finals.contenders():
         return "there was no time to measure it again"
     finalists = plan.budget.finalists

@@ -7,7 +7,7 @@ which changes less of the user's training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, shown_changes
@@ -40,6 +40,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         return None
     proof = finals.proof
     best, verdict, speedup, kept_because = verdict_of(finals)
+    challengers = [found for c in finals.contenders() if (found := _speedup(finals, c)) is not None]
     soaked = proof.soaked(best)
     contenders = _contenders(finals)
     mapping = training_plan(best, plan.workload, plan.hardware)
@@ -62,11 +63,12 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         objective=plan.objective,
         compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
+        challenger=max(challengers, key=lambda s: s.interval.high, default=None) if best == plan.baseline else None,
         kept_because=kept_because,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
         runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
         trials=(
-            *(_row(row, finals) for row in rows_of(results)),
+            *trial_rows(finals),
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
         ),
         notes=plan.notes + plain_notes(finals.state),
@@ -105,11 +107,14 @@ def verdict_of(finals: Finals) -> Decision:
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
     best = _simplest_of_the_fastest(finals, measured)
-    reference = finals.speedup(best, plan.baseline)
-    if best == plan.baseline or reference is None:
-        return Decision(best, "no clear winner")
-    speedup = Speedup(ratio=reference.ratio, interval=reference.interval, reference="the baseline")
-    return Decision(best, "faster", speedup)
+    speedup = _speedup(finals, best)
+    return Decision(best, "no clear winner" if speedup is None else "faster", speedup)
+
+
+def _speedup(finals: Finals, config: TrainConfig) -> Speedup | None:
+    """Return the speed-up of `config` over the baseline; None for the baseline, or if either has no final trial."""
+    found = finals.speedup(config, finals.plan.baseline) if config != finals.plan.baseline else None
+    return Speedup(**found._asdict(), reference="the baseline") if found is not None else None
 
 
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
@@ -188,14 +193,22 @@ def _baseline_cause(finals: Finals) -> str | None:
 
 
 def _contender(finals: Finals, config: TrainConfig) -> Contender:
-    again = finals.merged(config)
     return Contender(
         config=config,
         changes=changes(config, finals.plan),
-        measurement=again or finals.state.measured(config),
+        measurement=measurement_of(finals, config),
         trials=tuple(r.request.number for r in finals.tried(config)),
-        confirmed=again is not None,
+        confirmed=finals.is_measured(config),
+        speedup=_speedup(finals, config),
     )
+
+
+def measurement_of(finals: Finals, config: TrainConfig) -> Measurement | None:
+    """Return what all outputs state of a configuration: its final trials as one, or else its trial of the search.
+
+    The search's trial of a finalist doesn't count: it ran at another time, and was chosen for being fast.
+    """
+    return finals.merged(config) or finals.state.measured(config)
 
 
 def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allowance, Contender]:
@@ -209,9 +222,15 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
     return found
 
 
-def _row(row: TrialRow, finals: Finals) -> TrialRow:
-    """Return a trial's row; a loss run that failed the check is marked invalid, although the trial completed."""
-    verdict = finals.proof.verdict(row.config) if row.purpose is Purpose.LOSS_CHECK else None
-    if verdict is None or verdict.passed:
-        return row
-    return row.model_copy(update={"status": TrialStatus.INVALID, "cause": row.cause or verdict.statement})
+def trial_rows(finals: Finals) -> list[TrialRow]:
+    """Return the rows of the trials; a loss run that failed the check is marked invalid, although it completed."""
+    configs = {r.request.config for r in finals.state.results}
+    rates = {c: m.samples_per_second for c in configs if (m := measurement_of(finals, c)) is not None}
+    found = []
+    for row in rows_of(finals.state.results):
+        update: dict[str, Any] = {"config_samples_per_second": rates.get(row.config)}
+        verdict = finals.proof.verdict(row.config) if row.purpose is Purpose.LOSS_CHECK else None
+        if verdict is not None and not verdict.passed:
+            update |= {"status": TrialStatus.INVALID, "cause": row.cause or verdict.statement}
+        found.append(row.model_copy(update=update))
+    return found

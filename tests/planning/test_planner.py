@@ -76,6 +76,19 @@ def test_limits_of_the_user_replace_those_of_the_effort():
     assert budget.measure_steps == Budget.of(Effort.QUICK).measure_steps
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "at most 40 min and 40 trials (--effort)"),
+        ({"max_time_s": 80}, "at most 80 s (--max-time) and 40 trials (--effort)"),
+        ({"max_trials": 3}, "at most 40 min (--effort) and 3 trials (--max-trials)"),
+        ({"max_time_s": 80, "max_trials": 3}, "at most 80 s (--max-time) and 3 trials (--max-trials)"),
+    ],
+)
+def test_each_limit_names_the_option_it_comes_from(given, said):
+    assert said in planned(**given).notes
+
+
 def test_a_recording_has_no_limits_but_those_that_are_given():
     plan = planned(exhaustive=True, repeat=2, effort=Effort.QUICK)
     trials = 2 * len(plan.every_config())

@@ -66,6 +66,7 @@ class Search:
         parameters: dict | None = None,
         *,
         duration_s: Callable[[TrialRequest], float] = lambda request: 10.0,
+        starting: dict[str, float] | None = None,
         **plan,
     ) -> None:
         space = make_space_file(parameters or PARAMETERS)
@@ -76,6 +77,7 @@ class Search:
         self.events: list[Event] = []
         self._outcome = outcome
         self._duration_s = duration_s
+        self._starting = starting
         self.runner = ScriptedRunner(directory, outcome)
 
     def run(self, *, stop_after: int | None = None) -> ResultData:
@@ -89,7 +91,14 @@ class Search:
 
         self.runner = ScriptedRunner(self.directory, outcome, duration_s=self._duration_s, clock=self.clock)
         directory = RunDirectory(self.directory)
-        tuner = Tuner(self.plan, directory, OnePlace(self.runner), self.events.append, clock=self.clock)
+        tuner = Tuner(
+            self.plan,
+            directory,
+            OnePlace(self.runner),
+            self.events.append,
+            clock=self.clock,
+            starting=self._starting,
+        )
         self.study = tuner.study
         return tuner.run()
 
@@ -537,6 +546,20 @@ def test_time_is_kept_for_the_finals(search):
     assert result.verdict != "unconfirmed"
 
 
+@pytest.mark.parametrize("trial_s", [3.0, 10.0, 40.0, 1e6])
+@pytest.mark.parametrize("starting_s", [0.0, 50.0, 150.0])
+def test_the_seconds_before_the_first_trial_count_and_no_trial_outlasts_the_limit(search, trial_s, starting_s):
+    budget = make_budget(max_trials=15, max_time_s=200.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
+    run = search(steady, duration_s=lambda request: trial_s, budget=budget, starting={"launching": starting_s})
+    if trial_s > 200.0 - starting_s:
+        with pytest.raises(InfrastructureError, match="no trial completed"):
+            run.run()
+    else:
+        run.run()
+    assert len(run.finished) >= 1
+    assert starting_s + run.clock.now_s <= 200.0
+
+
 def test_a_trial_that_hangs_does_not_take_the_time_of_the_finals(search):
     def hangs_sometimes(request: TrialRequest) -> float:
         return 1e6 if request.config.precision == "pure_bf16" else 15.0
@@ -765,7 +788,7 @@ def test_where_nothing_fits_when_soaked_the_baseline_is_the_answer_and_that_is_t
     result = search(checked(unfit=tuple(run.plan.every_config())), SMALL, **PROVEN).run()
     assert result.best.config == BASE
     assert result.soaked is None
-    assert result.proof_notes[-1].startswith("not soaked: soak, trial")
+    assert result.proof_notes[-1].startswith("not checked on the longest samples: soak, trial")
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])
