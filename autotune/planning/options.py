@@ -86,6 +86,7 @@ class WorkloadOptions(Value):
 class SearchOptions(WorkloadOptions):
     """The options of `autotune find` and `autotune.find`."""
 
+    wait: bool = Field(True, description="Don't wait for a quiet machine.", json_schema_extra=MACHINE)
     data: Name | None = Field(
         None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=WORKLOAD
     )

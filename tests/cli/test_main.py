@@ -16,7 +16,7 @@ FIND_OPTIONS = {
     "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
     "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
     "--check-loss", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
-    "--trust-remote-code", "--no-record", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
+    "--trust-remote-code", "--no-record", "--no-wait", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
     "--devices", "--workers", "--engine", "--address", "--kind",
 }  # fmt: skip
 
