@@ -73,6 +73,17 @@ def spaces(incomplete: str) -> list[str]:
     return [name for name in builtin_spaces() if name.startswith(incomplete)]
 
 
+def knob_names(incomplete: str) -> list[str]:
+    """Return the knobs whose names begin so, or KNOB=VALUE for the values of a knob that begin so."""
+    from autotune.space.knobs import knobs
+
+    name, equals, value = incomplete.partition("=")
+    if not equals:
+        return [knob.option for knob in knobs() if knob.option.startswith(name)]
+    choices = next((knob.choices for knob in knobs() if knob.option == name), ())
+    return [f"{name}={choice}" for choice in choices if choice.startswith(value)]
+
+
 def tasks(incomplete: str) -> list[str]:
     """Return the tasks whose names begin so."""
     from autotune.values.model import Task
@@ -84,7 +95,15 @@ EFFORTS = among("quick", "standard", "thorough")
 DEVICES = among("auto", "cpu", "cuda")
 
 # Completions of options whose types do not list the values.
-_COMPLETIONS = {"model": models, "task": tasks, "space": spaces, "gpu": gpus, "device": DEVICES}
+_COMPLETIONS = {
+    "model": models,
+    "task": tasks,
+    "space": spaces,
+    "gpu": gpus,
+    "device": DEVICES,
+    "fix": knob_names,
+    "only": knob_names,
+}
 
 TrustRunDir = Annotated[
     bool, typer.Option("--trust-run-dir", help="Run its code, though it was not begun by you on this machine.")
@@ -176,7 +195,8 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     default: Any = None if field.default in (None, ()) else str(field.default)
     if field.is_required():
         default = inspect.Parameter.empty
-    return _parameter(name, bool if is_flag else str, option, False if is_flag else default)
+    kind: Any = bool if is_flag else list[str] if field.default == () else str  # a list: the option may be repeated
+    return _parameter(name, kind, option, False if is_flag else default)
 
 
 def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
@@ -203,7 +223,7 @@ def _knobs() -> list[inspect.Parameter]:
     return found
 
 
-def _parameter(name: str, kind: type, option: Any, default: Any) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
     annotation: Any = Annotated[kind | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -228,7 +248,7 @@ def _keep(where: str) -> Callable[[typer.Context, typer.CallbackParam, Any], Non
     def keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
         if isinstance(value, bool):
             value = value != parameter.opts[0].startswith("--no-")
-        if value is not None:
+        if value not in (None, [], ()):
             context.meta.setdefault(where, {})[str(parameter.name)] = value
 
     return keep

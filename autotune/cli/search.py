@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
     from autotune.values.events import Observer
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be tried, refused and predicted; run no trial.")
+]
+
 # Words after the first argument belong to the script's command line.
 SETTINGS = {"allow_interspersed_args": False}
 
@@ -42,12 +46,16 @@ SETTINGS = {"allow_interspersed_args": False}
 def find(
     context: typer.Context,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest configuration that fits, and write best-config.json."""
     asked = options.given(context)
+    if dry_run:
+        _previewed(asked, as_json=as_json, quiet=quiet, verbose=verbose)
+        return
 
     def search(observer: Observer) -> tuple[TuningResult, Path]:
         from autotune import api
@@ -101,6 +109,7 @@ def script(
     command: Annotated[list[str], typer.Argument(help="-- python train.py and its arguments.")],
     apply: Annotated[Path | None, typer.Option(help="Train: the script with this best-config.json laid over.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -122,6 +131,9 @@ def script(
 
     hush(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
+        if apply is None and dry_run:
+            _previewed({**asked, "script": command}, as_json=as_json, quiet=quiet, verbose=verbose)
+            return
         if apply is None:
             _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
             return
@@ -130,6 +142,21 @@ def script(
 
         ready = prepared(apply / ANSWER_FILE if apply.is_dir() else apply, command)
     run(ready)  # its errors and its exit code are the script's own
+
+
+def _previewed(asked: dict[str, Any], *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Print what a search would do, with a progress display while the model is looked at and traced."""
+    from autotune.api import preview
+    from autotune.output.progress import Progress
+
+    with Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose) as progress:
+        found = preview(**asked, observer=progress)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    from autotune.output.listings import preview_table
+
+    stdout().print(preview_table(found), highlight=False)
 
 
 def _watched(

@@ -15,7 +15,7 @@ from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
-from autotune.errors import InputError, NothingFitsError
+from autotune.errors import NothingFitsError
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, miss, predicted
 from autotune.estimates.request import EstimateOptions, Target, as_option, as_options, plan_of
@@ -219,15 +219,19 @@ class Forecast:
         Raises:
             InputError: The model can't be traced with any.
         """
-        least = self._model.predict(configs).least_bytes
+        found = self._model.predict(configs)
         sizes = {_size(config) for config in configs}
         # The lower bound leaves out paged states and can be compared only at one micro-batch. The largest micro-batch
         # can take the least memory: without accumulation, no gradients are held while the next are computed.
-        lowest: dict[tuple[str, int], TrainConfig] = {}
+        least, lowest = found.least_bytes, dict[tuple[str, int], int]()
         for row in sorted(np.flatnonzero(np.isfinite(least)).tolist(), key=lambda row: float(least[row])):
             if _size(configs[row]) in (min(sizes), max(sizes)):
-                lowest.setdefault((configs[row].optim, _size(configs[row])), configs[row])
-        return min(lowest.values() or configs[:1], key=self.device_bytes)
+                lowest.setdefault((configs[row].optim, _size(configs[row])), row)
+
+        def taken(row: int) -> float:
+            return float(found.needed_bytes[row]) + self._model.paged_bytes(configs[row])
+
+        return configs[min(lowest.values(), key=taken, default=0)]
 
     def nothing_fits(self, configs: Sequence[TrainConfig], allowance: Allowance) -> NothingFitsError:
         """Return an error that names the tightest configuration, the memory it takes, and what would make it fit.
@@ -255,25 +259,24 @@ class Forecast:
         """
         plan = self.plan.model_copy(update={"allowance": Allowance.METHOD})
         space = plan.search_space()
-        found: list[tuple[int, float, str]] = []
+        ranked: dict[int, list[tuple[TrainConfig, str]]] = {}
         for dimension in space.dimensions:
             for choice in dimension.choices:
                 changed = space.config({**space.point(config), dimension.name: choice})
-                if changed == config or space.refusal(changed) or not self._may_fit(changed):
+                if changed == config or space.refusal(changed):
                     continue
                 depth = allowance_of(changed, plan.model_copy(update={"baseline": config}))
                 text = as_option(dimension.name, choice)
                 text += "" if allowance.admits(depth) else f" (--allow {depth})"
-                rate = float(self._model.predict([changed]).samples_per_second[0])
-                took = show_memory(self.device_bytes(changed))
-                found.append((depth.rank, -rate, f"with {text} it takes {took}, which fits"))
-        return min(found)[2] if found else self._larger_device(config)
-
-    def _may_fit(self, config: TrainConfig) -> bool:
-        try:
-            return self.fits(config)
-        except InputError:  # the model can't be traced with it
-            return False
+                ranked.setdefault(depth.rank, []).append((changed, text))
+        for _, candidates in sorted(ranked.items()):
+            predicted = self._model.predict([changed for changed, _ in candidates])
+            for row in np.argsort(-predicted.samples_per_second, kind="stable").tolist():
+                changed, text = candidates[row]
+                # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
+                if predicted.least_bytes[row] <= self.device.memory_bytes and self.fits(changed):
+                    return f"with {text} it takes {show_memory(self.device_bytes(changed))}, which fits"
+        return self._larger_device(config)
 
     def _larger_device(self, config: TrainConfig) -> str:
         needed = self.device_bytes(config)

@@ -6,6 +6,7 @@ The command line makes its options from these fields (`autotune.cli.options`); a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,9 +16,11 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, first_complaint
+from autotune.space.knobs import fixed_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
+from autotune.values.config import LARGEST_SEED
 from autotune.values.knob import Allowance
 from autotune.values.placement import Engine, Fleet
 
@@ -30,6 +33,7 @@ SEARCH: JsonDict = {"group": "The search"}
 CLUSTER: JsonDict = {"group": "Several devices and machines"}
 OUTPUT: JsonDict = {"group": "Output"}
 
+_NEXT = re.compile(r",(?=[^,=]*=)")  # the comma before the next KNOB=VALUE; a value may have commas
 _SHOWN = 100  # characters of a refused value
 
 
@@ -40,10 +44,27 @@ def _as_text(parse: Callable[[str], float]) -> BeforeValidator:
 
 def _names(value: object) -> object:
     """Return the names in text such as 'wandb, MLflow' or in a list: in lower case, each once."""
-    listed = value.split(",") if isinstance(value, str) else value
+    listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple):
         return value
-    return tuple(dict.fromkeys(str(name).strip().lower() for name in listed if str(name).strip()))
+    names = (name.strip().lower() for part in listed for name in str(part).split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _knobs(value: object) -> object:
+    """Return the options of the knobs in text such as 'micro-batch,optim' or in a list."""
+    names = _names(value)
+    return tuple(dict.fromkeys(knob_named(n, "--only").option for n in names)) if isinstance(names, tuple) else names
+
+
+def _fixed(value: object) -> object:
+    """Return words 'KNOB=VALUE' by the knobs' options, of text, of a list, or of values by knob."""
+    if isinstance(value, Mapping):
+        value = [f"{name}={'none' if held is None else held}" for name, held in value.items()]
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple):
+        return value
+    return fixed_words([word.strip() for part in listed for word in _NEXT.split(str(part)) if word.strip()])
 
 
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
@@ -64,7 +85,7 @@ class WorkloadOptions(Value):
         description="Catalogue name, directory with config.json, or hub id.", json_schema_extra=WORKLOAD
     )
     task: str | None = Field(
-        None, description="Head to train; by default the architecture's usual one.", json_schema_extra=WORKLOAD
+        None, description="Head to train; by default that of config.json.", json_schema_extra=WORKLOAD
     )
     seq_len: PositiveInt | None = Field(
         None, description="Tokens of a sample, or frames [512; CPU 64].", json_schema_extra=WORKLOAD
@@ -104,6 +125,12 @@ class SearchOptions(WorkloadOptions):
     effort: Effort = Field(
         Effort.STANDARD, description="How long to search: quick, standard, thorough.", json_schema_extra=SEARCH
     )
+    fix: Annotated[tuple[str, ...], BeforeValidator(_fixed)] = Field(
+        (), description="KNOB=VALUE,... that every configuration has, the baseline too.", json_schema_extra=SEARCH
+    )
+    only: Annotated[tuple[str, ...], BeforeValidator(_knobs)] = Field(
+        (), description="KNOB,...: search these; others stay as in the baseline.", json_schema_extra=SEARCH
+    )
     space: Name | None = Field(None, description="Built-in search space or YAML file.", json_schema_extra=SEARCH)
     max_trials: PositiveInt | None = Field(None, description="Trials of the search.", json_schema_extra=SEARCH)
     max_time_s: Seconds | None = Field(
@@ -120,7 +147,9 @@ class SearchOptions(WorkloadOptions):
     )
     exhaustive: bool = Field(False, description="Measure every point; write table.jsonl.", json_schema_extra=SEARCH)
     repeat: PositiveInt = Field(1, description="Times each point is measured (--exhaustive).", json_schema_extra=SEARCH)
-    seed: int = Field(42, description="Seed of weights, data and the search.", json_schema_extra=SEARCH)
+    seed: int = Field(
+        42, ge=0, le=LARGEST_SEED, description="Seed of weights, data and the search.", json_schema_extra=SEARCH
+    )
     devices: PositiveInt | Literal["all"] | None = Field(
         None, description="Spread each training over so many, or all [1].", json_schema_extra=CLUSTER
     )

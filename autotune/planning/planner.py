@@ -13,7 +13,7 @@ from typing import Any
 from autotune.errors import InputError
 from autotune.planning import devices
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, restricted
 from autotune.planning.user_loop import Knobs, UserLoop
 from autotune.planning.user_trainer import UserTrainer
 from autotune.planning.workload import Outline, Subject, objective_of
@@ -83,6 +83,9 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
         raise InputError("--train-steps and --train-tokens both say how long the run is; drop one of the two")
     if options.train_steps and options.global_batch == "any":
         raise InputError("--train-steps: with a free global batch steps differ in size; use --train-tokens")
+    for word in options.fix:
+        if (name := word.partition("=")[0]) in options.only:
+            raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
     loss_steps_of(options)
     subject = subject or Subject(options)
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
@@ -143,7 +146,7 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
         output=options.output,
         notes=(*outline.notes, *notes),
     )
-    plan = subject.planned(plan)
+    plan = restricted(subject.planned(plan), options)
     if plan.exhaustive:
         plan = plan.model_copy(update={"budget": _budget_of_all(plan, options)})
     return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})

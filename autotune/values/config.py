@@ -19,6 +19,12 @@ from autotune.values.techniques import BackendName, Checkpointing, Mode, why_not
 # Upper bound of the micro-batch in samples: SigLIP's batch (arXiv:2303.15343), the largest published.
 LARGEST_BATCH = 1 << 20
 
+# numpy takes seeds of 32 bits; comparing losses takes the next one as well.
+LARGEST_SEED = (1 << 32) - 2
+
+# Upper bound of the processes that load data: more than any machine has cores for.
+_MOST_WORKERS = 1024
+
 
 class Precision(StrEnum):
     """Number formats of weights and arithmetic; the levels in brackets are those of NVIDIA Apex AMP."""
@@ -150,7 +156,7 @@ class TrainConfig(Value):
     ] = Field(default=None, description="format of the frozen base weights; None: not quantized")
     dataloader_num_workers: Annotated[
         int, Knob("exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers")
-    ] = Field(default=0, ge=0, description="processes that load data")
+    ] = Field(default=0, ge=0, le=_MOST_WORKERS, description="processes that load data")
     # None: torch's 2.
     dataloader_prefetch_factor: Annotated[
         PositiveInt | None, Knob("exact", "prefetch", argument="unless default", is_traced=False)

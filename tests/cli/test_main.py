@@ -16,8 +16,8 @@ FIND_OPTIONS = {
     "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
     "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
     "--check-loss", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
-    "--trust-remote-code", "--no-record", "--no-wait", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
-    "--devices", "--workers", "--engine", "--address", "--kind",
+    "--trust-remote-code", "--no-record", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
+    "--devices", "--workers", "--engine", "--address", "--kind", "--fix", "--only", "--dry-run", "--no-wait",
 }  # fmt: skip
 
 
@@ -64,6 +64,9 @@ BAD_INPUT = {
     "time below zero": (["--model", "gpt2", "--max-time", "-3m"], "--max-time"),
     "unknown allowance": (["--model", "gpt2", "--allow", "everything"], "--allow everything: expected exact, "),
     "unknown effort": (["--model", "gpt2", "--effort", "heroic"], "--effort heroic: expected quick, standard or "),
+    "unknown knob": (["--model", "gpt2", "--fix", "optm=sgd"], "--fix optm: no such knob (did you mean 'optim'?)"),
+    "unknown value of a knob": (["--model", "gpt2", "--fix", "precision=b16"], "(did you mean 'bf16'?)"),
+    "the second of two": (["--model", "gpt2", "--only", "optim", "--only", "acumulation"], "--only acumulation"),
     "unknown device": (["--model", "gpt2", "--device", "abacus"], "--device abacus"),
     "unknown search space": (["--model", "gpt2", "--space", "defalt"], "default"),
     "missing search space file": (["--model", "gpt2", "--space", "mine.yaml"], "mine.yaml"),

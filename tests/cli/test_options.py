@@ -74,6 +74,8 @@ def test_a_tab_completes(bash, typed, expected):
         (options.tasks, "image", ["image-classification"]),
         (options.completion_of(Allowance), "", ["exact", "numerics", "optimizer", "method"]),
         (options.DEVICES, "cu", ["cuda"]),
+        (options.knob_names, "micro", ["micro-batch"]),
+        (options.knob_names, "precision=b", ["precision=bf16"]),
     ],
 )
 def test_values_are_those_that_begin_so(complete, typed, expected):

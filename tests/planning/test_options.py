@@ -87,6 +87,27 @@ def test_names_of_trackers_are_read_as_they_are_typed(given, read):
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        "precision=bf16,adapter-target-modules=all-linear",
+        ["precision=bf16", "adapter_target_modules=all-linear"],
+        {"bf16": True, "adapter.target_modules": "all-linear"},
+    ],
+)
+def test_fixed_values_are_read_as_text_list_or_mapping(given):
+    options = options_of(SearchOptions, {"model": "m", "fix": given})
+    assert options.fix == ("precision=bf16", "adapter-target-modules=all-linear")
+    assert SearchOptions.model_validate_json(options.model_dump_json()) == options
+
+
+def test_knobs_to_search_are_read_by_their_options():
+    given = ["optim, per_device_train_batch_size", "optim"]
+    assert options_of(SearchOptions, {"model": "m", "only": given}).only == ("optim", "micro-batch")
+    with pytest.raises(InputError, match=r"--only optm: no such knob \(did you mean 'optim'\?\)"):
+        options_of(SearchOptions, {"model": "m", "only": "optm"})
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"memory": "24 bananas"}, "--memory 24 bananas: expected an amount of memory such as 24GiB"),
