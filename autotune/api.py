@@ -89,7 +89,7 @@ def find(
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
         task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
             'image-classification', 'speech-ctc', 'speech-seq2seq' or 'audio-classification';
-            by default the usual one of the architecture.
+            by default that of config.json, or the architecture's usual one.
         data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper

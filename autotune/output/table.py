@@ -17,6 +17,7 @@ from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
 from autotune.values.result import Contender, ResultData, Speedup
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
+from autotune.values.trial_row import shown_rate
 from autotune.values.workload import Workload
 
 # Least share of padding, and least half-width of an interval as a share of the rate, that are shown.
@@ -65,7 +66,7 @@ def result_table(
     notes = _notes(result)
     further = len(notes) - _MOST_NOTES
     lines = [*_footnotes(result), *_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
-    lines += [*_spending_lines(result), *(f"note: {note}" for note in notes[:_MOST_NOTES])]
+    lines += [*_spending_lines(result), *(n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES])]
     if further > 0:
         lines.append(f"{further} more note{'s' if further > 1 else ''} in the report")
     to_paste: list[str] = []
@@ -153,7 +154,7 @@ def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Chang
 def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
     """Return throughput and peak memory in words, with the predicted values if given."""
     rate, interval = measurement.samples_per_second, measurement.shown_interval
-    text = f"{show_measured(measurement)} samples/s"
+    text = f"{shown_rate(measurement)} samples/s"
     if interval.is_narrow:
         half = (interval.high - interval.low) / 2 / rate
         text += f" ± {half:.0%}" if half >= _LEAST_HALF else " ± under 1 %"
@@ -186,7 +187,7 @@ def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
-        show_measured(measured),
+        shown_rate(measured),
         show_memory(measured.memory.peak_bytes),
         visible(shown_changes(contender.changes) if contender.changes else show_config(contender.config)),
     )
@@ -205,7 +206,7 @@ def times_baseline(result: ResultData, contender: Contender) -> str:
     ours, theirs = contender.measurement, result.baseline.measurement
     if ours is None or theirs is None:
         return ""
-    if not (_is_sure(ours) and _is_sure(theirs)):
+    if not (ours.shown_interval.is_narrow and theirs.shown_interval.is_narrow):
         return COULD_NOT_TELL
     return f"about {result.objective.rate(ours) / result.objective.rate(theirs):.2g}"
 
@@ -221,12 +222,6 @@ def _ends(interval: Interval) -> str:
     return f"{interval.low:.2f} to {interval.high:.2f}"
 
 
-def show_measured(measured: Measurement) -> str:
-    """Return samples per second, with two digits and 'about' where the interval is too wide to be shown."""
-    rate = measured.samples_per_second
-    return show_rate(rate) if _is_sure(measured) else f"about {show_rate(float(f'{rate:.2g}'))}"
-
-
 def show_interval(measured: Measurement) -> str:
     """Return the interval of samples per second as a suffix: ' (9.5 to 10.2)'; empty if it is too wide."""
     interval = measured.shown_interval
@@ -235,10 +230,6 @@ def show_interval(measured: Measurement) -> str:
     if show_rate(interval.low) == show_rate(interval.high):
         return " (± under 1 %)"
     return f" ({show_rate(interval.low)} to {show_rate(interval.high)})"
-
-
-def _is_sure(measured: Measurement) -> bool:
-    return measured.shown_interval.is_narrow
 
 
 def _proof_lines(result: ResultData) -> list[str]:

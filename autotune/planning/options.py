@@ -88,7 +88,7 @@ class WorkloadOptions(Value):
         description="Catalogue name, directory with config.json, or hub id.", json_schema_extra=WORKLOAD
     )
     task: str | None = Field(
-        None, description="Head to train; by default the architecture's usual one.", json_schema_extra=WORKLOAD
+        None, description="Head to train; by default that of config.json.", json_schema_extra=WORKLOAD
     )
     seq_len: PositiveInt | None = Field(
         None, description="Tokens of a sample, or frames [512; CPU 64].", json_schema_extra=WORKLOAD

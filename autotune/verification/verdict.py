@@ -6,7 +6,7 @@ which changes less of the user's training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autotune.planning.plan import SearchPlan
@@ -66,7 +66,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         challenger=max(challengers, key=lambda s: s.interval.high, default=None) if best == plan.baseline else None,
         kept_because=kept_because,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
-        runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
+        runners_up=_runners_up(contenders, (best, plan.baseline)),
         trials=(
             *trial_rows(finals),
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
@@ -220,6 +220,12 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
             if best is not None:
                 found[allowance] = best
     return found
+
+
+def _runners_up(contenders: list[Contender], shown: Sequence[TrainConfig]) -> tuple[Contender, ...]:
+    """Return the fastest contenders that aren't `shown` elsewhere: those measured in the finals, then the others."""
+    others = (c for c in contenders if c.config not in shown)
+    return tuple(sorted(others, key=lambda c: not c.confirmed))[:RUNNERS_UP]
 
 
 def trial_rows(finals: Finals) -> list[TrialRow]:

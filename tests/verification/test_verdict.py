@@ -182,6 +182,15 @@ def test_runners_up_are_the_next_fastest_without_best_and_baseline():
     assert [c.config for c in result.runners_up] == [config for config, _ in others[:RUNNERS_UP]]
 
 
+def test_runners_up_of_the_finals_come_before_single_trials_of_the_search():
+    others = [
+        (make_config(16, attn_implementation="eager", dataloader_num_workers=n), 20.0 - n) for n in range(RUNNERS_UP)
+    ]
+    result = answer([(BASE, 10.0), (BIG, 21.0), *others], [(BASE, 10.0), (BIG, 10.2)] * 2)
+    assert result.best.config == BASE
+    assert [c.config for c in result.runners_up] == [BIG, *(config for config, _ in others[: RUNNERS_UP - 1])]
+
+
 def test_the_story_has_every_trial_and_every_refusal():
     result = answer([(BASE, 10.0), (BIG, OUT_OF_MEMORY)], [(BASE, 10.0)])
     assert [(t.number, t.status) for t in result.trials] == [
