@@ -10,20 +10,25 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 import typer.core
 
+from autotune.cli.console import told_errors
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from autotune.planning.options import WorkloadOptions
+    from autotune.values.events import Observer
 
 PROGRAM = "autotune"
 _VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks for completions
 
-_GIVEN, _KNOBS = "autotune.options", "autotune.knobs"  # keys of the values in `typer.Context.meta`
+# Keys in `typer.Context.meta`: values of options, values of knobs, and a project's file with its defaults.
+_GIVEN, _KNOBS, _PROJECT = "autotune.options", "autotune.knobs", "autotune.project"
 _OTHERS = "Options"  # help section of options without a group
 
 Made = tuple[Any, ...]  # typer's options
@@ -115,6 +120,16 @@ def given(context: typer.Context) -> dict[str, Any]:
     return dict(context.meta.get(_GIVEN, {}))
 
 
+def note_project(context: typer.Context, observer: Observer) -> None:
+    """Say which file of a project gave defaults, and for which options, if one did."""
+    from autotune.values.events import Note
+
+    path, values = context.meta.get(_PROJECT, ("", {}))
+    taken = [n for n in values if getattr(context.get_parameter_source(n), "name", "") == "DEFAULT_MAP"]
+    if taken:
+        observer(Note(text=f"from {path}: {', '.join('--' + name.replace('_', '-') for name in taken)}"))
+
+
 def given_knobs(context: typer.Context) -> dict[str, str | bool]:
     """Return the values of the given knobs as written, by option."""
     return {name.replace("_", "-"): value for name, value in context.meta.get(_KNOBS, {}).items()}
@@ -145,10 +160,21 @@ def of_estimate() -> Made:
     return _made([*_options(EstimateOptions, without=("knobs",)), *_knobs()])
 
 
-def taking(made: Callable[[], Made]) -> type[typer.core.TyperCommand]:
-    """Return a class of commands with the options that `made` returns, followed by their own."""
+def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.core.TyperCommand]:
+    """Return a class of commands with the options that `made` returns, followed by their own.
+
+    Args:
+        made: Returns typer's options.
+        of_project: Whether `[tool.autotune]` of a project's pyproject.toml has defaults for them.
+    """
 
     class Command(typer.core.TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if of_project and not ctx.resilient_parsing and "--help" not in args:
+                with told_errors(as_json="--json" in args, debug="--debug" in args):
+                    _take_project_defaults(ctx, made())
+            return super().parse_args(ctx, args)
+
         def get_params(self, ctx: Any) -> list[Any]:
             return [*made(), *super().get_params(ctx)]
 
@@ -166,6 +192,19 @@ def taking(made: Callable[[], Made]) -> type[typer.core.TyperCommand]:
                     formatter.write_dl(records)
 
     return Command
+
+
+def _take_project_defaults(context: Any, made: Made) -> None:
+    """Let click take the defaults of the project that the working directory is in, where an option isn't given."""
+    from autotune.planning.options import project_defaults
+
+    found = project_defaults(Path.cwd())
+    if found is None:
+        return
+    path, values = found
+    context.meta[_PROJECT] = path, values
+    inverted = {option.name for option in made if option.opts[0].startswith("--no-")}
+    context.default_map = {name: not value if name in inverted else value for name, value in values.items()}
 
 
 def _options(kind: type[WorkloadOptions], without: Iterable[str] = ()) -> list[inspect.Parameter]:

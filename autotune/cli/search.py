@@ -54,7 +54,7 @@ def find(
     """Search for the fastest configuration that fits, and write best-config.json."""
     asked = options.given(context)
     if dry_run:
-        _previewed(asked, as_json=as_json, quiet=quiet, verbose=verbose)
+        _previewed(context, asked, as_json=as_json, quiet=quiet, verbose=verbose)
         return
 
     def search(observer: Observer) -> tuple[TuningResult, Path]:
@@ -132,7 +132,7 @@ def script(
     hush(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
         if apply is None and dry_run:
-            _previewed({**asked, "script": command}, as_json=as_json, quiet=quiet, verbose=verbose)
+            _previewed(context, {**asked, "script": command}, as_json=as_json, quiet=quiet, verbose=verbose)
             return
         if apply is None:
             _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
@@ -144,12 +144,13 @@ def script(
     run(ready)  # its errors and its exit code are the script's own
 
 
-def _previewed(asked: dict[str, Any], *, as_json: bool, quiet: bool, verbose: bool) -> None:
+def _previewed(context: typer.Context, asked: dict[str, Any], *, as_json: bool, quiet: bool, verbose: bool) -> None:
     """Print what a search would do, with a progress display while the model is looked at and traced."""
     from autotune.api import preview
     from autotune.output.progress import Progress
 
     with Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose) as progress:
+        options.note_project(context, progress)
         found = preview(**asked, observer=progress)
     if as_json:
         print_json(found.model_dump(mode="json"))
@@ -193,6 +194,7 @@ def _watched(
     interrupted = None
     try:
         with Progress(console, verbose=verbose) as progress:
+            options.note_project(context, progress)
             result, directory = search(progress)
     except SearchInterrupted as error:
         if error.result is None:

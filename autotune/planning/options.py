@@ -1,12 +1,15 @@
 """The options of a search, each defined once: its type, default, help text and the group in which help lists it.
 
 The command line makes its options from these fields (`autotune.cli.options`); a test compares the signature of
-`autotune.find` with them. Values may be given as text: '24GiB' and 25769803776 are the same memory.
+`autotune.find` with them. Values may be given as text: '24GiB' and 25769803776 are the same memory. The command line
+takes defaults from a project's pyproject.toml, too.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,7 +18,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, Positiv
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from autotune.errors import InputError, first_complaint
+from autotune.errors import InputError, first_complaint, suggestion
 from autotune.space.knobs import fixed_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
@@ -107,6 +110,7 @@ class WorkloadOptions(Value):
 class SearchOptions(WorkloadOptions):
     """The options of `autotune find` and `autotune.find`."""
 
+    wait: bool = Field(True, description="Don't wait for a quiet machine.", json_schema_extra=MACHINE)
     data: Name | None = Field(
         None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=WORKLOAD
     )
@@ -189,6 +193,67 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
         raise InputError(f"--{option} {str(first['input'])[:_SHOWN]}: {first_complaint(error)}") from None
+
+
+# Options that a project has no default for: who runs a command in somebody else's project doesn't trust its models.
+_NOT_OF_A_PROJECT = ("trust_remote_code",)
+
+# Options that name files: those of a project lie beside its pyproject.toml. What isn't a file there may be a name.
+_FILES, _FILES_OR_NAMES = ("data", "baseline", "output"), ("model", "space")
+
+
+def project_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the nearest pyproject.toml with a table [tool.autotune] and its values by option; None if there is none.
+
+    It lies in `folder` or, within a git repository, in a folder above it, up to the root of the repository.
+
+    Raises:
+        InputError: The file can't be read, or a key or a value of the table is wrong.
+    """
+    above = [folder, *folder.parents]
+    depth = next((depth for depth, parent in enumerate(above) if (parent / ".git").exists()), 0)
+    for parent in above[: depth + 1]:
+        path = Path(os.path.relpath(parent / "pyproject.toml", folder))  # as it is shown
+        try:
+            document = tomllib.loads((folder / path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from None
+        except ValueError as error:
+            raise InputError(f"{path}: not TOML: {error}") from None
+        if "autotune" in document.get("tool", {}):
+            found = _project_values(path, document["tool"]["autotune"])
+            for name in (n for n in (*_FILES, *_FILES_OR_NAMES) if n in found):
+                file = path.parent / found[name]
+                if name in _FILES or (folder / file).exists():
+                    found[name] = str(file)
+            return path, found
+    return None
+
+
+def _project_values(path: Path, table: Any) -> dict[str, Any]:
+    """Return the values of [tool.autotune] by option, as the command line takes them.
+
+    Raises:
+        InputError: A key is no option, or a value is impossible; the message names file and key.
+    """
+    if not isinstance(table, dict):
+        raise InputError(f"{path}: tool.autotune: expected a table, not {table!r}")
+    known = [name for name in fields_by_name(SearchOptions) if name not in _NOT_OF_A_PROJECT]
+    values = {key.replace("-", "_"): value for key, value in table.items()}
+    for key in table:
+        name = key.replace("-", "_")
+        if name in _NOT_OF_A_PROJECT:
+            raise InputError(f"{path}: [tool.autotune] {key}: say it on the command line")
+        if name not in known:
+            near = suggestion(key, [option.replace("_", "-") for option in known])
+            raise InputError(f"{path}: [tool.autotune] {key}: no such option{near}")
+    try:
+        read = options_of(SearchOptions, {"model": "", **values}).model_dump(mode="json", by_alias=True)
+    except InputError as error:
+        raise InputError(f"{path}: [tool.autotune] {error}") from None
+    return {name: read[name] for name in values}
 
 
 def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:

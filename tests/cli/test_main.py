@@ -17,7 +17,7 @@ FIND_OPTIONS = {
     "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
     "--check-loss", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
     "--trust-remote-code", "--no-record", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
-    "--devices", "--workers", "--engine", "--address", "--kind", "--fix", "--only", "--dry-run",
+    "--devices", "--workers", "--engine", "--address", "--kind", "--fix", "--only", "--dry-run", "--no-wait",
 }  # fmt: skip
 
 
