@@ -255,7 +255,7 @@ def _allowance_lines(result: ResultData) -> list[str]:
         times = times_baseline(result, contender).partition(" (")[0]
         if times == COULD_NOT_TELL:
             return []
-        said = f" {times} x" if times and contender.changes else ""
+        said = f" {times} x with" if times and contender.changes else ""
         parts.append(f"{', '.join(classes[contender.config])}:{said} {shown_changes(contender.changes)}")
     return [f"fastest seen by what may change (--allow): {'; '.join(parts)}"]
 

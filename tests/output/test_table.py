@@ -132,7 +132,7 @@ def test_classes_with_the_same_fastest_configuration_stand_together():
     (line,) = [x for x in remark_lines(answer(searched)) if x.startswith("fastest seen")]
     assert line == (
         "fastest seen by what may change (--allow): exact: the baseline; "
-        "numerics, optimizer, method: about 1.5 x micro-batch 16, precision bf16"
+        "numerics, optimizer, method: about 1.5 x with micro-batch 16, precision bf16"
     )
     assert not [x for x in remark_lines(answer([(BASE, 10.0), (BIG, 15.0)])) if x.startswith("fastest seen")]
 
