@@ -67,8 +67,7 @@ def result_table(
     further = len(notes) - _MOST_NOTES
     lines = [*_footnotes(result), *_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
     lines += [*_spending_lines(result), *(n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES])]
-    if further > 0:
-        lines.append(f"{further} more note{'s' if further > 1 else ''} in the report")
+    lines += [f"{further} more note{'s' if further > 1 else ''} in the report"] if further > 0 else []
     to_paste: list[str] = []
     if answer_path is not None:
         to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
@@ -80,8 +79,7 @@ def result_table(
     return Group(
         Text(visible(verdict_line(result)), "bold green" if result.verdict == "faster" else "bold"),
         Text(visible(_subject(result)) + "\n", "dim"),
-        table,
-        Text(),
+        *((table, Text()) if result.best.measurement is not None else ()),
         *(Text(visible(line)) for line in lines),
         *(Text(visible(line), no_wrap=True, overflow="ignore") for line in to_paste),
     )
@@ -119,6 +117,9 @@ def verdict_line(result: ResultData) -> str:
         return _kept(result)
     if result.verdict == "baseline did not complete":
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
+    if result.others_share is not None:
+        cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
+        return f"{cause}. Try again when it is quiet, or go on beside them with --no-wait"
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
     if result.kept_because:
         return f"{unconfirmed}; the baseline is kept: {result.kept_because}"
@@ -265,7 +266,7 @@ def _spending_lines(result: ResultData) -> list[str]:
     if spent is None or not spent.total_s:
         return []
     largest = list(spent.shares().items())[:_MOST_PARTS]
-    return [f"where the time went: {', '.join(f'{share:.0%} {what}' for what, share in largest)}"]
+    return [f"where the time went: {', '.join(f'{share:.0%} {what}' for what, share in largest)}{spent.waited}"]
 
 
 def _footnotes(result: ResultData) -> list[str]:

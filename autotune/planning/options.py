@@ -110,6 +110,7 @@ class WorkloadOptions(Value):
 class SearchOptions(WorkloadOptions):
     """The options of `autotune find` and `autotune.find`."""
 
+    wait: bool = Field(True, description="Don't wait for a quiet machine.", json_schema_extra=PLACES)
     data: Name | None = Field(
         None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=MODEL
     )

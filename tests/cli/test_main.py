@@ -20,7 +20,7 @@ FIND_OPTIONS = {
     },
     "What may change": {"--baseline", "--allow", "--fix", "--only", "--space"},
     "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss", "--exhaustive", "--repeat"},
-    "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind"},
+    "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind", "--no-wait"},
     "Output": {
         "--no-record", "--report-to", "--output", "--run-dir", "--dry-run", "--quiet", "--verbose", "--json", "--debug",
         "--help",
