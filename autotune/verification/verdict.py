@@ -139,7 +139,7 @@ def _challenger(finals: Finals) -> Speedup | None:
 def _speedup(finals: Finals, config: TrainConfig) -> Speedup | None:
     """Return the speed-up of `config` over the baseline; None for the baseline, or if either has no final trial."""
     found = finals.speedup(config, finals.plan.baseline) if config != finals.plan.baseline else None
-    return Speedup(**found._asdict(), reference="the baseline") if found is not None else None
+    return None if found is None else Speedup(ratio=found.ratio, interval=found.interval, reference="the baseline")
 
 
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
