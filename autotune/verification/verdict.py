@@ -127,7 +127,7 @@ def verdict_of(finals: Finals) -> Decision:
     others_share, challenger = finals.others_share(), _challenger(finals)
     if others_share > TELLING_SHARE and (challenger is None or challenger.interval.high > WORTH_DECIDING):
         return Decision(best, "couldn't tell", others_share=others_share)
-    return Decision(best, "no clear winner")
+    return Decision(best, "couldn't tell" if challenger is not None and challenger.bound is None else "no clear winner")
 
 
 def _challenger(finals: Finals) -> Speedup | None:
