@@ -14,6 +14,8 @@ from autotune.cli.console import Json, Quiet, error_document, guarded, print_jso
 def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False) -> None:
     """Predict memory and speed of a configuration without running it, or rank configurations.
 
+    Example: autotune estimate --model llama-3-8b --gpu a100-80gb
+
     With a knob (--micro-batch ... --adapter-rank) that configuration is estimated; without, the best are
     ranked; with --gpu all, the devices of the table; with --devices, the ways to share the training.
     """

@@ -29,8 +29,6 @@ _VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks f
 
 # Keys in `typer.Context.meta`: values of options, values of knobs, and a project's file with its defaults.
 _GIVEN, _KNOBS, _PROJECT = "autotune.options", "autotune.knobs", "autotune.project"
-_OTHERS = "Options"  # help section of options without a group
-
 Made = tuple[Any, ...]  # typer's options
 
 
@@ -179,17 +177,18 @@ def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.
             return [*made(), *super().get_params(ctx)]
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
-            """Write the help of arguments and options, by group."""
-            groups: dict[str, list[tuple[str, str]]] = {}
+            """Write the help of arguments and options, by group; those of the command alone are about its output."""
+            from autotune.planning.options import GROUPS
+
+            groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS)}
             for parameter in self.get_params(ctx):
-                usual = "Arguments" if parameter.param_type_name == "argument" else _OTHERS
+                usual = "Arguments" if parameter.param_type_name == "argument" else GROUPS[-1]
                 if (record := parameter.get_help_record(ctx)) is not None:
-                    groups.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
-            for name, records in sorted(
-                groups.items(), key=lambda group: (group[0] != "Arguments", group[0] == _OTHERS)
-            ):
-                with formatter.section(name):
-                    formatter.write_dl(records)
+                    groups[getattr(parameter, "rich_help_panel", None) or usual].append(record)
+            for name, records in groups.items():
+                if records:
+                    with formatter.section(name):
+                        formatter.write_dl(records)
 
     return Command
 
@@ -218,6 +217,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     from pydantic import NonNegativeInt, PositiveInt
 
     is_flag, short = field.annotation is bool, ("-o",) if name == "output" else ()
+    is_list = field.default == ()  # such an option may be repeated
     is_whole = bool({int, PositiveInt, NonNegativeInt} & {field.annotation, *get_args(field.annotation)})
     written = f"--{'no-' if field.default is True else ''}{name.replace('_', '-')}"
     extra: Any = field.json_schema_extra
@@ -225,7 +225,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
         written,
         *short,
         help=field.description,
-        metavar="<int>" if is_whole else None,
+        metavar="<int>" if is_whole else "<str>,..." if is_list else None,
         autocompletion=_COMPLETIONS.get(name) or completion_of(field.annotation),
         rich_help_panel=extra["group"],
         callback=_keep(_GIVEN),
@@ -234,7 +234,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     default: Any = None if field.default in (None, ()) else str(field.default)
     if field.is_required():
         default = inspect.Parameter.empty
-    kind: Any = bool if is_flag else list[str] if field.default == () else str  # a list: the option may be repeated
+    kind: Any = bool if is_flag else list[str] if is_list else str
     return _parameter(name, kind, option, False if is_flag else default)
 
 
@@ -249,12 +249,13 @@ def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
 
 
 def _knobs() -> list[inspect.Parameter]:
+    from autotune.planning.options import CONFIGURATION
     from autotune.space.knobs import knobs
 
     found = []
     for knob in knobs():
         written = f"--{knob.option}/--no-{knob.option}" if knob.is_flag else f"--{knob.option}"
-        group = "The configuration"
+        group: Any = CONFIGURATION["group"]
         option = typer.Option(
             written, help=knob.help, rich_help_panel=group, callback=_keep(_KNOBS), expose_value=False
         )

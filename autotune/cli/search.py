@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
     from autotune.values.events import Observer
 
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be tried, refused and predicted; run no trial.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be tried; run no trial.")]
 
 # Words after the first argument belong to the script's command line.
 SETTINGS = {"allow_interspersed_args": False}
@@ -51,7 +49,10 @@ def find(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Search for the fastest configuration that fits, and write best-config.json."""
+    """Search for the fastest configuration that fits, and write best-config.json.
+
+    Example: autotune find --model gpt2 --data texts.jsonl --max-time 10m
+    """
     asked = options.given(context)
     if dry_run:
         _previewed(context, asked, as_json=as_json, quiet=quiet, verbose=verbose)
@@ -107,7 +108,12 @@ def resume(
 def script(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(help="-- python train.py and its arguments.")],
-    apply: Annotated[Path | None, typer.Option(help="Train: the script with this best-config.json laid over.")] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train: the script with this best-config.json laid over.", rich_help_panel="The configuration"
+        ),
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -115,7 +121,9 @@ def script(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tune an unchanged script that trains with transformers' Trainer, or trl's: autotune script -- python train.py ...
+    """Tune an unchanged script that trains with transformers' Trainer, or trl's.
+
+    Example: autotune script --max-time 10m -- python train.py --bf16 true
 
     Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
     """
