@@ -3,7 +3,7 @@
     python docs/pictures.py answer RUN_DIR   # docs/answer.svg: the answer as a terminal shows it
     python docs/pictures.py report RUN_DIR   # docs/report-*.png: the page, wide and narrow, light and dark
 
-The second needs playwright and a Chromium (`playwright install chromium`).
+The second needs playwright and a Chromium (its own, by `playwright install chromium`, or the system's).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def report_pictures(run_directory: Path) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as browsers:
         page = Path(folder, "report.html")
         page.write_text(html_report(shown))
-        browser = browsers.chromium.launch()
+        browser = browsers.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, height in SIZES:
             for theme in ("light", "dark"):
                 tab = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)

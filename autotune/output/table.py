@@ -213,10 +213,12 @@ def times_baseline(result: ResultData, contender: Contender) -> str:
 
 
 def show_ratio(ratio: float, interval: Interval | None) -> str:
-    """Return a ratio with its interval: '1.43 (1.40 to 1.46)', or that it couldn't be told."""
-    if interval is None or not interval.is_narrow:
+    """Return a ratio with its interval: '1.43 (1.40 to 1.46)'; if that is wide, the end towards 1, or neither."""
+    if interval is None or (not interval.is_narrow and interval.low <= 1.0 <= interval.high):
         return COULD_NOT_TELL
-    return f"{ratio:.2f} ({_ends(interval)})"
+    if interval.is_narrow:
+        return f"{ratio:.2f} ({_ends(interval)})"
+    return f"at least {interval.low:.2f}" if interval.low > 1.0 else f"at most {interval.high:.2f}"
 
 
 def _ends(interval: Interval) -> str:
@@ -255,7 +257,7 @@ def _allowance_lines(result: ResultData) -> list[str]:
         times = times_baseline(result, contender).partition(" (")[0]
         if times == COULD_NOT_TELL:
             return []
-        said = f" {times} x" if times and contender.changes else ""
+        said = f" {times} x with" if times and contender.changes else ""
         parts.append(f"{', '.join(classes[contender.config])}:{said} {shown_changes(contender.changes)}")
     return [f"fastest seen by what may change (--allow): {'; '.join(parts)}"]
 
@@ -263,7 +265,7 @@ def _allowance_lines(result: ResultData) -> list[str]:
 def _spending_lines(result: ResultData) -> list[str]:
     """Return the largest parts of the search's time."""
     spent = result.spent
-    if spent is None or not spent.total_s:
+    if spent is None or not spent.total_s or result.best.measurement is None:
         return []
     largest = list(spent.shares().items())[:_MOST_PARTS]
     return [f"where the time went: {', '.join(f'{share:.0%} {what}' for what, share in largest)}{spent.waited}"]
