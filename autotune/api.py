@@ -52,6 +52,7 @@ def find(
     device: str = "auto",
     devices: int | Literal["all"] | None = None,
     memory: str | int | None = None,
+    wait: bool = True,
     max_trials: int | None = None,
     max_time: str | float | None = None,
     exhaustive: bool = False,
@@ -108,6 +109,8 @@ def find(
         devices: Number of devices of the same kind that each training is spread over, or 'all'; 1 by default. On the
             CPU it is a number of processes.
         memory: Device memory that training may take, in bytes or as '24GiB'; by default what is free, less a margin.
+        wait: Wait up to a minute, and up to a tenth of `max_time`, for a machine that other processes leave quiet; if
+            they still take more than half of it, nothing is measured, and the verdict is "couldn't tell".
         max_trials: Most trials of the search, finals and checks not counted.
         max_time: Time limit of the whole search, in seconds or as '10m'.
         exhaustive: Measure every legal point instead of searching, and write ``table.jsonl`` in the run directory;
@@ -203,7 +206,7 @@ def _planned(
     if not subject.options.exhaustive or subject.options.max_time_s is not None:
         backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
     subject.keep(directory.path)
-    here = planner.machine_notes(outline.hardware, directory.path) if subject.options.engine == "local" else []
+    here = planner.disk_notes(directory.path) if subject.options.engine == "local" else []
     for text in (*outline.notes, *here):
         observer(Note(text=text))
     stopwatch.enter("launching")
@@ -275,6 +278,6 @@ def resume(
             stopwatch.enter("launching")
             backend.asker.start()
             result = conduct(plan, directory, backend, heard, stopwatch)
-        if len(directory.results()) == len(results):
+        if len(directory.results()) == len(results) and result.verdict != "couldn't tell":
             heard(Note(text=NOTHING_RUN))
     return with_methods(result)

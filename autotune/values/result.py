@@ -55,7 +55,7 @@ class Arguments(Value):
     adapter: dict[str, Any] | None
 
 
-Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed"]
+Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed", "couldn't tell"]
 
 
 class Compilation(Value):
@@ -99,6 +99,9 @@ class ResultData(Value):
         description="if the baseline is kept: of the finalist whose interval has the highest upper end",
     )
     kept_because: str | None = Field(default=None, description="why the baseline is kept and not an unconfirmed leader")
+    others_share: float | None = Field(
+        default=None, description='if the verdict is "couldn\'t tell": what other processes took of the machine'
+    )
     best_by_allowance: dict[Allowance, Contender] = Field(
         description="fastest configuration of each class up to the allowed one"
     )

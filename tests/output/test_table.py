@@ -61,7 +61,9 @@ def test_the_first_line_is_the_verdict_in_words():
 def test_a_surely_faster_winner_with_a_wide_interval_has_its_lower_end_alone():
     speedup = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
     wide = speedup.speedup.model_copy(update={"interval": Interval(low=1.2, high=3.0)})
-    result = speedup.model_copy(update={"speedup": wide})
+    best = speedup.best.model_copy(update={"speedup": wide})
+    result = speedup.model_copy(update={"speedup": wide, "best": best})
+    assert row(result, "winner")[1] == "at least 1.20"
     assert verdict_line(result) == (
         "at least 1.20 x as fast as your baseline, how much more couldn't be told: micro-batch 16"
     )
@@ -132,7 +134,7 @@ def test_classes_with_the_same_fastest_configuration_stand_together():
     (line,) = [x for x in remark_lines(answer(searched)) if x.startswith("fastest seen")]
     assert line == (
         "fastest seen by what may change (--allow): exact: the baseline; "
-        "numerics, optimizer, method: about 1.5 x micro-batch 16, precision bf16"
+        "numerics, optimizer, method: about 1.5 x with micro-batch 16, precision bf16"
     )
     assert not [x for x in remark_lines(answer([(BASE, 10.0), (BIG, 15.0)])) if x.startswith("fastest seen")]
 
