@@ -12,7 +12,6 @@ import typer
 
 from autotune.cli import export, history, listings, options, reports, search
 from autotune.cli.console import told_errors
-from autotune.cli.estimate import estimate
 
 app = typer.Typer(
     name="autotune",
@@ -44,7 +43,7 @@ def root(
 
 app.command(cls=options.taking(options.of_search, of_project=True))(search.find)
 app.command()(search.resume)
-app.command(cls=options.taking(options.of_estimate))(estimate)
+app.command(cls=options.taking(options.of_estimate))(search.estimate)
 for _command in (listings.models, listings.gpus, listings.spaces, listings.doctor):
     app.command()(_command)
 app.command(cls=options.taking(options.of_script, of_project=True), context_settings=search.SETTINGS)(search.script)

@@ -265,7 +265,7 @@ def _allowance_lines(result: ResultData) -> list[str]:
 def _spending_lines(result: ResultData) -> list[str]:
     """Return the largest parts of the search's time."""
     spent = result.spent
-    if spent is None or not spent.total_s:
+    if spent is None or not spent.total_s or result.best.measurement is None:
         return []
     largest = list(spent.shares().items())[:_MOST_PARTS]
     return [f"where the time went: {', '.join(f'{share:.0%} {what}' for what, share in largest)}{spent.waited}"]

@@ -247,10 +247,17 @@ def test_that_answer_is_shown_without_a_table_and_can_be_exported_and_reported(m
     assert "couldn't tell: other processes took 85% of the machine" in shown
     assert "--no-wait" in shown
     assert "samples/s" not in shown
+    assert "Couldn&#39;t tell" in load(busy.directory.path / ANSWER_FILE)._repr_html_()
     path = str(busy.directory.path)
     for command in (["export", path, "--output", str(tmp_path / "out")], ["report", path]):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
+
+
+def test_a_search_that_could_not_be_begun_begins_when_it_is_resumed_on_a_quiet_machine(machine):
+    assert machine(0.85).begin(max_time_s=100.0).verdict == "couldn't tell"
+    with pytest.raises(Began):
+        machine(0.0).begin(max_time_s=100.0)
 
 
 def load_written(busy: BusyMachine) -> TuningResult:
