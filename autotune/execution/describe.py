@@ -28,9 +28,10 @@ from autotune.execution.user_limits import Seen, overrides, split_of_trainer, wi
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
-from autotune.training.build import HEADS, describe, kind_of, tasks_for
+from autotune.training.build import describe
 from autotune.training.dataset import prepare
 from autotune.training.facts import facts_of
+from autotune.training.heads import HEADS, kind_of, tasks_for
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal

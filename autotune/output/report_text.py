@@ -40,6 +40,7 @@ def markdown_report(report: RunReport) -> str:
     shares = report.spent.shares() if report.spent.total_s else {}
     if shares:
         spent = [(what, show_time(share * report.spent.total_s), f"{share:.0%}") for what, share in shares.items()]
+        spent += [("waiting for a quiet machine", show_time(report.spent.waiting_s), "")] if report.spent.waited else []
         parts += ["## Where the time went", _table(("", "time", "share"), spent)]
     cells = [tuple(c.shown for c in facts.trial_cells(t, at)) for at, t in enumerate(report.trials)]
     parts += ["## All trials", _table(facts.TRIAL_COLUMNS, cells)]

@@ -16,7 +16,7 @@ from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import SpaceFile, load_space
 from autotune.training.baseline import UserArguments
-from autotune.training.build import check_task, default_task
+from autotune.training.heads import check_task, default_task, head_notes
 from autotune.training.inputs import fixed_frames, least_frames
 from autotune.training.resolve import resolve
 from autotune.value import write_bytes
@@ -189,6 +189,7 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
         InputError: A length can't be used.
     """
     spec, task = model
+    notes += head_notes(spec, task) if task is not Task.OWN else []
     for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
         if asked is not None and asked > LONGEST_SAMPLE:
             raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")

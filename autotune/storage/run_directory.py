@@ -31,7 +31,7 @@ from typing import IO, Self
 from pydantic import ValidationError
 
 from autotune.errors import InfrastructureError, RunDirectoryError, first_complaint
-from autotune.execution.runner import DISK_IS_FULL, full_disk
+from autotune.execution.places import DISK_IS_FULL, full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
 from autotune.value import Value, read_value, write_value
 from autotune.values.recorded_table import Table, write_table

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
-from autotune.training.build import kind_of, library_config, remote_classes, shown, tasks_for
+from autotune.training.build import library_config
+from autotune.training.heads import architecture_of, cannot_train, kind_of, remote_classes, shown, tasks_for
 from autotune.values.catalogue import catalogue, entries_by_name
-from autotune.values.model import ModelSpec, Task
+from autotune.values.model import ModelSpec
 
 _HUB_TIMEOUT_S = 5.0
 
@@ -141,10 +142,7 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     built = library_config(spec)
     tasks = tasks_for(built.model_type, remote_classes(spec))
     if not tasks:
-        raise InputError(
-            f"{where}: model type {built.model_type!r} has no head that can be trained here "
-            f"({', '.join(task.value for task in Task.heads())})"
-        )
+        raise InputError(cannot_train(where, architecture_of(config) or f"model type {built.model_type!r}"))
     return spec.model_copy(update={"model_type": built.model_type, "kind": kind_of(built, tasks)})
 
 
@@ -187,7 +185,9 @@ def _check_model_type(model_type: object, where: str, *, has_code: bool) -> None
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        # Infinity as transformers 4 wrote it becomes what transformers 5 writes, which is JSON.
+        content = json.loads(text, parse_constant=lambda name: {"__float__": name})
     except FileNotFoundError:
         raise InputError(f"{shown(str(file.parent))}: not the directory of a model, it has no config.json") from None
     except OSError as error:

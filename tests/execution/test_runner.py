@@ -21,8 +21,9 @@ from runner_contract import TrainingContract
 from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
 from autotune.execution.launcher import MARK_FILE
+from autotune.execution.places import check_place
 from autotune.execution.processes import marked
-from autotune.execution.runner import LocalRunner, check_place
+from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
 from autotune.values.hardware import detect
 from autotune.values.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
@@ -198,7 +199,8 @@ KILLED_SEARCH = """
 import sys
 import autotune.execution.launcher
 from pathlib import Path
-from autotune.execution.runner import LocalRunner, check_place
+from autotune.execution.places import check_place
+from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialRequest
@@ -266,3 +268,29 @@ def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tm
     check_place(tmp_path)
     with pytest.raises(InfrastructureError, match="was removed while the search ran"):
         check_place(tmp_path / "gone")
+
+
+def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up(own_bench):
+    own_bench.runner.start()
+    began = time.monotonic()
+    own_bench.runner.ends_at = time.perf_counter() + 1.0
+    own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=60)
+    assert time.monotonic() - began < 10.0
+    with pytest.raises(InfrastructureError, match="a longer --max-time"):
+        own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=60)
+
+
+def test_a_launcher_is_waited_for_as_long_as_there_is_time(model, tmp_path, monkeypatch):
+    asleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr("autotune.execution.launcher.launch_command", lambda *arguments: asleep)
+    bench, began = Bench(model, tmp_path / "run"), time.monotonic()
+    bench.runner.ends_at = time.perf_counter() + 0.5
+    with bench.runner, pytest.raises(InfrastructureError, match="a longer --max-time"):
+        bench.runner.start()
+    assert time.monotonic() - began < 10.0
+
+
+def test_trials_have_limits_of_their_own(own_bench):
+    own_bench.runner.start()
+    own_bench.runner.ends_at = time.perf_counter() - 1.0
+    assert own_bench.misbehave("exit_without_a_word").status is TrialStatus.CRASHED

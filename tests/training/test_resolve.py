@@ -14,7 +14,8 @@ import pytest
 from tiny_models import TINY, on_cpu, tiny, write_model
 
 from autotune.errors import InputError, UnknownModelError
-from autotune.training.build import build_config, check_task, default_task, describe, tasks_of
+from autotune.training.build import build_config, describe
+from autotune.training.heads import check_task, default_task, tasks_of
 from autotune.training.resolve import resolve
 from autotune.values.catalogue import catalogue
 from autotune.values.model import ModelSpec, Task
