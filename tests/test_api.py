@@ -276,7 +276,11 @@ def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(au
     assert {n: after[n] for n in before} == before
     searched = [json.dumps(r["request"]["config"]) for r in after.values() if r["request"]["purpose"] in EXPLORING]
     assert len(searched) == len(set(searched))
-    assert json.loads((run / "best-config.json").read_text())["verdict"] in ("faster", "no clear winner")
+    assert json.loads((run / "best-config.json").read_text())["verdict"] in (
+        "faster",
+        "no clear winner",
+        "couldn't tell",
+    )
 
 
 @pytest.mark.slow
@@ -296,7 +300,7 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
     assert "holds a search already" in again.stderr
     assert search.returncode == 130, errors
     assert "autotune resume" in errors
-    assert "unconfirmed" in output
+    assert "couldn't tell: the search ended before" in output
     assert load_result(run / "best-config.json").verdict == "unconfirmed"
 
 

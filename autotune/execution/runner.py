@@ -74,7 +74,7 @@ class LocalRunner:
         stop: A file that becomes readable when a trial that runs in another thread is to be interrupted.
 
     Attributes:
-        ends_at: `time.perf_counter()` at which whatever `ask` has begun is ended.
+        ends_at: `time.perf_counter()` until which the first trial has to begin: whatever runs before it is ended then.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class LocalRunner:
         Raises:
             InfrastructureError: The launcher can't be started.
         """
+        self.ends_at = math.inf
         directory = trial_directory(self._run_directory, request.number)
         _make_empty(directory)
         write_value(request, directory / "request.json")
@@ -172,18 +173,19 @@ class LocalRunner:
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
             tail = read_tail(directory / log_file(), lines=1)
-            late = "; the time of the search is over (--max-time)" if time.perf_counter() > self.ends_at else ""
-            raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}{late}") from None
+            self.check_time()
+            raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
         """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
+        self.check_time()
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
-        self._ending(directory, entry, max(1.0, min(timeout_s, self.ends_at - time.perf_counter())))
+        self._ending(directory, entry, min(timeout_s, max(1.0, self.ends_at - time.perf_counter())))
         return directory
 
     def _compile(self, operators: tuple[str, ...], limit_s: float) -> None:
@@ -202,11 +204,21 @@ class LocalRunner:
             self.close()
         launcher = self.begin()
         try:
-            launcher.wait()
-        except BaseException:
+            launcher.wait(max(1.0, self.ends_at - time.perf_counter()))
+        except BaseException as error:
             self.close()
+            if isinstance(error, InfrastructureError):
+                self.check_time()
             raise
         return launcher
+
+    def check_time(self) -> None:
+        """Raise InfrastructureError if the time is over before the first trial has begun."""
+        if time.perf_counter() > self.ends_at:
+            raise InfrastructureError(
+                "the time of the search was over before its first trial: importing libraries and looking at the model "
+                "took all of it; a longer --max-time or an idle machine may help"
+            )
 
     def _ending(self, directory: Path, entry: str, timeout_s: float, *, ranks: int | None = None) -> Ending:
         """Have the launcher run a child, or so many ranks, in `directory`; return how it ended.
