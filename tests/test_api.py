@@ -163,8 +163,9 @@ def test_the_losses_of_the_winner_are_compared_with_the_baselines(autotune, tiny
 @pytest.mark.slow
 def test_a_small_memory_budget_makes_real_out_of_memory_trials_and_is_kept(wide_llama, tmp_path):
     result = autotune.find(
-        str(wide_llama), effort="quick", device="cpu", memory="420MiB", max_trials=4, run_dir=tmp_path / "run"
-    )
+        str(wide_llama), effort="quick", device="cpu", seq_len=128, global_batch=16, memory="420MiB", max_trials=4,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
     statuses = [t.status for t in result.trials]
     assert TrialStatus.OUT_OF_MEMORY in statuses
     assert result.best.measurement.memory.peak_bytes <= 420 << 20
