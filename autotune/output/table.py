@@ -113,13 +113,13 @@ def verdict_line(result: ResultData) -> str:
     changed = shown_changes(result.best.changes)
     if result.verdict == "faster" and result.speedup is not None:
         return f"{_faster(result.speedup)}: {changed}"
-    if result.verdict == "no clear winner":
-        return _kept(result)
     if result.verdict == "baseline did not complete":
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
     if result.others_share is not None:
         cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
         return f"{cause}. Try again when it is quiet, or go on beside them with --no-wait"
+    if result.verdict in ("no clear winner", "couldn't tell"):
+        return _kept(result)
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
     if result.kept_because:
         return f"{unconfirmed}; the baseline is kept: {result.kept_because}"
@@ -136,12 +136,12 @@ def _kept(result: ResultData) -> str:
     """Return why the baseline is kept: nothing is faster by more than the bound, or it couldn't be told."""
     if result.challenger is None:  # nothing came near the baseline or stood the finals, or an older version wrote it
         return "nothing tried is clearly faster than your baseline; the baseline is kept"
-    if result.bound is None:
+    if (bound := result.challenger.bound) is None:
         return (
             "couldn't tell whether anything tried is faster than your baseline: trials differ too much; "
             "the baseline is kept"
         )
-    percent = math.ceil((result.bound - 1) * 100 - 0.01)
+    percent = math.ceil((bound - 1) * 100 - 0.01)
     if percent <= 0:
         return "nothing tried is faster than your baseline; the baseline is kept"
     return f"nothing tried is faster than your baseline by more than {percent} %; the baseline is kept"

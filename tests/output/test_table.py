@@ -73,7 +73,7 @@ def test_a_kept_baseline_has_the_bound_of_the_best_challenger():
     finals = [(BASE, make_measurement(10.0, spread=0.02)), (BIG, make_measurement(10.1, spread=0.02))] * 2
     result = answer([(BASE, 10.0), (BIG, 10.5)], finals)
     interval = result.runners_up[0].speedup.interval
-    assert result.bound == result.challenger.interval.high == interval.high
+    assert result.challenger.bound == result.challenger.interval.high == interval.high
     percent = re.fullmatch(
         r"nothing tried is faster than your baseline by more than (\d+) %; the baseline is kept", verdict_line(result)
     )[1]
@@ -87,6 +87,7 @@ def test_a_challenger_that_is_surely_slower_leaves_no_percentage():
 
 def test_what_was_not_told_is_said_and_not_shown_as_figures():
     result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, WILD)])
+    assert result.verdict == "couldn't tell"
     assert verdict_line(result).startswith("couldn't tell whether anything tried is faster than your baseline")
     assert row(result, "runner-up")[1] == "couldn't tell"
     assert row(result, "runner-up")[2].startswith("about ")
