@@ -23,7 +23,7 @@ from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.launcher import Launcher, end_what_was_left
 from autotune.execution.logtail import read_tail
 from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
-from autotune.execution.places import Place, whole
+from autotune.execution.places import Place, check_place, whole
 from autotune.value import Value, write_value
 from autotune.values.hardware import Hardware, cuda_used_bytes
 from autotune.values.trial import (
@@ -118,8 +118,9 @@ class LocalRunner:
         """Run one trial and write its result.
 
         Raises:
-            InfrastructureError: The launcher can't be started.
+            InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
+        check_place(self._run_directory)
         self.ends_at = math.inf
         directory = trial_directory(self._run_directory, request.number)
         _make_empty(directory)
@@ -131,6 +132,8 @@ class LocalRunner:
         ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
         outcome = merged_outcome(directory, ending, request)
+        if outcome.kind == "failure":
+            check_place(self._run_directory)  # which would explain it
         warnings = self._wait_until_idle(idle_bytes)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
@@ -172,6 +175,7 @@ class LocalRunner:
         try:
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
+            check_place(self._run_directory)  # which would explain it
             tail = read_tail(directory / log_file(), lines=1)
             self.check_time()
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
@@ -181,6 +185,7 @@ class LocalRunner:
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
         """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
+        check_place(self._run_directory)
         self.check_time()
         directory = self._run_directory / name
         _make_empty(directory)

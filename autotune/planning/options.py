@@ -133,7 +133,9 @@ class SearchOptions(WorkloadOptions):
         (), description="Knobs to search; the others stay as in the baseline.", json_schema_extra=CHANGES
     )
     space: Name | None = Field(None, description="Built-in search space or YAML file.", json_schema_extra=CHANGES)
-    max_trials: PositiveInt | None = Field(None, description="Trials of the search.", json_schema_extra=LIMITS)
+    max_trials: PositiveInt | None = Field(
+        default=None, le=1_000_000, description="Trials of the search.", json_schema_extra=LIMITS
+    )
     max_time_s: Seconds | None = Field(
         None, alias="max_time", description="Time of the whole search, such as 10m.", json_schema_extra=LIMITS
     )
@@ -144,10 +146,12 @@ class SearchOptions(WorkloadOptions):
         None, description="Minimise the time of a run of so many tokens, as 20B.", json_schema_extra=MODEL
     )
     check_loss: NonNegativeInt | None = Field(
-        None, description="Steps whose losses must agree [20; quick 0].", json_schema_extra=LIMITS
+        default=None, le=100_000, description="Steps whose losses must agree [20; quick 0].", json_schema_extra=LIMITS
     )
     exhaustive: bool = Field(False, description="Measure every point; write table.jsonl.", json_schema_extra=LIMITS)
-    repeat: PositiveInt = Field(1, description="Times each point is measured (--exhaustive).", json_schema_extra=LIMITS)
+    repeat: PositiveInt = Field(
+        default=1, le=1000, description="Times each point is measured (--exhaustive).", json_schema_extra=LIMITS
+    )
     seed: int = Field(
         42, ge=0, le=LARGEST_SEED, description="Seed of weights, data and the search.", json_schema_extra=MODEL
     )
