@@ -183,9 +183,8 @@ def _subject(result: ResultData) -> str:
 
 def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:
     measured = contender.measurement
-    if measured is None:
-        missing = result.baseline_cause or "not measured"
-        return label, visible(missing), "", "", visible(show_config(contender.config))
+    if measured is None:  # the verdict has the cause
+        return label, "–", "–", "–", visible(show_config(contender.config))
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
@@ -210,7 +209,7 @@ def times_baseline(result: ResultData, contender: Contender) -> str:
         return ""
     if not (ours.shown_interval.is_narrow and theirs.shown_interval.is_narrow):
         return COULD_NOT_TELL
-    return f"about {result.objective.rate(ours) / result.objective.rate(theirs):.2g}"
+    return f"about {show_rate(float(f'{result.objective.rate(ours) / result.objective.rate(theirs):.2g}'))}"
 
 
 def show_ratio(ratio: float, interval: Interval | None) -> str:
