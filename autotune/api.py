@@ -205,6 +205,7 @@ def _planned(
     outline = planner.outline(subject.options, backend.allotment, subject)
     if not subject.options.exhaustive or subject.options.max_time_s is not None:
         backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
+        backend.asker.check_time()
     subject.keep(directory.path)
     here = planner.disk_notes(directory.path) if subject.options.engine == "local" else []
     for text in (*outline.notes, *here):
@@ -278,6 +279,6 @@ def resume(
             stopwatch.enter("launching")
             backend.asker.start()
             result = conduct(plan, directory, backend, heard, stopwatch)
-        if len(directory.results()) == len(results) and result.verdict != "couldn't tell":
+        if results and len(directory.results()) == len(results):
             heard(Note(text=NOTHING_RUN))
     return with_methods(result)

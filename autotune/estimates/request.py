@@ -108,6 +108,8 @@ def check(options: EstimateOptions) -> None:
     for name, value in (("nodes", options.nodes), ("network-gb-s", options.network_gb_s)):
         if value is not None and options.devices == 1:
             raise InputError(f"--{name} {value}: is of several devices (--devices)")
+    if options.devices < 1:
+        raise InputError("--devices 0: expected a whole number above 0")
     if options.devices > LARGEST_BATCH:
         raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
     if options.devices > 1 and options.gpu == "all":

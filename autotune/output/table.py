@@ -113,13 +113,14 @@ def verdict_line(result: ResultData) -> str:
     changed = shown_changes(result.best.changes)
     if result.verdict == "faster" and result.speedup is not None:
         return f"{_faster(result.speedup)}: {changed}"
-    if result.verdict == "no clear winner":
-        return _kept(result)
     if result.verdict == "baseline did not complete":
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
     if result.others_share is not None:
         cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
-        return f"{cause}. Try again when it is quiet, or go on beside them with --no-wait"
+        begin = ", or begin beside them with --no-wait" if result.best.measurement is None else ""
+        return f"{cause}. Try again when it is quiet{begin}"
+    if result.verdict in ("no clear winner", "couldn't tell"):
+        return _kept(result)
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
     if result.kept_because:
         return f"{unconfirmed}; the baseline is kept: {result.kept_because}"
@@ -136,12 +137,12 @@ def _kept(result: ResultData) -> str:
     """Return why the baseline is kept: nothing is faster by more than the bound, or it couldn't be told."""
     if result.challenger is None:  # nothing came near the baseline or stood the finals, or an older version wrote it
         return "nothing tried is clearly faster than your baseline; the baseline is kept"
-    if result.bound is None:
+    if (bound := result.challenger.bound) is None:
         return (
             "couldn't tell whether anything tried is faster than your baseline: trials differ too much; "
             "the baseline is kept"
         )
-    percent = math.ceil((result.bound - 1) * 100 - 0.01)
+    percent = math.ceil((bound - 1) * 100 - 0.01)
     if percent <= 0:
         return "nothing tried is faster than your baseline; the baseline is kept"
     return f"nothing tried is faster than your baseline by more than {percent} %; the baseline is kept"
@@ -182,9 +183,8 @@ def _subject(result: ResultData) -> str:
 
 def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:
     measured = contender.measurement
-    if measured is None:
-        missing = result.baseline_cause or "not measured"
-        return label, visible(missing), "", "", visible(show_config(contender.config))
+    if measured is None:  # the verdict has the cause
+        return label, "–", "–", "–", visible(show_config(contender.config))
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
@@ -209,7 +209,7 @@ def times_baseline(result: ResultData, contender: Contender) -> str:
         return ""
     if not (ours.shown_interval.is_narrow and theirs.shown_interval.is_narrow):
         return COULD_NOT_TELL
-    return f"about {result.objective.rate(ours) / result.objective.rate(theirs):.2g}"
+    return f"about {show_rate(float(f'{result.objective.rate(ours) / result.objective.rate(theirs):.2g}'))}"
 
 
 def show_ratio(ratio: float, interval: Interval | None) -> str:

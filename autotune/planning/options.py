@@ -133,7 +133,9 @@ class SearchOptions(WorkloadOptions):
         (), description="Knobs to search; the others stay as in the baseline.", json_schema_extra=CHANGES
     )
     space: Name | None = Field(None, description="Built-in search space or YAML file.", json_schema_extra=CHANGES)
-    max_trials: PositiveInt | None = Field(None, description="Trials of the search.", json_schema_extra=LIMITS)
+    max_trials: PositiveInt | None = Field(
+        default=None, le=1_000_000, description="Trials of the search.", json_schema_extra=LIMITS
+    )
     max_time_s: Seconds | None = Field(
         None, alias="max_time", description="Time of the whole search, such as 10m.", json_schema_extra=LIMITS
     )
@@ -144,10 +146,12 @@ class SearchOptions(WorkloadOptions):
         None, description="Minimise the time of a run of so many tokens, as 20B.", json_schema_extra=MODEL
     )
     check_loss: NonNegativeInt | None = Field(
-        None, description="Steps whose losses must agree [20; quick 0].", json_schema_extra=LIMITS
+        default=None, le=100_000, description="Steps whose losses must agree [20; quick 0].", json_schema_extra=LIMITS
     )
     exhaustive: bool = Field(False, description="Measure every point; write table.jsonl.", json_schema_extra=LIMITS)
-    repeat: PositiveInt = Field(1, description="Times each point is measured (--exhaustive).", json_schema_extra=LIMITS)
+    repeat: PositiveInt = Field(
+        default=1, le=1000, description="Times each point is measured (--exhaustive).", json_schema_extra=LIMITS
+    )
     seed: int = Field(
         42, ge=0, le=LARGEST_SEED, description="Seed of weights, data and the search.", json_schema_extra=MODEL
     )
@@ -193,8 +197,9 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
         raise InputError(f"--{option} {str(first['input'])[:_SHOWN]}: {first_complaint(error)}") from None
 
 
-# Options that a project has no default for: who runs a command in somebody else's project doesn't trust its models.
-_NOT_OF_A_PROJECT = ("trust_remote_code",)
+# Options that a project has no default for, as they run code: who runs a command in somebody else's project need not
+# trust its models or its cluster.
+_NOT_OF_A_PROJECT = ("trust_remote_code", "address")
 
 # Options that name files: those of a project lie beside its pyproject.toml. What isn't a file there may be a name.
 _FILES, _FILES_OR_NAMES = ("data", "baseline", "output"), ("model", "space")
@@ -226,6 +231,10 @@ def project_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
                 file = path.parent / found[name]
                 if name in _FILES or (folder / file).exists():
                     found[name] = str(file)
+                if name == "output" and not (folder / file).resolve().is_relative_to(parent.resolve()):
+                    raise InputError(
+                        f"{path}: [tool.autotune] output: outside of the project; say it on the command line"
+                    )
             return path, found
     return None
 

@@ -204,11 +204,13 @@ def _searched(
         return Tuner(plan, directory, backend.pool, writer, starting=stopwatch.laps()).run()
     stopwatch.enter("tracing")
     writer(PhaseBegan(phase=Phase.PREDICTING))
-    model = cost_model(plan, backend.asker, directory.path, writer)
+    left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
+    model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
     stopwatch.enter("planning")
     recall = Recall(plan, writer.earlier())
     if recall.foreword is not None and not directory.results():
         writer(Note(text=recall.foreword))
+    backend.asker.check_time()
     starting = stopwatch.laps()
     try:
         return Tuner(plan, directory, backend.pool, writer, model=model, recall=recall, starting=starting).run()

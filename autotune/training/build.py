@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 # What the library and torch raise at a request that they can't fulfil; a build of torch without CUDA an AssertionError.
 # Out of memory is a RuntimeError.
-_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError, AssertionError)
+_REFUSALS = (
+    ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ImportError, AssertionError,
+    ArithmeticError,
+)  # fmt: skip
 
 
 def build_config(spec: ModelSpec, task: Task) -> PreTrainedConfig:
@@ -105,7 +108,9 @@ def build_model(
         # Wav2Vec2 makes one parameter by torch's legacy constructor, which ignores the device of the context.
         if any(parameter.device.type != torch.device(first).type for parameter in model.parameters()):
             model.to(first)
-    except _REFUSALS as error:
+    except (*_REFUSALS, RuntimeError) as error:
+        if not isinstance(error, _REFUSALS) and str(first) != "meta":  # of memory, perhaps
+            raise
         raise InputError(f"{shown(spec.name)}: can't be built: {one_line(error)}") from error
     if spec.config.get("tie_word_embeddings") is False:
         _untie(model)

@@ -71,7 +71,8 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
         return None
     what = shown_changes(changes(fastest.request.config, plan))
     number, rate, why = fastest.request.number, shown_rate(fastest.measurement), _reason(finals, fastest, answer)
-    return f"trial {number} ({what}) gave {rate} samples/s in the search, more than the winner: {why}"
+    than = "your baseline" if best == plan.baseline else "the winner"
+    return f"trial {number} ({what}) gave {rate} samples/s in the search, more than {than}: {why}"
 
 
 def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
@@ -89,8 +90,8 @@ def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
     if latest is not None and is_behind and _is_shown_faster(latest, answer):
         return "what it takes at the start isn't won back in a run of this length"
     if again is not None:
-        alike = ", not clearly more than the winner, which changes less" if _is_shown_faster(again, answer) else ""
-        return f"measured again in turn with the others it gave {shown_rate(again)}{alike}"
+        alike = ", not clearly more than what changes less" if _is_shown_faster(again, answer) else ""
+        return f"measured again in turn it gave {shown_rate(again)}{alike}"
     if config in finals.contenders():
         return "there was no time to measure it again"
     finalists = plan.budget.finalists

@@ -127,7 +127,7 @@ def verdict_of(finals: Finals) -> Decision:
     others_share, challenger = finals.others_share(), _challenger(finals)
     if others_share > TELLING_SHARE and (challenger is None or challenger.interval.high > WORTH_DECIDING):
         return Decision(best, "couldn't tell", others_share=others_share)
-    return Decision(best, "no clear winner")
+    return Decision(best, "couldn't tell" if challenger is not None and challenger.bound is None else "no clear winner")
 
 
 def _challenger(finals: Finals) -> Speedup | None:
@@ -139,7 +139,7 @@ def _challenger(finals: Finals) -> Speedup | None:
 def _speedup(finals: Finals, config: TrainConfig) -> Speedup | None:
     """Return the speed-up of `config` over the baseline; None for the baseline, or if either has no final trial."""
     found = finals.speedup(config, finals.plan.baseline) if config != finals.plan.baseline else None
-    return Speedup(**found._asdict(), reference="the baseline") if found is not None else None
+    return None if found is None else Speedup(ratio=found.ratio, interval=found.interval, reference="the baseline")
 
 
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:

@@ -52,13 +52,16 @@ def test_finals_and_not_the_search_decide():
     assert result.best.measurement.samples_per_second == pytest.approx(14.0)
 
 
-def test_overlapping_with_the_baseline_is_no_clear_winner_and_the_baseline_is_kept():
-    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2)
-    assert (result.verdict, result.best.config, result.speedup) == ("no clear winner", BASE, None)
+@pytest.mark.parametrize(("spread", "verdict"), [(0.05, "no clear winner"), (0.2, "couldn't tell")])
+def test_overlapping_with_the_baseline_keeps_it_and_a_wide_interval_tells_nothing(spread, verdict):
+    finals = [(BASE, make_measurement(10.0, spread=spread)), (BIG, make_measurement(10.5, spread=spread))] * 2
+    result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
+    assert (result.verdict, result.best.config, result.speedup) == (verdict, BASE, None)
+    assert result.others_share is None
 
 
 def beside_others(rate: float, share: float) -> Outcome:
-    return noisy(rate).model_copy(update={"conditions": Conditions(others_share=share)})
+    return make_measurement(rate, spread=0.05, conditions=Conditions(others_share=share))
 
 
 @pytest.mark.parametrize(
