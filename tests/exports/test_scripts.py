@@ -34,7 +34,7 @@ from autotune.values.model import Task
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from exported_scripts import tokenizer  # noqa: E402
+from exported_scripts import tokenizer
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
