@@ -117,7 +117,8 @@ def verdict_line(result: ResultData) -> str:
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
     if result.others_share is not None:
         cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
-        return f"{cause}. Try again when it is quiet, or go on beside them with --no-wait"
+        begin = ", or begin beside them with --no-wait" if result.best.measurement is None else ""
+        return f"{cause}. Try again when it is quiet{begin}"
     if result.verdict in ("no clear winner", "couldn't tell"):
         return _kept(result)
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
