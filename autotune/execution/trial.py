@@ -46,9 +46,7 @@ class Trial(NamedTuple):
             request.workload.accumulation_steps(request.config),
             clock=HostClock() if on_cpu else CudaClock(),
             started_at=stopwatch.started_at,
-            ends_at=_ends_at(request, directory, stopwatch)
-            if task is None
-            else math.inf,  # a check runs all its steps or fails
+            ends_at=_ends_at(request, directory, stopwatch) if task is None else math.inf,
             stopwatch=stopwatch,
             watch=noise.watch(device_of(request), ranks=own_rank().is_launched),
             afterwards="closing_s" if task is None else "check_s",
@@ -92,7 +90,7 @@ class Trial(NamedTuple):
 
 
 def _ends_at(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> float:
-    """Return when measuring has to end, so that a trial leaves its steps before its process is killed.
+    """Return when measuring has to end, so that a trial that is no check leaves its steps before it is killed.
 
     A process that isn't forked imports the libraries before the stopwatch begins, after its job has written a file.
     """

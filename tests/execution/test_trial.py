@@ -65,10 +65,12 @@ def test_measuring_ends_before_the_process_is_killed_however_long_it_has_importe
     if importing_s is not None:
         (tmp_path / PROCESS_FILE).touch()
         os.utime(tmp_path / PROCESS_FILE, (time.time() - importing_s,) * 2)
-    trial = Trial.begun(make_request(limits=make_limits(timeout_s=60.0)), tmp_path, stopwatch, GUARD)
+    trial = Trial.begun(
+        make_request(accumulation_steps=2, limits=make_limits(timeout_s=60.0)), tmp_path, stopwatch, GUARD
+    )
     assert trial.timer._ends_at == pytest.approx(stopwatch.started_at + 58.0 - (importing_s or 0.0), abs=1.0)
 
 
 def test_a_check_runs_all_its_steps_or_fails(tmp_path):
-    request = make_request(task=LossTask(steps=20, pass_steps=4, seed=0))
+    request = make_request(accumulation_steps=2, task=LossTask(steps=20, pass_steps=4, seed=0))
     assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer._ends_at == math.inf
