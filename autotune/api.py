@@ -279,6 +279,6 @@ def resume(
             stopwatch.enter("launching")
             backend.asker.start()
             result = conduct(plan, directory, backend, heard, stopwatch)
-        if len(directory.results()) == len(results) and result.verdict != "couldn't tell":
+        if results and len(directory.results()) == len(results):
             heard(Note(text=NOTHING_RUN))
     return with_methods(result)

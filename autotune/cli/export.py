@@ -37,7 +37,7 @@ def export(
     result = load(answer)
     left_out: dict[str, str] = {}
     if to == targets.ALL:
-        found, left_out = targets.drafts(result)
+        found, left_out = targets.drafts(result, str(answer))
         if output is None:
             raise InputError("--to all needs a directory for the files (--output DIR)")
         launch = launch_files.launch_commands(result, str(answer))

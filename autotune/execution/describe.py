@@ -8,6 +8,7 @@ samples are computed (`user_limits`). Of a user's loop a few steps are run (`ste
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,8 @@ def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Des
     except Exception as error:
         traceback.print_exc()  # into its output
         what = f"{type(error).__name__}: {one_line(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            what += f"; it runs in the environment of autotune, {sys.prefix}: install it there, or autotune where it is"
         raise InputError(f"{code.shown} failed before it trained: {what} {output}") from error
 
 

@@ -49,6 +49,10 @@ _IN_CODE = {
     "attn_implementation": "model.set_attn_implementation({value!r})",
     "experts_implementation": "model.set_experts_implementation({value!r})",
     "adapter": "peft's {value}",
+    "quantization": "base weights in {value}",
+    "experts_per_token": "{value} experts per token",
+    "expert_capacity": "an expert capacity of {value}",
+    "packing": "packed micro-batches",
 }
 
 
@@ -254,8 +258,11 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
         return ["train with it: result.training_arguments(output_dir) for the Trainer, result.prepare_model(model)"]
     given, missing = shlex.join(flags(result)), unsaid(result)
     left_out = f" (which leave out: {'; '.join(missing)})" if missing else ""
+    train = f"train with it: {_apply_command(code, answer)}"
+    if not given and not missing:
+        return [train]
     as_flags = f"as flags of the script, if it reads TrainingArguments from its command line: {given or 'none'}"
-    return [f"train with it: {_apply_command(code, answer)}", as_flags + left_out]
+    return [train, as_flags + left_out]
 
 
 def flags(result: ResultData) -> tuple[str, ...]:
@@ -269,9 +276,14 @@ def flags(result: ResultData) -> tuple[str, ...]:
 
 def unsaid(result: ResultData) -> tuple[str, ...]:
     """Return what flags can't say of the answer, a few words each."""
-    code, changes = result.workload.own_code, result.best.changes
     lines = [f"without --{name}" for name, value in _changed_arguments(result).items() if value is None]
-    lines += [_IN_CODE[change.knob].format(value=change.after) for change in changes if change.knob in _IN_CODE]
+    return (*lines, *in_code(result))
+
+
+def in_code(result: ResultData) -> tuple[str, ...]:
+    """Return what no TrainingArguments can say of the answer, a few words each."""
+    code, changes = result.workload.own_code, result.best.changes
+    lines = [_IN_CODE[change.knob].format(value=change.after) for change in changes if change.knob in _IN_CODE]
     if any(change.knob == "precision" and change.after == "pure_bf16" for change in changes):
         lines.append("weights in bfloat16")
     steps = result.workload.accumulation_steps

@@ -38,7 +38,8 @@ class Exported(NamedTuple):
 def _launch_file(name: str, winner: Winner) -> Draft:
     by_accelerate = name == launch_files.ACCELERATE and winner.workload.own_code is None
     launch = (launch_files.accelerate_command(winner.result),) if by_accelerate else ()
-    return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, winner.result)}, launch)
+    lost = launch_files.in_code(winner.result) if name == launch_files.ARGUMENTS else ()
+    return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, winner.result)}, launch, lost)
 
 
 TARGETS: dict[str, Callable[[Winner], Draft]] = {
@@ -68,18 +69,20 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
         raise InputError(f"{target}: expected {', '.join(known[:-1])} or {ALL}{suggestion(target, known)}")
     made_by_user = result.workload.own_code is not None or result.workload.model.source == "own"
     if made_by_user and target not in launch_files.FILE_NAMES:
-        raise InputError(f"{target}: your own code makes the model, which no script can; --to {launch_files.ARGUMENTS}")
+        commands = launch_files.launch_commands(result, answer)
+        way = f"it trains by: {commands[0]}" if commands else f"--to {launch_files.ARGUMENTS} writes its arguments"
+        raise InputError(f"{target}: your own code makes the model, which no exported file can; {way}")
     made = TARGETS[target](Winner(result))
     return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
 
-def drafts(result: ResultData) -> tuple[dict[str, Draft], dict[str, str]]:
-    """Return the drafts of all targets that can train an answer, and the reasons why the others can't."""
+def drafts(result: ResultData, answer: str = "best-config.json") -> tuple[dict[str, Draft], dict[str, str]]:
+    """Return the drafts of all targets that can train the answer in `answer`, and the reasons why the others can't."""
     made: dict[str, Draft] = {}
     left_out: dict[str, str] = {}
     for target in TARGETS:
         try:
-            made[target] = draft(result, target)
+            made[target] = draft(result, target, answer)
         except InputError as error:
             left_out[target] = str(error)
     return made, left_out

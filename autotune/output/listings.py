@@ -130,7 +130,7 @@ def preview_table(found: Preview) -> RenderableType:
     ]
     if found.first_trials:
         headings = ("", "samples/s", "GiB", "the first trials, if each gives what is predicted")
-        rows = (_expected(number, trial) for number, trial in enumerate(found.first_trials))
+        rows = (_expected(n, trial, found.memory_bytes) for n, trial in enumerate(found.first_trials))
         parts.append(table_of(headings, rows, right=headings[:3], whole=headings[:3]))
     refused = [f"not tried: {', '.join(names)}: {reason}" for reason, names in found.values_refused.items()]
     counts = list(found.refused.items())
@@ -142,8 +142,10 @@ def preview_table(found: Preview) -> RenderableType:
     return Group(*parts, *map(Text, refused))
 
 
-def _expected(number: int, trial: ExpectedTrial) -> tuple[str, ...]:
+def _expected(number: int, trial: ExpectedTrial, memory_bytes: int) -> tuple[str, ...]:
+    changed = shown_changes(trial.changes)
     if trial.predicted is None:
-        return (str(number), "?", "?", shown_changes(trial.changes))
-    peak = f"{trial.predicted.peak_bytes / GIB:.2f}"
-    return (str(number), show_rate(trial.predicted.samples_per_second), peak, shown_changes(trial.changes))
+        return (str(number), "?", "?", changed)
+    peak_bytes = trial.predicted.peak_bytes
+    over = " (more than the budget)" if peak_bytes > memory_bytes else ""
+    return (str(number), show_rate(trial.predicted.samples_per_second), f"{peak_bytes / GIB:.2f}", changed + over)

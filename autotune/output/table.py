@@ -117,7 +117,8 @@ def verdict_line(result: ResultData) -> str:
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
     if result.others_share is not None:
         cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
-        return f"{cause}. Try again when it is quiet, or go on beside them with --no-wait"
+        begin = ", or begin beside them with --no-wait" if result.best.measurement is None else ""
+        return f"{cause}. Try again when it is quiet{begin}"
     if result.verdict in ("no clear winner", "couldn't tell"):
         return _kept(result)
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
@@ -182,9 +183,8 @@ def _subject(result: ResultData) -> str:
 
 def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:
     measured = contender.measurement
-    if measured is None:
-        missing = result.baseline_cause or "not measured"
-        return label, visible(missing), "", "", visible(show_config(contender.config))
+    if measured is None:  # the verdict has the cause
+        return label, "–", "–", "–", visible(show_config(contender.config))
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
@@ -209,7 +209,7 @@ def times_baseline(result: ResultData, contender: Contender) -> str:
         return ""
     if not (ours.shown_interval.is_narrow and theirs.shown_interval.is_narrow):
         return COULD_NOT_TELL
-    return f"about {result.objective.rate(ours) / result.objective.rate(theirs):.2g}"
+    return f"about {show_rate(float(f'{result.objective.rate(ours) / result.objective.rate(theirs):.2g}'))}"
 
 
 def show_ratio(ratio: float, interval: Interval | None) -> str:

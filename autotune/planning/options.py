@@ -197,8 +197,9 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
         raise InputError(f"--{option} {str(first['input'])[:_SHOWN]}: {first_complaint(error)}") from None
 
 
-# Options that a project has no default for: who runs a command in somebody else's project doesn't trust its models.
-_NOT_OF_A_PROJECT = ("trust_remote_code",)
+# Options that a project has no default for, as they run code: who runs a command in somebody else's project need not
+# trust its models or its cluster.
+_NOT_OF_A_PROJECT = ("trust_remote_code", "address")
 
 # Options that name files: those of a project lie beside its pyproject.toml. What isn't a file there may be a name.
 _FILES, _FILES_OR_NAMES = ("data", "baseline", "output"), ("model", "space")
@@ -230,6 +231,10 @@ def project_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
                 file = path.parent / found[name]
                 if name in _FILES or (folder / file).exists():
                     found[name] = str(file)
+                if name == "output" and not (folder / file).resolve().is_relative_to(parent.resolve()):
+                    raise InputError(
+                        f"{path}: [tool.autotune] output: outside of the project; say it on the command line"
+                    )
             return path, found
     return None
 

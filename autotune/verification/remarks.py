@@ -150,9 +150,11 @@ def _drift(baseline_finals: Sequence[TrialResult]) -> list[str]:
     change = drift([times for _, times in measured])
     if change < WORTH_TELLING:
         return []
-    numbers = " and ".join(str(number) for number, _ in measured)
+    *others, last = (str(number) for number, _ in measured)
+    numbers = f"{', '.join(others)} and {last}"
+    far = f"{change:.0%}" if change < 1 else f"a factor of {show_rate(1 + change)}"
     return [
-        f"noise: the machine's speed drifted by {change:.0%} between trials of the baseline ({numbers}); "
+        f"noise: the machine's speed drifted by {far} between trials of the baseline ({numbers}); "
         "the finals are compared round by round, the trials of the search are not"
     ]
 

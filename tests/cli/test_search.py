@@ -17,6 +17,7 @@ from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
+from autotune.search.preview import Preview, preview
 from autotune.search.tuner import SearchInterrupted
 from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import load
@@ -75,6 +76,15 @@ def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(tiny_llama, tmp_
     assert "predicting ..." in done.stderr
     assert not any((tmp_path / "here").iterdir())
     assert not list((tmp_path / "temporary").glob("autotune-*"))
+
+
+def test_a_dry_run_is_printed_as_json(here, monkeypatch):
+    asked = {}
+    found = preview(make_plan(), None)
+    monkeypatch.setattr("autotune.api.preview", lambda **given: asked.update(given) or found)
+    done = CliRunner().invoke(app, ["script", "--dry-run", "--json", "--quiet", "python", "train.py"])
+    assert Preview.model_validate_json(done.stdout) == found
+    assert (asked["script"], done.stderr) == (["python", "train.py"], "")
 
 
 def test_a_dry_run_refuses_what_a_search_refuses(here):

@@ -294,3 +294,11 @@ def test_trials_have_limits_of_their_own(own_bench):
     own_bench.runner.start()
     own_bench.runner.ends_at = time.perf_counter() - 1.0
     assert own_bench.misbehave("exit_without_a_word").status is TrialStatus.CRASHED
+
+
+def test_a_trial_whose_time_is_up_keeps_the_steps_that_it_has_measured(bench):
+    endless = {"measure_steps": 50_000, "measure_time_s": 1e9, "relative_interval": 1e-12}
+    result = bench.run(limits={"timeout_s": 20.0, **endless})
+    assert result.status is TrialStatus.COMPLETED
+    assert 10 <= len(result.measurement.step_times_s) < 50_000
+    assert 15.0 <= result.duration_s <= 20.5

@@ -9,7 +9,7 @@ from exporting import GPU, answer_of
 from factories import make_config, make_hardware, make_plan, make_result, make_spec, make_workload
 
 from autotune.errors import InputError
-from autotune.exports import launch_files
+from autotune.exports import launch_files, targets
 from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, unsaid, user_launch
 from autotune.training.arguments import laid_over, plan
 from autotune.tuning_result import TuningResult, with_methods
@@ -236,6 +236,26 @@ def test_a_script_is_run_again_by_a_command_that_can_be_copied():
     assert first == "train with it: autotune script --apply 'runs/my run/best-config.json' -- python train.py --lr 1"
     assert "--per_device_train_batch_size 16 --gradient_accumulation_steps 1" in second
     assert found.launch_commands == ("autotune script --apply best-config.json -- python train.py --lr 1",)
+
+
+def test_the_file_of_arguments_says_what_is_in_code():
+    best = make_config(attn_implementation="eager", precision="pure_bf16", adapter={"rank": 4})
+    draft = targets.draft(user_answer(best), ARGUMENTS)
+    assert set(draft.lost) == {
+        "model.set_attn_implementation('eager')",
+        f"peft's {best.adapter.shown}",
+        "weights in bfloat16",
+    }
+
+
+def test_a_users_script_is_told_how_it_trains_where_a_target_can_not():
+    with pytest.raises(InputError, match=r"it trains by: autotune script --apply a.json -- python train.py --lr 1$"):
+        targets.draft(user_answer(make_config(16)), "trl", "a.json")
+
+
+def test_nothing_is_said_of_flags_where_the_scripts_own_arguments_are_kept():
+    (line,) = user_launch(user_answer(user_answer(make_config(16)).baseline.config), "best-config.json")
+    assert line.startswith("train with it: autotune script --apply")
 
 
 def test_a_trainer_is_trained_from_python():

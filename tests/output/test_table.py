@@ -5,7 +5,7 @@ from io import StringIO
 
 import pytest
 from answers import ADAFACTOR, BASE, BF16, BIG, answer, noisy
-from factories import make_config, make_measurement, make_workload
+from factories import make_config, make_failure, make_measurement, make_workload
 from rich.console import Console
 
 from autotune.output.notebook import html_of, report_of
@@ -13,7 +13,7 @@ from autotune.output.report_html import html_report
 from autotune.output.report_text import markdown_report
 from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
 from autotune.values.result import ResultData
-from autotune.values.trial import Interval
+from autotune.values.trial import Interval, TrialStatus
 
 # Two steps of which one took thirty times as long as the other.
 WILD = make_measurement(10.0, step_times_s=(0.1, 3.0), samples_per_second_interval=Interval(low=0.09, high=469_458.0))
@@ -114,6 +114,17 @@ def test_ratios_stand_beside_the_baseline_with_their_intervals_where_measured_in
     assert row(result, "runner-up *")[1] == "about 1.2"
     unconfirmed = answer(searched)
     assert row(unconfirmed, "winner *")[1] == "about 1.5"
+
+
+def test_a_baseline_that_did_not_complete_has_no_figures_and_its_cause_in_the_verdict():
+    cause = make_failure(TrialStatus.OUT_OF_MEMORY, "no memory left, however long the line that says so becomes")
+    result = answer([(BASE, cause), (BIG, 15.0)])
+    assert verdict_line(result) == (
+        "your baseline did not complete here (out of memory: no memory left, however long the line that says so "
+        "becomes); the fastest that does: micro-batch 16"
+    )
+    assert row(result, "baseline")[1:4] == ["–", "–", "–"]
+    assert row(result, "winner *")[1] == "15", "no multiple"
 
 
 def test_inferred_accumulation_is_told_only_of_trials_that_ran_a_part():

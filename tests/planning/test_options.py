@@ -206,6 +206,8 @@ def test_files_of_a_project_lie_beside_its_file(project):
         ('effort = "heroic"', "pyproject.toml: [tool.autotune] --effort heroic: expected quick, standard or thorough"),
         ('fix = "optm=sgd"', "pyproject.toml: [tool.autotune] --fix optm: no such knob (did you mean 'optim'?)"),
         ("trust-remote-code = true", "pyproject.toml: [tool.autotune] trust-remote-code: say it on the command line"),
+        ('address = "ray://x"', "pyproject.toml: [tool.autotune] address: say it on the command line"),
+        ('output = "../best.json"', "pyproject.toml: [tool.autotune] output: outside of the project; say it on the"),
         ("effort = ", "pyproject.toml: not TOML: Invalid value"),
         ("[tool]\nautotune = 3", "pyproject.toml: not TOML: "),
     ],

@@ -168,5 +168,5 @@ def test_a_global_batch_that_nobody_trains_with_is_refused_by_name():
 
 def test_what_the_code_decides_can_not_be_fixed_at_another_value():
     assert plan(fix="optim=adamw_torch").baseline.optim == "adamw_torch"
-    with pytest.raises(InputError, match="--fix: optim stays as it is: it hands over an optimizer"):
+    with pytest.raises(InputError, match="--fix optim=sgd: optim stays as it is: it hands over an optimizer"):
         plan(fix="optim=sgd")

@@ -51,6 +51,9 @@ def test_a_baseline_that_became_slower_shows_the_machines_drift():
     finals = [trial(5), trial(7, times=(1.12, 1.13, 1.11))]
     (line,) = disturbance_notes(finals, finals)
     assert "drifted by 12% between trials of the baseline (5 and 7)" in line
+    finals.append(trial(9, times=(10.4, 10.5, 10.3)))
+    (line,) = disturbance_notes(finals, finals)
+    assert "drifted by a factor of 10.4 between trials of the baseline (5, 7 and 9)" in line
 
 
 def test_a_trial_that_was_faster_than_the_answer_is_explained_by_its_finals():
