@@ -76,7 +76,8 @@ COMMANDS = (
     "dashboard nowhere", "export nowhere --to python", "report . --format x", "report . -o x.zzz",
     "resume . --max-trials 0", "resume . --max-time x", "resume . --effort x", "explain . --max-time -1",
     "dashboard . --port 99999", "dashboard . --port x", "doctor --device x", "history sync nowhere", "history prune",
-    "script -- python", "script -- python nowhere.py", "script -- torchrun x.py", "script --apply no.json -- python t.py",
+    "script -- python", "script -- python nowhere.py", "script -- torchrun x.py",
+    "script --apply no.json -- python t.py",
     "find --model m --quiet --verbose", "report", "completion x",
 )  # fmt: skip
 
