@@ -20,7 +20,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from conftest import TINY_LLAMA, write_model
-from exported_scripts import tokenizer
 from exporting import ANSWERS, CPU, SCRIPTS, answer_of, answer_with, drafted
 from factories import make_config, make_hardware, make_workload
 from transformers import Trainer, default_data_collator, set_seed
@@ -32,6 +31,10 @@ from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
 from autotune.values.model import Task
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from exported_scripts import tokenizer
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
