@@ -8,14 +8,15 @@ from __future__ import annotations
 import copy
 import json
 import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 from exporting import answer_of
 from factories import make_config
-
-from tests.faults import files, options
-from tests.faults.command_line import run
+from faults import files, options
+from faults.command_line import run
 
 LONGEST_S = 10.0
 
@@ -28,16 +29,14 @@ class Case(NamedTuple):
     """A kind of bad input, and the exit code that it deserves."""
 
     words: list[str]
-    files: dict[str, Any] = {}
-    environment: dict[str, str] = {}
+    files: Mapping[str, Any] = MappingProxyType({})
+    environment: Mapping[str, str] = MappingProxyType({})
     code: int = 2
 
     @property
     def name(self) -> str:
-        content = next(
-            (str(c) for name, c in self.files.items() if name != "m/config.json" or c is not files.LLAMA), ""
-        )
-        return " ".join([*self.words, *self.environment.values(), content])[:90].encode("unicode_escape").decode()
+        contents = [str(content) for content in self.files.values() if content is not files.LLAMA]
+        return " ".join([*self.words, *self.environment.values(), *contents])[:90].encode("unicode_escape").decode()
 
 
 def of_options() -> list[Case]:
