@@ -52,8 +52,8 @@ class Spent(Value):
 
     @property
     def waited(self) -> str:
-        """The waiting in words, to be added to a line; empty if there was none."""
-        return f"; waiting for a quiet machine: {show_time(self.waiting_s)}" if self.waiting_s >= 1 else ""
+        """The waiting in words, to be added to a line; empty if it was no longer than a look at the machine."""
+        return f"; waiting for a quiet machine: {show_time(self.waiting_s)}" if self.waiting_s >= 2 else ""
 
     @property
     def starting_s(self) -> float:

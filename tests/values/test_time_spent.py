@@ -58,6 +58,7 @@ def test_waiting_for_a_quiet_machine_is_no_part_of_the_shares():
     assert spent.outside_share == without.outside_share
     assert spent.elapsed_s == pytest.approx(without.elapsed_s + 30.0)
     assert (spent.waited, without.waited) == ("; waiting for a quiet machine: 30 s", "")
+    assert spent_on([completed(0)], 12.0, {"waiting": 1.2}).waited == ""  # the look at a quiet machine
 
 
 def test_what_was_measured_before_this_was_recorded_is_lost_time_and_no_error():
