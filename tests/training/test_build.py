@@ -146,7 +146,7 @@ def test_what_the_library_refuses_is_told_on_one_line(tmp_path, options, words):
 
 
 def test_running_out_of_memory_is_not_mistaken_for_bad_input(tmp_path):
-    spec = tiny(tmp_path, "llama", vocab_size=2**44)
+    spec = tiny(tmp_path, "llama", vocab_size=2**24, hidden_size=2**16)
     with pytest.raises(RuntimeError, match="memory"):
         on_cpu(spec, Task.CAUSAL_LM)
 
