@@ -151,9 +151,10 @@ def text_of(name: str, result: ResultData) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def commands_text(result: ResultData, answer: str = "best-config.json") -> str:
-    """Return the content of `COMMANDS_FILE`."""
-    return "".join(f"{command}\n" for command in launch_commands(result, answer))
+def commands_file(result: ResultData, answer: str = "best-config.json") -> dict[str, str]:
+    """Return the content of `COMMANDS_FILE` by its name; no file where there are no commands."""
+    commands = launch_commands(result, answer)
+    return {COMMANDS_FILE: "".join(f"{command}\n" for command in commands)} if commands else {}
 
 
 def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
@@ -163,7 +164,7 @@ def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
         OSError: The directory can't be written.
     """
     texts = {FILE_NAMES[name]: text_of(name, result) for name in formats(result)}
-    return written({**texts, COMMANDS_FILE: commands_text(result)}, directory)
+    return written({**texts, **commands_file(result)}, directory)
 
 
 def written(files: dict[str, str], directory: Path) -> tuple[Path, ...]:

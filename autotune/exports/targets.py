@@ -91,8 +91,7 @@ def drafts(result: ResultData, answer: str = "best-config.json") -> tuple[dict[s
 def files_of_all(result: ResultData, found: dict[str, Draft], answer: str = "best-config.json") -> dict[str, str]:
     """Return the files of several targets, which may share some, and the command lines, which name `answer`."""
     files = {name: text for one in found.values() for name, text in one.files.items()}
-    commands = launch_files.commands_text(result, answer)
-    return {**files, **({launch_files.COMMANDS_FILE: commands} if commands else {})}
+    return {**files, **launch_files.commands_file(result, answer)}
 
 
 def save(result: ResultData, target: str, directory: Path) -> Exported:

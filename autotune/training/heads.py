@@ -123,7 +123,9 @@ def head_notes(spec: ModelSpec, task: Task) -> list[str]:
         notes.append(f"the head is that of {named} in config.json: {task} (--task)")
     senses = [word for part, word in _SENSES.items() if part in spec.config and task.takes_text]
     if senses:
-        notes.append(f"{' and '.join(senses)} are left out: trained is on text alone, which takes less time and memory")
+        notes.append(
+            f"{' and '.join(senses)} are left out: the trials train on text alone, which takes less time and memory"
+        )
     return notes
 
 

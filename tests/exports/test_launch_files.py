@@ -258,12 +258,13 @@ def test_nothing_is_said_of_flags_where_the_scripts_own_arguments_are_kept():
     assert line.startswith("train with it: autotune script --apply")
 
 
-def test_a_trainer_is_trained_from_python():
+def test_a_trainer_is_trained_from_python(tmp_path):
     code = OwnCode(kind="pickle", shown="trainer Trainer", directory="/")
     answer = user_answer(make_config(16), code)
     (line,) = user_launch(answer, "best-config.json")
     assert "result.training_arguments(output_dir)" in line
     assert launch_files.launch_commands(answer) == ()
+    assert "launch.txt" not in {path.name for path in launch_files.save(answer, tmp_path)}
     (line,) = launch_files.to_train(answer, "runs/a.json")
     assert line == "# in your own code: autotune.load('runs/a.json').training_arguments(output_dir)"
 

@@ -86,4 +86,4 @@ def test_a_part_for_images_that_is_not_fed_is_said(tmp_path):
     spec = resolve(str(write_model(tmp_path, config)))
     assert default_task(spec) is Task.CAUSAL_LM
     (line,) = head_notes(spec, Task.CAUSAL_LM)
-    assert line.startswith("images are left out: trained is on text alone")
+    assert line.startswith("images are left out: the trials train on text alone")
