@@ -48,8 +48,10 @@ def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
+        where = f"{str(error.filename)[:100]}: " if isinstance(error, OSError) and error.filename else ""
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            _fail(f"{where}the name is too long", "InputError", InputError.exit_code, as_json=as_json)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f"{error.filename}: " if error.filename else ""
             _fail(f"{where}the disk is full", "InfrastructureError", InfrastructureError.exit_code, as_json=as_json)
         text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
         _fail(text, type(error).__name__, EXIT_BUG, as_json=as_json)

@@ -22,7 +22,7 @@ LARGEST_BATCH = 1 << 20
 # numpy takes seeds of 32 bits; comparing losses takes the next one as well.
 LARGEST_SEED = (1 << 32) - 2
 
-# Upper bound of the processes that load data: more than any machine has cores for.
+# Upper bound of the processes that load data, and of batches that each prepares: more than a machine has cores.
 _MOST_WORKERS = 1024
 
 
@@ -160,7 +160,7 @@ class TrainConfig(Value):
     # None: torch's 2.
     dataloader_prefetch_factor: Annotated[
         PositiveInt | None, Knob("exact", "prefetch", argument="unless default", is_traced=False)
-    ] = Field(default=None, description="batches that each worker prepares ahead")
+    ] = Field(default=None, le=_MOST_WORKERS, description="batches that each worker prepares ahead")
     dataloader_pin_memory: Annotated[bool, Knob("exact", "pin-memory", argument="always", is_traced=False)] = Field(
         default=True, description="copy to the device from pinned memory"
     )
@@ -189,6 +189,7 @@ class TrainConfig(Value):
         ),
     ] = Field(
         default=None,
+        le=1_000_000,
         exclude_if=lambda steps: steps is None,
         description="steps between calls of torch.cuda.empty_cache; None: never",
     )
