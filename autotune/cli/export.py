@@ -50,7 +50,7 @@ def export(
         draft, paths = _save(draft, output)
         found, launch = {to: draft}, draft.launch
     lost = {target: draft.lost for target, draft in found.items()}
-    missing = launch_files.missing_script(result, str(answer), launch, [path.name for path in paths])
+    missing = targets.missing_script(result, str(answer), launch, [path.name for path in paths])
     _tell(paths, launch, lost, left_out, missing, as_json=as_json, quiet=quiet)
 
 

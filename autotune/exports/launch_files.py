@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,30 +70,6 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
     ranks = result.best.config.parallelism.world_size
     torchrun = f"{_threads(result)} torchrun --standalone --nproc_per_node {ranks} {SCRIPT}"
     return (torchrun,) if _launcher_starts_one(result) else (torchrun, accelerate_command(result))
-
-
-def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
-    """Return lines of a shell that train with the answer in `answer`, by a script that they write if none is known."""
-    commands = launch_commands(result, answer)
-    if not commands:
-        what = "training_arguments(output_dir)" if result.workload.own_code is not None else "best.config"
-        return (f"# in your own code: autotune.load({answer!r}).{what}",)
-    if result.workload.own_code is not None:
-        return commands
-    return (_writes_script(answer), commands[0])
-
-
-def missing_script(result: ResultData, answer: str, commands: Collection[str], files: Collection[str]) -> str:
-    """Return what `SCRIPT` in the command lines stands for if it is none of the files written; '' if it is."""
-    if not any(SCRIPT in command.split() for command in commands):
-        return ""
-    if result.workload.own_code is not None or SCRIPT in files:
-        return ""
-    return f"{SCRIPT} is a script of yours that takes these arguments, or that of: {_writes_script(answer)}"
-
-
-def _writes_script(answer: str) -> str:
-    return f"autotune export {shlex.quote(answer)} --to python --output {SCRIPT}"
 
 
 def accelerate_command(result: ResultData) -> str:

@@ -1,4 +1,4 @@
-"""The targets of an export: one table, and what is done with all of them alike.
+"""The targets of an export: one table, what is done with all of them alike, and the lines of a shell that train.
 
 A target is a function from a :class:`Winner` to a :class:`Draft`. What it can't express of the answer is listed in its
 files and in the draft; an answer that it can't train at all is refused.
@@ -6,7 +6,8 @@ files and in the draft; an answer that it can't train at all is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -108,3 +109,29 @@ def save(result: ResultData, target: str, directory: Path) -> Exported:
     lost = tuple(f"{name}: {line}" for name, one in found.items() for line in one.lost)
     paths = launch_files.written(files_of_all(result, found), directory)
     return Exported(paths, launch_files.launch_commands(result), lost)
+
+
+def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
+    """Return lines of a shell that train with the answer in `answer`, by a script that they write if none is known."""
+    commands = launch_files.launch_commands(result, answer)
+    if not commands:
+        what = "training_arguments(output_dir)" if result.workload.own_code is not None else "best.config"
+        return (f"# in your own code: autotune.load({answer!r}).{what}",)
+    if result.workload.own_code is not None:
+        return commands
+    return (_writes_script(answer), commands[0])
+
+
+def missing_script(result: ResultData, answer: str, commands: Collection[str], files: Collection[str]) -> str:
+    """Return what `train.py` in the command lines stands for if it is none of the files written; '' if it is."""
+    if not any(launch_files.SCRIPT in command.split() for command in commands):
+        return ""
+    if result.workload.own_code is not None or launch_files.SCRIPT in files:
+        return ""
+    return (
+        f"{launch_files.SCRIPT} is a script of yours that takes these arguments, or that of: {_writes_script(answer)}"
+    )
+
+
+def _writes_script(answer: str) -> str:
+    return f"autotune export {shlex.quote(answer)} --to python --output {launch_files.SCRIPT}"

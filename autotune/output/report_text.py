@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.exports import launch_files
+from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.output.run_report import RunReport
 from autotune.storage.run_directory import ANSWER_FILE
@@ -53,7 +53,7 @@ def markdown_report(report: RunReport) -> str:
         arguments = json.dumps(result.arguments.training_arguments, indent=2)
         parts.append(
             "Training with the answer:\n\n"
-            + _fenced("bash", *launch_files.to_train(result, f"{report.run_directory}/{ANSWER_FILE}"))
+            + _fenced("bash", *targets.to_train(result, f"{report.run_directory}/{ANSWER_FILE}"))
         )
         parts.append("with these TrainingArguments, exactly as measured:\n\n" + _fenced("json", *arguments.split("\n")))
     return "\n\n".join(filter(None, parts)) + "\n"

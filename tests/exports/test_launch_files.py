@@ -265,16 +265,16 @@ def test_a_trainer_is_trained_from_python(tmp_path):
     assert "result.training_arguments(output_dir)" in line
     assert launch_files.launch_commands(answer) == ()
     assert "launch.txt" not in {path.name for path in launch_files.save(answer, tmp_path)}
-    (line,) = launch_files.to_train(answer, "runs/a.json")
+    (line,) = targets.to_train(answer, "runs/a.json")
     assert line == "# in your own code: autotune.load('runs/a.json').training_arguments(output_dir)"
 
 
 def test_lines_that_train_write_the_script_that_they_run():
-    assert launch_files.to_train(measured(1), "runs/a b") == (
+    assert targets.to_train(measured(1), "runs/a b") == (
         "autotune export 'runs/a b' --to python --output train.py",
         "python train.py",
     )
-    (line,) = launch_files.to_train(user_answer(make_config(16)), "runs/a b")
+    (line,) = targets.to_train(user_answer(make_config(16)), "runs/a b")
     assert line == "autotune script --apply 'runs/a b' -- python train.py --lr 1"
 
 
