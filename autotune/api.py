@@ -1,7 +1,9 @@
-"""`find` and `resume`, which run a search for Python code and for the command line."""
+"""`find`, `preview` and `resume`, which plan and run a search for Python code and for the command line."""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +12,13 @@ from autotune.integrations.trackers import check as check_trackers
 from autotune.output.default_observer import heard_by
 from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
+from autotune.planning.plan import SearchPlan
 from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
 from autotune.planning.user_loop import Knobs
 from autotune.planning.workload import Subject
+from autotune.search.cost_model import cost_model
+from autotune.search.preview import Preview
+from autotune.search.preview import preview as previewed
 from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
@@ -46,6 +52,7 @@ def find(
     device: str = "auto",
     devices: int | Literal["all"] | None = None,
     memory: str | int | None = None,
+    wait: bool = True,
     max_trials: int | None = None,
     max_time: str | float | None = None,
     exhaustive: bool = False,
@@ -83,7 +90,7 @@ def find(
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
         task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
             'image-classification', 'speech-ctc', 'speech-seq2seq' or 'audio-classification';
-            by default the usual one of the architecture.
+            by default that of config.json, or the architecture's usual one.
         data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
@@ -102,6 +109,8 @@ def find(
         devices: Number of devices of the same kind that each training is spread over, or 'all'; 1 by default. On the
             CPU it is a number of processes.
         memory: Device memory that training may take, in bytes or as '24GiB'; by default what is free, less a margin.
+        wait: Wait up to a minute, and up to a tenth of `max_time`, for a machine that other processes leave quiet; if
+            they still take more than half of it, nothing is measured, and the verdict is "couldn't tell".
         max_trials: Most trials of the search, finals and checks not counted.
         max_time: Time limit of the whole search, in seconds or as '10m'.
         exhaustive: Measure every legal point instead of searching, and write ``table.jsonl`` in the run directory;
@@ -149,16 +158,56 @@ def find(
             return _search(subject, directory, backend, heard, stopwatch)
 
 
+def preview(
+    model: str = "", *, script: Sequence[str] | None = None, observer: Observer | None = None, **options: Any
+) -> Preview:
+    """Return what :func:`find` would try with these arguments; no trial is run, and no run directory is made.
+
+    A script is run up to the beginning of its training. What earlier searches recorded is not looked at.
+
+    Raises:
+        InputError, MachineError, InfrastructureError: As in :func:`find`.
+    """
+    asked = options_of(SearchOptions, {**options, "model": model, "output": wanted_file(options.get("output"))})
+    check_trackers(asked.report_to)
+    check(asked)
+    folder = Path(tempfile.mkdtemp(prefix="autotune-"))  # for the processes that look at the model
+    try:
+        with (
+            heard_by(observer, quiet=False) as heard,
+            RunDirectory.create(folder / "run") as directory,
+            backend_of(asked.fleet, directory.path, device=asked.device) as backend,
+        ):
+            subject = planner.subject_of(asked, script=script)
+            plan = _planned(subject, directory, backend, heard, Stopwatch("planning"))
+            heard(PhaseBegan(phase=Phase.PREDICTING))
+            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard))
+    finally:
+        with contextlib.suppress(OSError):  # it stays if an error names a log in it
+            folder.rmdir()
+
+
 def _search(
     subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> TuningResult:
-    """Describe what is tuned in a child process, make the plan, and run the search."""
+    """Plan the search and run it."""
+    plan = _planned(subject, directory, backend, observer, stopwatch)
+    directory.write_plan(plan)
+    trust.remember(plan)
+    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
+
+
+def _planned(
+    subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
+) -> SearchPlan:
+    """Describe what is tuned in a child process, and return the plan, after its notes."""
     backend.asker.begin()  # the child imports libraries while this process reads the model's config
     outline = planner.outline(subject.options, backend.allotment, subject)
     if not subject.options.exhaustive or subject.options.max_time_s is not None:
         backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
+        backend.asker.check_time()
     subject.keep(directory.path)
-    here = planner.machine_notes(outline.hardware, directory.path) if subject.options.engine == "local" else []
+    here = planner.disk_notes(directory.path) if subject.options.engine == "local" else []
     for text in (*outline.notes, *here):
         observer(Note(text=text))
     stopwatch.enter("launching")
@@ -169,11 +218,9 @@ def _search(
     stopwatch.enter("planning")
     plan = planner.complete(subject.settled(outline, description), description.facts, description.notes)
     plan = subject.examined(plan, backend.asker)
-    directory.write_plan(plan)
-    trust.remember(plan)
     for text in plan.notes[len(outline.notes) :]:
         observer(Note(text=text))
-    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
+    return plan
 
 
 def resume(
@@ -232,6 +279,6 @@ def resume(
             stopwatch.enter("launching")
             backend.asker.start()
             result = conduct(plan, directory, backend, heard, stopwatch)
-        if len(directory.results()) == len(results):
+        if results and len(directory.results()) == len(results):
             heard(Note(text=NOTHING_RUN))
     return with_methods(result)

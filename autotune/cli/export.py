@@ -37,7 +37,7 @@ def export(
     result = load(answer)
     left_out: dict[str, str] = {}
     if to == targets.ALL:
-        found, left_out = targets.drafts(result)
+        found, left_out = targets.drafts(result, str(answer))
         if output is None:
             raise InputError("--to all needs a directory for the files (--output DIR)")
         launch = launch_files.launch_commands(result, str(answer))
@@ -50,7 +50,7 @@ def export(
         draft, paths = _save(draft, output)
         found, launch = {to: draft}, draft.launch
     lost = {target: draft.lost for target, draft in found.items()}
-    missing = launch_files.missing_script(result, str(answer), launch, [path.name for path in paths])
+    missing = targets.missing_script(result, str(answer), launch, [path.name for path in paths])
     _tell(paths, launch, lost, left_out, missing, as_json=as_json, quiet=quiet)
 
 

@@ -1,4 +1,4 @@
-"""Commands that search: `autotune find`, `autotune resume` and `autotune script`.
+"""Commands that search: `autotune find`, `resume` and `script`; and `autotune estimate`, which predicts alone.
 
 Progress is drawn on stderr; the answer is printed on stdout.
 """
@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from autotune.cli.console import (
     Json,
     Quiet,
     Verbose,
+    error_document,
     guarded,
     hush,
     print_json,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
     from autotune.values.events import Observer
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be tried; run no trial.")]
+
 # Words after the first argument belong to the script's command line.
 SETTINGS = {"allow_interspersed_args": False}
 
@@ -42,12 +45,19 @@ SETTINGS = {"allow_interspersed_args": False}
 def find(
     context: typer.Context,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Search for the fastest configuration that fits, and write best-config.json."""
+    """Search for the fastest configuration that fits, and write best-config.json.
+
+    Example: autotune find --model gpt2 --data texts.jsonl --max-time 10m
+    """
     asked = options.given(context)
+    if dry_run:
+        _previewed(context, asked, as_json=as_json, quiet=quiet, verbose=verbose)
+        return
 
     def search(observer: Observer) -> tuple[TuningResult, Path]:
         from autotune import api
@@ -99,14 +109,22 @@ def resume(
 def script(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(help="-- python train.py and its arguments.")],
-    apply: Annotated[Path | None, typer.Option(help="Train: the script with this best-config.json laid over.")] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train: the script with this best-config.json laid over.", rich_help_panel="The configuration"
+        ),
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tune an unchanged script that trains with transformers' Trainer, or trl's: autotune script -- python train.py ...
+    """Tune an unchanged script that trains with transformers' Trainer, or trl's.
+
+    Example: autotune script --max-time 10m -- python train.py --bf16 true
 
     Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
     """
@@ -122,6 +140,9 @@ def script(
 
     hush(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
+        if apply is None and dry_run:
+            _previewed(context, {**asked, "script": command}, as_json=as_json, quiet=quiet, verbose=verbose)
+            return
         if apply is None:
             _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
             return
@@ -130,6 +151,51 @@ def script(
 
         ready = prepared(apply / ANSWER_FILE if apply.is_dir() else apply, command)
     run(ready)  # its errors and its exit code are the script's own
+
+
+@guarded
+def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Predict memory and speed of a configuration without running it, or rank configurations.
+
+    Example: autotune estimate --model llama-3-8b --gpu a100-80gb
+
+    With a knob (--micro-batch ... --adapter-rank) that configuration is estimated; without, the best are
+    ranked; with --gpu all, the devices of the table; with --devices, the ways to share the training.
+    """
+    with stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
+        from autotune.estimates.estimate import report, shortfall
+        from autotune.estimates.request import EstimateOptions
+        from autotune.planning.options import options_of
+
+        asked = {**options.given(context), "knobs": options.given_knobs(context)}
+        found = report(options_of(EstimateOptions, asked))
+    error = shortfall(found)
+    if as_json:
+        document = found.model_dump(mode="json")
+        print_json(document if error is None else {**document, **error_document(error)})
+    else:
+        from autotune.output.estimate_table import estimate_table
+
+        stdout().print(estimate_table(found, with_notes=not quiet), highlight=False)
+    if error is not None:
+        print_text(f"autotune: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code)
+
+
+def _previewed(context: typer.Context, asked: dict[str, Any], *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Print what a search would do, with a progress display while the model is looked at and traced."""
+    from autotune.api import preview
+    from autotune.output.progress import Progress
+
+    with Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose) as progress:
+        options.note_project(context, progress)
+        found = preview(**asked, observer=progress)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    from autotune.output.listings import preview_table
+
+    stdout().print(preview_table(found), highlight=False)
 
 
 def _watched(
@@ -166,6 +232,7 @@ def _watched(
     interrupted = None
     try:
         with Progress(console, verbose=verbose) as progress:
+            options.note_project(context, progress)
             result, directory = search(progress)
     except SearchInterrupted as error:
         if error.result is None:

@@ -90,7 +90,7 @@ def estimate(
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         config: The configuration.
         workload: What is trained, instead of `model`, `task`, `seq_len`, `target_len` and `global_batch`.
-        task: The head to train, as in :func:`autotune.find`; by default the usual one of the architecture.
+        task: The head to train, as in :func:`autotune.find`; by default that of config.json, or the usual one.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.

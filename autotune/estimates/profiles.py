@@ -47,7 +47,7 @@ class Profiles(Mapping[Family, Profile]):
             from autotune.cost.profiler import profile
 
             try:
-                with _muted("transformers", "bitsandbytes"):
+                with _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
                     self._traced[family] = profile(
                         self._workload.model,
                         family,
@@ -69,11 +69,11 @@ class Profiles(Mapping[Family, Profile]):
 
 @contextlib.contextmanager
 def _muted(*names: str) -> Iterator[None]:
-    """Silence warnings of libraries: they are about real trainings, and the model is only traced."""
+    """Silence libraries: warnings are about real trainings, and an error is raised as well as logged."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.launcher import Launcher, end_what_was_left
 from autotune.execution.logtail import read_tail
 from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
-from autotune.execution.places import Place, whole
+from autotune.execution.places import Place, check_place, whole
 from autotune.value import Value, write_value
 from autotune.values.hardware import Hardware, cuda_used_bytes
 from autotune.values.trial import (
@@ -74,7 +74,7 @@ class LocalRunner:
         stop: A file that becomes readable when a trial that runs in another thread is to be interrupted.
 
     Attributes:
-        ends_at: `time.perf_counter()` at which whatever `ask` has begun is ended.
+        ends_at: `time.perf_counter()` until which the first trial has to begin: whatever runs before it is ended then.
     """
 
     def __init__(
@@ -118,8 +118,10 @@ class LocalRunner:
         """Run one trial and write its result.
 
         Raises:
-            InfrastructureError: The launcher can't be started.
+            InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
+        check_place(self._run_directory)
+        self.ends_at = math.inf
         directory = trial_directory(self._run_directory, request.number)
         _make_empty(directory)
         write_value(request, directory / "request.json")
@@ -130,6 +132,8 @@ class LocalRunner:
         ending = self._ending(directory, self._entry, request.limits.timeout_s, ranks=request.ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
         outcome = merged_outcome(directory, ending, request)
+        if outcome.kind == "failure":
+            check_place(self._run_directory)  # which would explain it
         warnings = self._wait_until_idle(idle_bytes)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
@@ -171,19 +175,22 @@ class LocalRunner:
         try:
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
+            check_place(self._run_directory)  # which would explain it
             tail = read_tail(directory / log_file(), lines=1)
-            late = "; the time of the search is over (--max-time)" if time.perf_counter() > self.ends_at else ""
-            raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}{late}") from None
+            self.check_time()
+            raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
         """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
+        check_place(self._run_directory)
+        self.check_time()
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
-        self._ending(directory, entry, max(1.0, min(timeout_s, self.ends_at - time.perf_counter())))
+        self._ending(directory, entry, min(timeout_s, max(1.0, self.ends_at - time.perf_counter())))
         return directory
 
     def _compile(self, operators: tuple[str, ...], limit_s: float) -> None:
@@ -202,11 +209,21 @@ class LocalRunner:
             self.close()
         launcher = self.begin()
         try:
-            launcher.wait()
-        except BaseException:
+            launcher.wait(max(1.0, self.ends_at - time.perf_counter()))
+        except BaseException as error:
             self.close()
+            if isinstance(error, InfrastructureError):
+                self.check_time()
             raise
         return launcher
+
+    def check_time(self) -> None:
+        """Raise InfrastructureError if the time is over before the first trial has begun."""
+        if time.perf_counter() > self.ends_at:
+            raise InfrastructureError(
+                "the time of the search was over before its first trial: importing libraries and looking at the model "
+                "took all of it; a longer --max-time or an idle machine may help"
+            )
 
     def _ending(self, directory: Path, entry: str, timeout_s: float, *, ranks: int | None = None) -> Ending:
         """Have the launcher run a child, or so many ranks, in `directory`; return how it ended.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,6 +13,7 @@ from autotune.execution import checking, noise
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import trial_device
 from autotune.execution.guard import MemoryGuard
+from autotune.execution.job import PROCESS_FILE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, CudaClock, HostClock, StepTimer, measurement_of
 from autotune.execution.ranks import agree, own_rank
 from autotune.values.checks import LossTask, SoakTask
@@ -43,7 +46,7 @@ class Trial(NamedTuple):
             request.workload.accumulation_steps(request.config),
             clock=HostClock() if on_cpu else CudaClock(),
             started_at=stopwatch.started_at,
-            ends_at=_ends_at(request, stopwatch) if task is None else math.inf,  # a check runs all its steps or fails
+            ends_at=_ends_at(request, directory, stopwatch) if task is None else math.inf,
             stopwatch=stopwatch,
             watch=noise.watch(device_of(request), ranks=own_rank().is_launched),
             afterwards="closing_s" if task is None else "check_s",
@@ -86,10 +89,16 @@ class Trial(NamedTuple):
         return self.not_trainable(f"the loss became {loss}: not trainable like this")
 
 
-def _ends_at(request: TrialRequest, stopwatch: Stopwatch) -> float:
-    """Return when measuring has to end, so that a trial leaves its steps before its process is killed."""
-    limit_s = request.limits.timeout_s
-    return stopwatch.started_at + limit_s - min(_CLOSING_S, _CLOSING_SHARE * limit_s)
+def _ends_at(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> float:
+    """Return when measuring has to end, so that a trial that is no check leaves its steps before it is killed.
+
+    A process that isn't forked imports the libraries before the stopwatch begins, after its job has written a file.
+    """
+    limit_s, importing_s = request.limits.timeout_s, 0.0
+    with contextlib.suppress(OSError):
+        launched_s = time.time() - (directory / PROCESS_FILE).stat().st_mtime
+        importing_s = max(0.0, launched_s - (time.perf_counter() - stopwatch.started_at))
+    return stopwatch.started_at - importing_s + limit_s - min(_CLOSING_S, _CLOSING_SHARE * limit_s)
 
 
 def device_of(request: TrialRequest) -> str:

@@ -202,5 +202,5 @@ def time_bars(spent: Spent, width: float) -> Chart | None:
         parts.append(text(2, top + 13, what))
         parts.append(text(width - 2, top + 13, said, anchor="end"))
         parts.append(rectangle(2, top + 19, (width - 4) * share / most, 10, "bar time", f"{what}: {said}"))
-    label = f"Where the {show_time(spent.total_s)} of the search went"
+    label = f"Where the {show_time(spent.total_s)} of the search went{spent.waited}"
     return Chart("".join(parts), width, len(shares) * 36.0, label)

@@ -41,7 +41,7 @@ def _title(found: Explanation) -> str:
     words = "the winner" if rate is None else f"the winner: {show_rate(rate)} samples/s"
     if found.total is None:
         return words
-    return f"{words}; over the baseline's: {show_ratio(found.total, found.total_interval)}"
+    return f"{words}; x baseline: {show_ratio(found.total, found.total_interval)}"
 
 
 def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:

@@ -10,12 +10,12 @@ from autotune.output.bars import component_sizes
 from autotune.output.explanation_table import contribution_rows
 from autotune.output.run_report import RunReport
 from autotune.output.scatter import median_error, misses
-from autotune.output.table import remark_lines, show_config, show_interval, show_measured, times_baseline, verdict_line
+from autotune.output.table import remark_lines, show_config, show_interval, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.result import Contender, ResultData
 from autotune.values.trial import Measurement, Purpose, TrialStatus
-from autotune.values.trial_row import TrialRow
+from autotune.values.trial_row import TrialRow, shown_rate
 
 Row = tuple[str, ...]
 
@@ -64,8 +64,8 @@ def sides_of(result: ResultData) -> dict[str, Contender]:
 def against(result: ResultData) -> list[Row]:
     """Return rows that compare baseline and winner: the quantity, and the value of each."""
     figures: dict[str, Callable[[Measurement], str | None]] = {
-        "throughput, samples/s": lambda m: show_measured(m) + show_interval(m),
-        "throughput, tokens/s": lambda m: show_rate(m.tokens_per_second) if m.tokens_per_second else None,
+        "throughput, samples/s": lambda m: shown_rate(m) + show_interval(m),
+        "throughput, tokens/s": _tokens,
         "optimizer step, s": lambda m: f"{statistics.fmean(m.step_times_s):.3g}",
         "peak memory": lambda m: _peak(m, result.memory_bytes),
         "first step (compiling included), s": lambda m: f"{m.first_step_s:.3g}",
@@ -79,6 +79,11 @@ def against(result: ResultData) -> list[Row]:
         ("measured in trials", *(", ".join(map(str, c.trials)) or "none" for c in sides)),
         ("configuration", *(show_config(c.config) for c in sides)),
     ]
+
+
+def _tokens(measured: Measurement) -> str | None:
+    is_sure = measured.shown_interval.is_narrow
+    return show_rate(measured.tokens_per_second) if measured.tokens_per_second and is_sure else None
 
 
 def _figure(measured: Measurement | None, shown: Callable[[Measurement], str | None]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from autotune.exports import launch_files
+from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.output.bars import component_icon, component_sizes
 from autotune.output.panels import Panel, panels
@@ -79,7 +79,7 @@ def _context(report: RunReport) -> dict[str, Any]:
         "versions": facts.versions(report),
         "columns": facts.TRIAL_COLUMNS,
         "trials": [_trial_row(t, at, report) for at, t in enumerate(report.trials)],
-        "launch": Markup("\n").join(map(visible, launch_files.to_train(result, answer))) if result else "",
+        "launch": Markup("\n").join(map(visible, targets.to_train(result, answer))) if result else "",
         "arguments": escape(json.dumps(result.arguments.training_arguments, indent=2)) if result is not None else "",
         **_drawings(report),
     }

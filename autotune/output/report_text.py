@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.exports import launch_files
+from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.output.run_report import RunReport
 from autotune.storage.run_directory import ANSWER_FILE
@@ -40,6 +40,7 @@ def markdown_report(report: RunReport) -> str:
     shares = report.spent.shares() if report.spent.total_s else {}
     if shares:
         spent = [(what, show_time(share * report.spent.total_s), f"{share:.0%}") for what, share in shares.items()]
+        spent += [("waiting for a quiet machine", show_time(report.spent.waiting_s), "")] if report.spent.waited else []
         parts += ["## Where the time went", _table(("", "time", "share"), spent)]
     cells = [tuple(c.shown for c in facts.trial_cells(t, at)) for at, t in enumerate(report.trials)]
     parts += ["## All trials", _table(facts.TRIAL_COLUMNS, cells)]
@@ -52,7 +53,7 @@ def markdown_report(report: RunReport) -> str:
         arguments = json.dumps(result.arguments.training_arguments, indent=2)
         parts.append(
             "Training with the answer:\n\n"
-            + _fenced("bash", *launch_files.to_train(result, f"{report.run_directory}/{ANSWER_FILE}"))
+            + _fenced("bash", *targets.to_train(result, f"{report.run_directory}/{ANSWER_FILE}"))
         )
         parts.append("with these TrainingArguments, exactly as measured:\n\n" + _fenced("json", *arguments.split("\n")))
     return "\n\n".join(filter(None, parts)) + "\n"

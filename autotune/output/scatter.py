@@ -169,7 +169,7 @@ def best_so_far(
     measured = report.result.best.measurement if report.result is not None and finals else None
     if measured is not None:
         best = measured.samples_per_second
-        points.append((max(t.ended_s or 0.0 for t in finals), best))
+        points.append((max(points[-1][0], *(t.ended_s or 0.0 for t in finals)), best))
     return [*points, (last_s, best)]
 
 

@@ -17,6 +17,7 @@ from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
 from autotune.values.result import Contender, ResultData, Speedup
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
+from autotune.values.trial_row import shown_rate
 from autotune.values.workload import Workload
 
 # Least share of padding, and least half-width of an interval as a share of the rate, that are shown.
@@ -65,9 +66,8 @@ def result_table(
     notes = _notes(result)
     further = len(notes) - _MOST_NOTES
     lines = [*_footnotes(result), *_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
-    lines += [*_spending_lines(result), *(f"note: {note}" for note in notes[:_MOST_NOTES])]
-    if further > 0:
-        lines.append(f"{further} more note{'s' if further > 1 else ''} in the report")
+    lines += [*_spending_lines(result), *(n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES])]
+    lines += [f"{further} more note{'s' if further > 1 else ''} in the report"] if further > 0 else []
     to_paste: list[str] = []
     if answer_path is not None:
         to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
@@ -79,8 +79,7 @@ def result_table(
     return Group(
         Text(visible(verdict_line(result)), "bold green" if result.verdict == "faster" else "bold"),
         Text(visible(_subject(result)) + "\n", "dim"),
-        table,
-        Text(),
+        *((table, Text()) if result.best.measurement is not None else ()),
         *(Text(visible(line)) for line in lines),
         *(Text(visible(line), no_wrap=True, overflow="ignore") for line in to_paste),
     )
@@ -114,10 +113,14 @@ def verdict_line(result: ResultData) -> str:
     changed = shown_changes(result.best.changes)
     if result.verdict == "faster" and result.speedup is not None:
         return f"{_faster(result.speedup)}: {changed}"
-    if result.verdict == "no clear winner":
-        return _kept(result)
     if result.verdict == "baseline did not complete":
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
+    if result.others_share is not None:
+        cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
+        begin = ", or begin beside them with --no-wait" if result.best.measurement is None else ""
+        return f"{cause}. Try again when it is quiet{begin}"
+    if result.verdict in ("no clear winner", "couldn't tell"):
+        return _kept(result)
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
     if result.kept_because:
         return f"{unconfirmed}; the baseline is kept: {result.kept_because}"
@@ -134,12 +137,12 @@ def _kept(result: ResultData) -> str:
     """Return why the baseline is kept: nothing is faster by more than the bound, or it couldn't be told."""
     if result.challenger is None:  # nothing came near the baseline or stood the finals, or an older version wrote it
         return "nothing tried is clearly faster than your baseline; the baseline is kept"
-    if result.bound is None:
+    if (bound := result.challenger.bound) is None:
         return (
             "couldn't tell whether anything tried is faster than your baseline: trials differ too much; "
             "the baseline is kept"
         )
-    percent = math.ceil((result.bound - 1) * 100 - 0.01)
+    percent = math.ceil((bound - 1) * 100 - 0.01)
     if percent <= 0:
         return "nothing tried is faster than your baseline; the baseline is kept"
     return f"nothing tried is faster than your baseline by more than {percent} %; the baseline is kept"
@@ -153,7 +156,7 @@ def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Chang
 def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
     """Return throughput and peak memory in words, with the predicted values if given."""
     rate, interval = measurement.samples_per_second, measurement.shown_interval
-    text = f"{show_measured(measurement)} samples/s"
+    text = f"{shown_rate(measurement)} samples/s"
     if interval.is_narrow:
         half = (interval.high - interval.low) / 2 / rate
         text += f" ± {half:.0%}" if half >= _LEAST_HALF else " ± under 1 %"
@@ -180,13 +183,12 @@ def _subject(result: ResultData) -> str:
 
 def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:
     measured = contender.measurement
-    if measured is None:
-        missing = result.baseline_cause or "not measured"
-        return label, visible(missing), "", "", visible(show_config(contender.config))
+    if measured is None:  # the verdict has the cause
+        return label, "–", "–", "–", visible(show_config(contender.config))
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
-        show_measured(measured),
+        shown_rate(measured),
         show_memory(measured.memory.peak_bytes),
         visible(shown_changes(contender.changes) if contender.changes else show_config(contender.config)),
     )
@@ -205,26 +207,22 @@ def times_baseline(result: ResultData, contender: Contender) -> str:
     ours, theirs = contender.measurement, result.baseline.measurement
     if ours is None or theirs is None:
         return ""
-    if not (_is_sure(ours) and _is_sure(theirs)):
+    if not (ours.shown_interval.is_narrow and theirs.shown_interval.is_narrow):
         return COULD_NOT_TELL
-    return f"about {result.objective.rate(ours) / result.objective.rate(theirs):.2g}"
+    return f"about {show_rate(float(f'{result.objective.rate(ours) / result.objective.rate(theirs):.2g}'))}"
 
 
 def show_ratio(ratio: float, interval: Interval | None) -> str:
-    """Return a ratio with its interval: '1.43 (1.40 to 1.46)', or that it couldn't be told."""
-    if interval is None or not interval.is_narrow:
+    """Return a ratio with its interval: '1.43 (1.40 to 1.46)'; if that is wide, the end towards 1, or neither."""
+    if interval is None or (not interval.is_narrow and interval.low <= 1.0 <= interval.high):
         return COULD_NOT_TELL
-    return f"{ratio:.2f} ({_ends(interval)})"
+    if interval.is_narrow:
+        return f"{ratio:.2f} ({_ends(interval)})"
+    return f"at least {interval.low:.2f}" if interval.low > 1.0 else f"at most {interval.high:.2f}"
 
 
 def _ends(interval: Interval) -> str:
     return f"{interval.low:.2f} to {interval.high:.2f}"
-
-
-def show_measured(measured: Measurement) -> str:
-    """Return samples per second, with two digits and 'about' where the interval is too wide to be shown."""
-    rate = measured.samples_per_second
-    return show_rate(rate) if _is_sure(measured) else f"about {show_rate(float(f'{rate:.2g}'))}"
 
 
 def show_interval(measured: Measurement) -> str:
@@ -235,10 +233,6 @@ def show_interval(measured: Measurement) -> str:
     if show_rate(interval.low) == show_rate(interval.high):
         return " (± under 1 %)"
     return f" ({show_rate(interval.low)} to {show_rate(interval.high)})"
-
-
-def _is_sure(measured: Measurement) -> bool:
-    return measured.shown_interval.is_narrow
 
 
 def _proof_lines(result: ResultData) -> list[str]:
@@ -263,7 +257,7 @@ def _allowance_lines(result: ResultData) -> list[str]:
         times = times_baseline(result, contender).partition(" (")[0]
         if times == COULD_NOT_TELL:
             return []
-        said = f" {times} x" if times and contender.changes else ""
+        said = f" {times} x with" if times and contender.changes else ""
         parts.append(f"{', '.join(classes[contender.config])}:{said} {shown_changes(contender.changes)}")
     return [f"fastest seen by what may change (--allow): {'; '.join(parts)}"]
 
@@ -271,10 +265,10 @@ def _allowance_lines(result: ResultData) -> list[str]:
 def _spending_lines(result: ResultData) -> list[str]:
     """Return the largest parts of the search's time."""
     spent = result.spent
-    if spent is None or not spent.total_s:
+    if spent is None or not spent.total_s or result.best.measurement is None:
         return []
     largest = list(spent.shares().items())[:_MOST_PARTS]
-    return [f"where the time went: {', '.join(f'{share:.0%} {what}' for what, share in largest)}"]
+    return [f"where the time went: {', '.join(f'{share:.0%} {what}' for what, share in largest)}{spent.waited}"]
 
 
 def _footnotes(result: ResultData) -> list[str]:

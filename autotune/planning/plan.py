@@ -94,7 +94,7 @@ def restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
     if not options.fix and not options.only:
         return plan
     fixed = fixed_values(options.fix)
-    baseline = _with(plan, fixed)
+    baseline = _with(plan, fixed, f"--fix {','.join(options.fix)}")
     origin, only = make_point(baseline), [knob_named(name, "--only").parameter for name in options.only]
     named = dict(plan.space.parameters)
     if plan.workload.own_step is not None:
@@ -151,8 +151,8 @@ def _is_among(name: str, only: Sequence[str]) -> bool:
     return name in only or (name.startswith("adapter.") and "adapter" in only)
 
 
-def _with(plan: SearchPlan, fixed: dict[str, Scalar]) -> TrainConfig:
-    """Return the baseline with the fixed values.
+def _with(plan: SearchPlan, fixed: dict[str, Scalar], written: str) -> TrainConfig:
+    """Return the baseline with the fixed values, which the user has `written`.
 
     Raises:
         InputError: They make a configuration of it that isn't legal.
@@ -162,7 +162,7 @@ def _with(plan: SearchPlan, fixed: dict[str, Scalar]) -> TrainConfig:
     before = refusals(plan.baseline, *about)
     for reason in refusals(baseline, *about):
         if reason not in before:
-            raise InputError(f"--fix: {reason}")
+            raise InputError(f"{written}: {reason}")
     return baseline
 
 

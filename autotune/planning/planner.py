@@ -22,7 +22,6 @@ from autotune.units import GIB, show_memory, show_time
 from autotune.values import hardware as machine
 from autotune.values.budget import Budget
 from autotune.values.checks import planned_loss_steps
-from autotune.values.conditions import other_processes
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.placement import Allotment
@@ -167,18 +166,12 @@ def check_lengths(workload: Workload, facts: ModelFacts) -> None:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
 
 
-def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
-    """Return a line for each condition of this machine that may harm a search: low disk space, busy processes."""
-    lines = []
+def disk_notes(run_directory: Path) -> list[str]:
+    """Return a line on low disk space where there is little."""
     free = shutil.disk_usage(run_directory).free
-    if free < LOW_DISK_BYTES:
-        lines.append(f"only {show_memory(free)} of disk are free where {run_directory} lies")
-    for other in other_processes(hardware):
-        used = f", {show_memory(other.used_bytes)}" if other.used_bytes else ""
-        lines.append(
-            f"another process is busy on the device: {other.name} (pid {other.pid}{used}); timings will suffer"
-        )
-    return lines
+    if free >= LOW_DISK_BYTES:
+        return []
+    return [f"only {show_memory(free)} of disk are free where {run_directory} lies"]
 
 
 def loss_steps_of(options: SearchOptions) -> int:

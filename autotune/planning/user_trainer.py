@@ -116,13 +116,10 @@ class UserTrainer(Subject):
         """
         found = description.own
         assert found is not None
-        arguments = UserArguments(found.arguments, found.fixed)
+        arguments = UserArguments(found.arguments, found.fixed, "your TrainingArguments")
         batch = arguments.global_batch_size
         check_batch(batch, "your TrainingArguments: the global batch")
-        try:
-            baseline_config(arguments, batch, description.facts, outline.hardware)
-        except InputError as error:
-            raise InputError(str(error).replace("--baseline", "your TrainingArguments")) from None
+        baseline_config(arguments, batch, description.facts, outline.hardware)
         known = {name: getattr(found, name) for name in _FOUND}
         known["held"] = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
         workload = outline.workload.model_copy(

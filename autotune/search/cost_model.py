@@ -40,6 +40,7 @@ _LIMIT_S = 60.0
 
 # Wall time may be so many times as long where other processes are busy, and the grace for the child to start.
 _BUSY = 10.0
+_ANSWERED = 0.7  # of it, after which the child answers with what it has
 _GRACE_S = 120.0
 
 
@@ -50,7 +51,9 @@ class Asker(Protocol):
         """Run the function `entry` on `request` in a child, and return the directory of its answer."""
 
 
-def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Observer) -> CostModel | None:
+def cost_model(
+    plan: SearchPlan, runner: Asker, directory: Path, observer: Observer, *, left_s: float = math.inf
+) -> CostModel | None:
     """Return the cost model of a search; None if nothing can be predicted.
 
     Traces that an earlier run of this search left in `directory` are used again.
@@ -60,11 +63,12 @@ def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Obser
         runner: Runs the tracing child.
         directory: The run directory.
         observer: Receives a note for each family that couldn't be traced, and if the device's rates aren't known.
+        left_s: Seconds that the search has left, of which tracing takes a quarter at most.
     """
     code = plan.workload.own_code
     if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
         return None
-    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner)
+    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, left_s)
     for failure in traces.failures:
         observer(Note(text=f"no prediction: {failure}"))
     try:
@@ -142,10 +146,11 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
         add_observations(plan.hardware, plan.workload.model.model_type, found)
 
 
-def _trace(plan: SearchPlan, runner: Asker) -> Traces:
+def _trace(plan: SearchPlan, runner: Asker, left_s: float) -> Traces:
     limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
-    request = _request(plan, limit_s=max(1.0, limit_s))
-    path = runner.ask("trace", child.ENTRY, request, timeout_s=_BUSY * limit_s + _GRACE_S) / "answer.json"
+    timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
+    request = _request(plan, limit_s=max(1.0, limit_s)).model_copy(update={"within_s": _ANSWERED * timeout_s})
+    path = runner.ask("trace", child.ENTRY, request, timeout_s=timeout_s) / "answer.json"
     return _read(path) or Traces(profiles=(), failures=("the model could not be traced: see trace/log.txt",))
 
 

@@ -159,6 +159,10 @@ class Guide:
             return None
         return self._configs[int(np.nanargmin(needed))]
 
+    def too_large(self) -> int:
+        """Return the number of configurations that surely exceed the memory of the device."""
+        return int((self._predicted.least_bytes > self._budget_bytes).sum())
+
     def next(
         self, history: History, is_open: Callable[[TrainConfig], bool], *, recalled: int = 0
     ) -> TrainConfig | None:

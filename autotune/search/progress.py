@@ -198,7 +198,8 @@ class Teller:
             return None
         config, proven = fastest.request.config, None
         if any(r.request.purpose.closes for r in self._results):
-            config, _, proven, _ = verdict_of(self._finals)
+            decision = verdict_of(self._finals)
+            config, proven = decision.best, decision.speedup
         measured = measurement_of(self._finals, config)
         if measured is None:
             return None

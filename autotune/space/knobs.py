@@ -202,8 +202,7 @@ def fixed_words(written: Sequence[str]) -> tuple[str, ...]:
         InputError: As `fixed_values`.
     """
     fixed_values(written)
-    found = _fixed(written).items()
-    return tuple(f"{option}={str(v).lower() if isinstance(v, bool) else v}" for option, v in found)
+    return tuple(f"{option}={str(v).lower() if isinstance(v, bool) else v}" for option, v in _fixed(written).items())
 
 
 def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
@@ -231,17 +230,17 @@ def _fixed(written: Sequence[str]) -> dict[str, str | bool]:
         if not text:
             raise InputError(f"--fix {word}: expected a knob and its value, such as precision=bf16")
         knob = knob_named(name, "--fix")
+        if knob.option == "devices":
+            raise InputError(f"--fix {word}: say --devices {text}")
         switch = _SWITCHES.get(name.lower())
         value: str | bool = text
         if knob.is_flag or switch:
             if text.lower() not in _TRUTHS:
                 raise InputError(f"--fix {word}: expected true or false")
-            value = _TRUTHS[text.lower()]
-            value = switch[1 if value else 2] if switch else value
+            is_true = _TRUTHS[text.lower()]
+            value = switch[1 if is_true else 2] if switch else is_true
         if found.setdefault(knob.option, value) != value:
-            raise InputError(
-                f"--fix {word}: {knob.option} is fixed at {found[knob.option]} as well; drop one of the two"
-            )
+            raise InputError(f"--fix {word}: {knob.option} is fixed at {found[knob.option]} too; drop one of the two")
     return found
 
 

@@ -37,7 +37,7 @@ _READING_WAIT_S = 4 * _WAIT_S
 
 # How long the end of a search waits for a record that is away; pauses between attempts double from the first.
 LAST_WAIT_S = 60.0
-_LEAST_WAIT_S = 2.0  # when the search's time is up
+_LEAST_WAIT_S = 2.0  # for reading and for the last write, when the search's time is up
 _PAUSES_S = (0.25, 4.0)
 
 T = TypeVar("T")
@@ -154,8 +154,9 @@ class RecordWriter:
             return []
         reading = in_thread(lambda: database.searches(key=key, latest=_MOST_SEARCHES))
         try:
-            if not has_ended(reading, _READING_WAIT_S):
-                raise _no_answer(database, _READING_WAIT_S)
+            wait_s = min(_READING_WAIT_S, max(_LEAST_WAIT_S, (self._ends_at - time.monotonic()) / 4))
+            if not has_ended(reading, wait_s):
+                raise _no_answer(database, wait_s)
             found = reading.result()
         except RecordError as error:
             self._fails(error)

@@ -29,6 +29,11 @@ class Speedup(Value):
     interval: Interval
     reference: str = Field(description="the reference in words")
 
+    @property
+    def bound(self) -> float | None:
+        """The factor by which it is faster at most; None: the interval is too wide to tell."""
+        return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.0 else None
+
 
 class Contender(Value):
     """A configuration with its measurement."""
@@ -55,7 +60,7 @@ class Arguments(Value):
     adapter: dict[str, Any] | None
 
 
-Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed"]
+Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed", "couldn't tell"]
 
 
 class Compilation(Value):
@@ -99,6 +104,9 @@ class ResultData(Value):
         description="if the baseline is kept: of the finalist whose interval has the highest upper end",
     )
     kept_because: str | None = Field(default=None, description="why the baseline is kept and not an unconfirmed leader")
+    others_share: float | None = Field(
+        default=None, description='if the verdict is "couldn\'t tell": what other processes took of the machine'
+    )
     best_by_allowance: dict[Allowance, Contender] = Field(
         description="fastest configuration of each class up to the allowed one"
     )
@@ -121,12 +129,6 @@ class ResultData(Value):
             allowance=self.allowance,
             baseline=self.baseline.config,
         )
-
-    @property
-    def bound(self) -> float | None:
-        """The factor by which, at most, a finalist may be faster than the kept baseline; None: it can't be told."""
-        lead = self.challenger
-        return lead.interval.high if lead is not None and (lead.interval.is_narrow or lead.interval.high <= 1) else None
 
     def __repr__(self) -> str:
         """Return model, verdict and number of trials; `model_dump_json()` has everything."""

@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from autotune.units import show_rate
 from autotune.value import Value
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Change
-from autotune.values.trial import Interval, Prediction, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialResult, TrialStatus
 
 
 class TrialRow(Value):
@@ -65,6 +66,12 @@ class TrialRow(Value):
         """Whether its rate compares with the others': checks train differently, and explaining follows the search."""
         usual = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
         return self.purpose in usual and self.samples_per_second is not None
+
+
+def shown_rate(measured: Measurement) -> str:
+    """Return samples per second for people: two digits and 'about' if the interval is too wide to be shown."""
+    rate = measured.samples_per_second
+    return show_rate(rate) if measured.shown_interval.is_narrow else f"about {show_rate(float(f'{rate:.2g}'))}"
 
 
 def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:

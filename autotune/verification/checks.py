@@ -236,7 +236,7 @@ class Proof:
 
     def _why_not(self, trials: Sequence[TrialResult]) -> str:
         failed = next((r for r in reversed(trials) if r.measurement is None), None)
-        return _ending(failed) if failed is not None else "the search ended before, by its time or by hand"
+        return _ending(failed) if failed is not None else "the search ended first (its time was up, or it was stopped)"
 
     def _losses_s(self) -> float:
         """Return the expected seconds of all runs of one comparison."""

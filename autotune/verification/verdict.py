@@ -6,7 +6,7 @@ which changes less of the user's training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autotune.planning.plan import SearchPlan
@@ -20,33 +20,45 @@ from autotune.values.result import Arguments, Compilation, Contender, ResultData
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialStatus
 from autotune.values.trial_row import TrialRow, rows_of
-from autotune.verification.finals import Finals
+from autotune.verification.finals import WORTH_DECIDING, Finals
 from autotune.verification.remarks import disturbance_notes, faster_trial, plain_notes, proof_notes
 from autotune.version import __version__
 
 RUNNERS_UP = 4
 
+# If finals are undecided and other processes took more than this share of the machine meanwhile, they are the cause.
+TELLING_SHARE = 0.25
 
-def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float] | None = None) -> ResultData | None:
+
+def assemble(
+    finals: Finals,
+    search_time_s: float,
+    starting: Mapping[str, float] | None = None,
+    *,
+    others_share: float | None = None,
+) -> ResultData | None:
     """Return the result by the trials so far; None if none has completed.
 
     Args:
         finals: The finals of the search.
         search_time_s: Seconds of the search so far.
         starting: Seconds before the first trial, by kind of work.
+        others_share: What other processes took of the machine, if for that reason no trial was begun.
     """
     plan, results, refused = finals.plan, finals.state.results, finals.state.refused
-    if finals.history.best() is None:
+    if others_share is not None:
+        decision = Decision(plan.baseline, "couldn't tell", others_share=others_share)
+    elif finals.history.best() is None:
         return None
-    proof = finals.proof
-    best, verdict, speedup, kept_because = verdict_of(finals)
-    challengers = [found for c in finals.contenders() if (found := _speedup(finals, c)) is not None]
+    else:
+        decision = verdict_of(finals)
+    proof, best, speedup = finals.proof, decision.best, decision.speedup
     soaked = proof.soaked(best)
     contenders = _contenders(finals)
     mapping = training_plan(best, plan.workload, plan.hardware)
     return ResultData(
         autotune_version=__version__,
-        verdict=verdict,
+        verdict=decision.verdict,
         **{**plan.problem_fields(), "baseline": _contender(finals, plan.baseline)},
         baseline_cause=_baseline_cause(finals),
         best=_contender(finals, best),
@@ -59,14 +71,15 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         soaked=soaked,
         skewed_routing=proof.skewed_routing(best),
         loss_check=proof.verdict(best),
-        proof_notes=proof_notes(finals, best),
+        proof_notes=proof_notes(finals, best) if results else (),
         objective=plan.objective,
         compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
-        challenger=max(challengers, key=lambda s: s.interval.high, default=None) if best == plan.baseline else None,
-        kept_because=kept_because,
+        challenger=_challenger(finals) if best == plan.baseline else None,
+        kept_because=decision.kept_because,
+        others_share=decision.others_share,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
-        runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
+        runners_up=_runners_up(contenders, (best, plan.baseline)),
         trials=(
             *trial_rows(finals),
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
@@ -86,6 +99,7 @@ class Decision(NamedTuple):
     verdict: Verdict
     speedup: Speedup | None = None
     kept_because: str | None = None  # why the baseline is kept and not an unconfirmed leader
+    others_share: float | None = None  # of the machine, that other processes took, where that left it open
 
 
 def verdict_of(finals: Finals) -> Decision:
@@ -108,13 +122,24 @@ def verdict_of(finals: Finals) -> Decision:
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
     best = _simplest_of_the_fastest(finals, measured)
     speedup = _speedup(finals, best)
-    return Decision(best, "no clear winner" if speedup is None else "faster", speedup)
+    if speedup is not None:
+        return Decision(best, "faster", speedup)
+    others_share, challenger = finals.others_share(), _challenger(finals)
+    if others_share > TELLING_SHARE and (challenger is None or challenger.interval.high > WORTH_DECIDING):
+        return Decision(best, "couldn't tell", others_share=others_share)
+    return Decision(best, "couldn't tell" if challenger is not None and challenger.bound is None else "no clear winner")
+
+
+def _challenger(finals: Finals) -> Speedup | None:
+    """Return the speed-up of the finalist whose interval has the highest upper end."""
+    found = [speedup for c in finals.contenders() if (speedup := _speedup(finals, c)) is not None]
+    return max(found, key=lambda speedup: speedup.interval.high, default=None)
 
 
 def _speedup(finals: Finals, config: TrainConfig) -> Speedup | None:
     """Return the speed-up of `config` over the baseline; None for the baseline, or if either has no final trial."""
     found = finals.speedup(config, finals.plan.baseline) if config != finals.plan.baseline else None
-    return Speedup(**found._asdict(), reference="the baseline") if found is not None else None
+    return None if found is None else Speedup(ratio=found.ratio, interval=found.interval, reference="the baseline")
 
 
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
@@ -220,6 +245,12 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
             if best is not None:
                 found[allowance] = best
     return found
+
+
+def _runners_up(contenders: list[Contender], shown: Sequence[TrainConfig]) -> tuple[Contender, ...]:
+    """Return the fastest contenders that aren't `shown` elsewhere: those measured in the finals, then the others."""
+    others = (c for c in contenders if c.config not in shown)
+    return tuple(sorted(others, key=lambda c: not c.confirmed))[:RUNNERS_UP]
 
 
 def trial_rows(finals: Finals) -> list[TrialRow]:

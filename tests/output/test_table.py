@@ -5,7 +5,7 @@ from io import StringIO
 
 import pytest
 from answers import ADAFACTOR, BASE, BF16, BIG, answer, noisy
-from factories import make_config, make_measurement, make_workload
+from factories import make_config, make_failure, make_measurement, make_workload
 from rich.console import Console
 
 from autotune.output.notebook import html_of, report_of
@@ -13,7 +13,7 @@ from autotune.output.report_html import html_report
 from autotune.output.report_text import markdown_report
 from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
 from autotune.values.result import ResultData
-from autotune.values.trial import Interval
+from autotune.values.trial import Interval, TrialStatus
 
 # Two steps of which one took thirty times as long as the other.
 WILD = make_measurement(10.0, step_times_s=(0.1, 3.0), samples_per_second_interval=Interval(low=0.09, high=469_458.0))
@@ -61,7 +61,9 @@ def test_the_first_line_is_the_verdict_in_words():
 def test_a_surely_faster_winner_with_a_wide_interval_has_its_lower_end_alone():
     speedup = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
     wide = speedup.speedup.model_copy(update={"interval": Interval(low=1.2, high=3.0)})
-    result = speedup.model_copy(update={"speedup": wide})
+    best = speedup.best.model_copy(update={"speedup": wide})
+    result = speedup.model_copy(update={"speedup": wide, "best": best})
+    assert row(result, "winner")[1] == "at least 1.20"
     assert verdict_line(result) == (
         "at least 1.20 x as fast as your baseline, how much more couldn't be told: micro-batch 16"
     )
@@ -71,7 +73,7 @@ def test_a_kept_baseline_has_the_bound_of_the_best_challenger():
     finals = [(BASE, make_measurement(10.0, spread=0.02)), (BIG, make_measurement(10.1, spread=0.02))] * 2
     result = answer([(BASE, 10.0), (BIG, 10.5)], finals)
     interval = result.runners_up[0].speedup.interval
-    assert result.bound == result.challenger.interval.high == interval.high
+    assert result.challenger.bound == result.challenger.interval.high == interval.high
     percent = re.fullmatch(
         r"nothing tried is faster than your baseline by more than (\d+) %; the baseline is kept", verdict_line(result)
     )[1]
@@ -85,6 +87,7 @@ def test_a_challenger_that_is_surely_slower_leaves_no_percentage():
 
 def test_what_was_not_told_is_said_and_not_shown_as_figures():
     result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, WILD)])
+    assert result.verdict == "couldn't tell"
     assert verdict_line(result).startswith("couldn't tell whether anything tried is faster than your baseline")
     assert row(result, "runner-up")[1] == "couldn't tell"
     assert row(result, "runner-up")[2].startswith("about ")
@@ -113,6 +116,17 @@ def test_ratios_stand_beside_the_baseline_with_their_intervals_where_measured_in
     assert row(unconfirmed, "winner *")[1] == "about 1.5"
 
 
+def test_a_baseline_that_did_not_complete_has_no_figures_and_its_cause_in_the_verdict():
+    cause = make_failure(TrialStatus.OUT_OF_MEMORY, "no memory left, however long the line that says so becomes")
+    result = answer([(BASE, cause), (BIG, 15.0)])
+    assert verdict_line(result) == (
+        "your baseline did not complete here (out of memory: no memory left, however long the line that says so "
+        "becomes); the fastest that does: micro-batch 16"
+    )
+    assert row(result, "baseline")[1:4] == ["–", "–", "–"]
+    assert row(result, "winner *")[1] == "15", "no multiple"
+
+
 def test_inferred_accumulation_is_told_only_of_trials_that_ran_a_part():
     def footnote(steps_of_accumulation: int) -> str:
         part = make_measurement(15.0, accumulation_steps=steps_of_accumulation)
@@ -132,7 +146,7 @@ def test_classes_with_the_same_fastest_configuration_stand_together():
     (line,) = [x for x in remark_lines(answer(searched)) if x.startswith("fastest seen")]
     assert line == (
         "fastest seen by what may change (--allow): exact: the baseline; "
-        "numerics, optimizer, method: about 1.5 x micro-batch 16, precision bf16"
+        "numerics, optimizer, method: about 1.5 x with micro-batch 16, precision bf16"
     )
     assert not [x for x in remark_lines(answer([(BASE, 10.0), (BIG, 15.0)])) if x.startswith("fastest seen")]
 

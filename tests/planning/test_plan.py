@@ -79,8 +79,8 @@ def test_an_adapter_is_searched_with_its_fields():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"fix": "micro-batch=3"}, "--fix: a micro-batch of 3 does not divide the global batch of 8"),
-        ({"fix": "precision=fp16"}, "--fix: fp16 on a CPU silently stays fp32 in the Trainer"),
+        ({"fix": "micro-batch=3"}, "--fix micro-batch=3: a micro-batch of 3 does not divide the global batch of 8"),
+        ({"fix": "precision=fp16"}, "--fix precision=fp16: fp16 on a CPU silently stays fp32 in the Trainer"),
         ({"only": "liger"}, "--only liger: nothing to search: Liger's kernels"),
         ({"only": "adapter"}, "--only adapter: nothing to search: changes the method"),
         ({"only": "adapter-rank"}, "--only adapter-rank: nothing to search: it exists only with adapter; name that as"),

@@ -5,7 +5,7 @@ from factories import make_facts
 from plans import outlined, planned
 
 from autotune.errors import InputError
-from autotune.planning.planner import machine_notes
+from autotune.planning.planner import disk_notes
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Parallelism
@@ -119,7 +119,7 @@ def test_states_of_another_optimizer_are_not_counted_as_adamws(arguments):
 
 def test_a_full_disk_is_noted(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5 << 20})())
-    notes = machine_notes(outlined().hardware, tmp_path)
+    notes = disk_notes(tmp_path)
     assert any("only 5 MiB of disk are free" in note for note in notes)
 
 

@@ -82,6 +82,14 @@ def test_the_child_is_asked_for_the_families_of_the_search_the_baselines_first(p
     assert asker.request.families == (FP32, BF16)
 
 
+@pytest.mark.parametrize(("left_s", "at_most_s"), [(40.0, 10.0), (-5.0, 1.0)])
+def test_tracing_leaves_most_of_a_short_time_to_the_trials(tmp_path, left_s, at_most_s):
+    asker = Asker(tmp_path, None)
+    cost_model(make_plan(space=SPACE), asker, tmp_path, lambda event: None, left_s=left_s)
+    ((*_, timeout_s),) = asker.asked
+    assert timeout_s == at_most_s
+
+
 def test_a_family_is_asked_for_once_whatever_the_micro_batch(predict):
     _, asker = predict()
     assert len(asker.request.families) == len(set(asker.request.families)) == 2

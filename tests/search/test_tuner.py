@@ -859,4 +859,4 @@ def test_checks_that_there_is_no_time_for_are_not_begun_and_that_is_told(search)
     result = run.run()
     assert run.count(Purpose.LOSS_CHECK) < 3
     assert result.loss_check is None
-    assert any("the search ended before, by its time or by hand" in note for note in result.proof_notes)
+    assert any("the search ended first (its time was up, or it was stopped)" in note for note in result.proof_notes)

@@ -266,8 +266,9 @@ def test_fixed_values_are_read_by_any_name_of_a_knob(written, options, values):
         (["attention=flash"], "--fix attention: 'flash' is unknown; there are eager, sdpa, flash_attention_2,"),
         (["optim=adamw_bnb_4bit"], "--fix optim=adamw_bnb_4bit: transformers has no optimizer"),
         (["micro-batch=0"], "--fix micro-batch=0: expected a number above 0"),
+        (["devices=2"], "--fix devices=2: say --devices 2"),
         (["tf32=maybe"], "--fix tf32=maybe: expected true or false"),
-        (["bf16=true", "precision=fp32"], "--fix precision=fp32: precision is fixed at bf16 as well; drop one"),
+        (["bf16=true", "precision=fp32"], "--fix precision=fp32: precision is fixed at bf16 too; drop one"),
         (["adapter=none", "adapter-rank=8"], "--fix adapter-rank=8: there is no adapter (--fix adapter=none)"),
     ],
 )

@@ -281,6 +281,13 @@ class TestARecordThatIsAway:
         gate.set()
         assert "no answer" in heard.notes[0]
 
+    def test_earlier_searches_take_a_quarter_of_a_short_time_at_most(self, database, directory, heard, monkeypatch):
+        gate, began = threading.Event(), time.monotonic()
+        monkeypatch.setattr(database, "searches", lambda **of: gate.wait(60))
+        assert RecordWriter(database, PLAN, directory, heard, ends_at=began + 12.0).earlier() == []
+        gate.set()
+        assert 2.0 <= time.monotonic() - began < 6.0
+
     def test_one_that_is_damaged_is_told_and_not_waited_for(self, tmp_path, directory, heard, monkeypatch):
         (tmp_path / "record.db").write_bytes(b"no database" * 200)
         with RecordWriter(Record(f"sqlite:///{tmp_path / 'record.db'}"), PLAN, directory, heard) as recording:
