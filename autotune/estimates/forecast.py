@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autotune.cost.family import family_of
-from autotune.cost.memory import framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.errors import NothingFitsError
 from autotune.estimates.profiles import Profiles
-from autotune.estimates.report import Device, Predicted, RunCost, miss, predicted
+from autotune.estimates.report import Device, Predicted, RunCost, larger_device, miss, predicted
 from autotune.estimates.request import EstimateOptions, Target, as_option, as_options, plan_of
 from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
@@ -27,7 +26,6 @@ from autotune.space.points import Scalar, make_point
 from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
-from autotune.values.catalogue.gpus import gpus, hypothetical
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.knob import Allowance
@@ -245,7 +243,7 @@ class Forecast:
         usual = make_point(self.plan.baseline)
         same = {name: value for name, value in make_point(config).items() if usual.get(name) == value}
         what = as_options(config, same) or "the baseline"
-        change, device = self._one_change(config, allowance), self._larger_device(config)
+        change, device = self._one_change(config, allowance), larger_device(self.device_bytes(config), self.device)
         remedy = f"{change}; as it is, {device}" if change else f"no one change fits; {device}"
         return NothingFitsError(f"nothing fits: {what} comes nearest and {took}; {remedy}")
 
@@ -261,7 +259,10 @@ class Forecast:
         Raises:
             InputError: The model can't be traced with `config`.
         """
-        return self._one_change(config, allowance) or f"no one change fits; {self._larger_device(config)}"
+        return (
+            self._one_change(config, allowance)
+            or f"no one change fits; {larger_device(self.device_bytes(config), self.device)}"
+        )
 
     def _one_change(self, config: TrainConfig, allowance: Allowance) -> str | None:
         plan = self.plan.model_copy(update={"allowance": Allowance.METHOD})
@@ -284,16 +285,6 @@ class Forecast:
                 if predicted.least_bytes[row] <= self.device.memory_bytes and self.fits(changed):
                     return f"with {text} it takes {show_memory(self.device_bytes(changed))}, which fits"
         return None
-
-    def _larger_device(self, config: TrainConfig) -> str:
-        needed = self.device_bytes(config)
-        if self.device.hardware.is_cpu:  # of which no CUDA context takes a part
-            needed += round(framework_bytes(hypothetical(gpus()[0]))[0])
-        enough = [gpu for gpu in gpus() if gpu.memory_bytes >= needed]
-        if not enough:
-            return f"it takes a device of {show_memory(needed)}, more than any GPU of the table has"
-        gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
-        return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
 
 
 def _in_order(rows: Sequence[int], rates: Sequence[float], depths: Mapping[int, int]) -> Iterator[int]:
