@@ -1,8 +1,10 @@
-"""`find` and `resume`, which run a search for Python code and for the command line."""
+"""`find`, `preview` and `resume`, which plan and run a search for Python code and for the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,9 +12,13 @@ from autotune.integrations.trackers import check as check_trackers
 from autotune.output.default_observer import heard_by
 from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
+from autotune.planning.plan import SearchPlan
 from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
 from autotune.planning.user_loop import Knobs
 from autotune.planning.workload import Subject
+from autotune.search.cost_model import cost_model
+from autotune.search.preview import Preview
+from autotune.search.preview import preview as previewed
 from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
@@ -20,7 +26,7 @@ from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.knob import Allowance
-from autotune.values.time_spent import Stopwatch
+from autotune.values.time_spent import Stopwatch, command_began
 
 
 def find(
@@ -40,10 +46,13 @@ def find(
     baseline: str | Path | None = None,
     allow: Allowance | str = Allowance.OPTIMIZER,
     effort: Effort | str = Effort.STANDARD,
+    fix: str | Sequence[str] | Mapping[str, Any] = (),
+    only: str | Sequence[str] = (),
     space: str | Path | None = None,
     device: str = "auto",
     devices: int | Literal["all"] | None = None,
     memory: str | int | None = None,
+    wait: bool = True,
     max_trials: int | None = None,
     max_time: str | float | None = None,
     exhaustive: bool = False,
@@ -81,22 +90,27 @@ def find(
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
         task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
             'image-classification', 'speech-ctc', 'speech-seq2seq' or 'audio-classification';
-            by default the usual one of the architecture.
+            by default that of config.json, or the architecture's usual one.
         data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
-        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 128 on the CPU. Whisper
+        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
-        global_batch: Samples per optimizer step, the same in every trial; 64 by default, 16 on the CPU; with 'any' it
+        global_batch: Samples per optimizer step, the same in every trial; 64 by default, 8 on the CPU; with 'any' it
             is the micro-batch times the number of devices.
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
         allow: How much may change: 'exact', 'numerics', 'optimizer' or 'method'.
         effort: 'quick', 'standard' or 'thorough'.
+        fix: Values of knobs that every configuration has, the baseline too: ``{"precision": "bf16"}``, or as text
+            "precision=bf16,micro-batch=8". Knobs have the names that tables show, or those of TrainingArguments.
+        only: Knobs to search, such as ``["optim", "micro-batch"]``; the others stay as in the baseline.
         space: A built-in search space or a YAML file.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         devices: Number of devices of the same kind that each training is spread over, or 'all'; 1 by default. On the
             CPU it is a number of processes.
         memory: Device memory that training may take, in bytes or as '24GiB'; by default what is free, less a margin.
+        wait: Wait up to a minute, and up to a tenth of `max_time`, for a machine that other processes leave quiet; if
+            they still take more than half of it, nothing is measured, and the verdict is "couldn't tell".
         max_trials: Most trials of the search, finals and checks not counted.
         max_time: Time limit of the whole search, in seconds or as '10m'.
         exhaustive: Measure every legal point instead of searching, and write ``table.jsonl`` in the run directory;
@@ -129,6 +143,7 @@ def find(
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; its `result` is the answer so far.
     """
+    stopwatch = Stopwatch("planning", since=command_began.get())
     taken = fields_by_name(SearchOptions)
     asked = {name: value for name, value in locals().items() if name in taken}
     options = options_of(SearchOptions, asked | {"model": model or "", "output": wanted_file(output)})
@@ -138,20 +153,61 @@ def find(
         subject = planner.subject_of(
             options, step=step, knobs=knobs, trainer=trainer, make_trainer=make_trainer, script=script
         )
-        stopwatch = Stopwatch("planning")
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(options.fleet, directory.path, device=options.device) as backend:
             return _search(subject, directory, backend, heard, stopwatch)
 
 
+def preview(
+    model: str = "", *, script: Sequence[str] | None = None, observer: Observer | None = None, **options: Any
+) -> Preview:
+    """Return what :func:`find` would try with these arguments; no trial is run, and no run directory is made.
+
+    A script is run up to the beginning of its training. What earlier searches recorded is not looked at.
+
+    Raises:
+        InputError, MachineError, InfrastructureError: As in :func:`find`.
+    """
+    asked = options_of(SearchOptions, {**options, "model": model, "output": wanted_file(options.get("output"))})
+    check_trackers(asked.report_to)
+    check(asked)
+    folder = Path(tempfile.mkdtemp(prefix="autotune-"))  # for the processes that look at the model
+    try:
+        with (
+            heard_by(observer, quiet=False) as heard,
+            RunDirectory.create(folder / "run") as directory,
+            backend_of(asked.fleet, directory.path, device=asked.device) as backend,
+        ):
+            subject = planner.subject_of(asked, script=script)
+            plan = _planned(subject, directory, backend, heard, Stopwatch("planning"))
+            heard(PhaseBegan(phase=Phase.PREDICTING))
+            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard))
+    finally:
+        with contextlib.suppress(OSError):  # it stays if an error names a log in it
+            folder.rmdir()
+
+
 def _search(
     subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> TuningResult:
-    """Describe what is tuned in a child process, make the plan, and run the search."""
+    """Plan the search and run it."""
+    plan = _planned(subject, directory, backend, observer, stopwatch)
+    directory.write_plan(plan)
+    trust.remember(plan)
+    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
+
+
+def _planned(
+    subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
+) -> SearchPlan:
+    """Describe what is tuned in a child process, and return the plan, after its notes."""
     backend.asker.begin()  # the child imports libraries while this process reads the model's config
     outline = planner.outline(subject.options, backend.allotment, subject)
+    if not subject.options.exhaustive or subject.options.max_time_s is not None:
+        backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
+        backend.asker.check_time()
     subject.keep(directory.path)
-    here = planner.machine_notes(outline.hardware, directory.path) if subject.options.engine == "local" else []
+    here = planner.disk_notes(directory.path) if subject.options.engine == "local" else []
     for text in (*outline.notes, *here):
         observer(Note(text=text))
     stopwatch.enter("launching")
@@ -162,11 +218,9 @@ def _search(
     stopwatch.enter("planning")
     plan = planner.complete(subject.settled(outline, description), description.facts, description.notes)
     plan = subject.examined(plan, backend.asker)
-    directory.write_plan(plan)
-    trust.remember(plan)
     for text in plan.notes[len(outline.notes) :]:
         observer(Note(text=text))
-    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
+    return plan
 
 
 def resume(
@@ -201,10 +255,10 @@ def resume(
         InputError: An argument can't be used.
         NothingFitsError, InfrastructureError, SearchInterrupted: As in :func:`find`.
     """
+    stopwatch = Stopwatch("planning", since=command_began.get())
     given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}
     limits = options_of(SearchOptions, {"model": "", **given})
     wanted = wanted_file(output)
-    stopwatch = Stopwatch("planning")
     directory = RunDirectory.existing(Path(run_dir))
     with directory, heard_by(observer, quiet=quiet) as heard:
         before, results = read_plan(directory.path), directory.results()
@@ -225,6 +279,6 @@ def resume(
             stopwatch.enter("launching")
             backend.asker.start()
             result = conduct(plan, directory, backend, heard, stopwatch)
-        if len(directory.results()) == len(results):
+        if results and len(directory.results()) == len(results):
             heard(Note(text=NOTHING_RUN))
     return with_methods(result)

@@ -70,11 +70,15 @@ def write_text(text: str, path: Path) -> None:
 def write_bytes(content: bytes, path: Path) -> None:
     """Write `content` to `path` by a temporary name, a flush to disk and a rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:  # of a full disk, say
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def save_value(value: Value, path: Path) -> None:

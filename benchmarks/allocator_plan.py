@@ -210,7 +210,8 @@ def _is_large(model: str) -> bool:
 
 @functools.cache
 def _known(model: str) -> tuple[Any, Any, Any]:
-    from autotune.training.build import default_task, describe
+    from autotune.training.build import describe
+    from autotune.training.heads import default_task
     from autotune.training.resolve import resolve
 
     spec = resolve(model)

@@ -7,7 +7,7 @@ first half in even runs, the second, with the finals, in odd ones. A disturbed a
 
     same     the configuration that an undisturbed search chose
     alike    another, but an undisturbed search measured it within 5 % of its winner
-    honest   "no clear winner" or "unconfirmed": the noise is admitted
+    honest   "no clear winner", "couldn't tell" or "unconfirmed": the noise is admitted
     wrong    another configuration, called faster
 
 and it is told whether the answer mentions the noise. The last line is the result as JSON.

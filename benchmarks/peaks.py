@@ -28,7 +28,8 @@ from autotune.errors import AutotuneError
 from autotune.execution.runner import LocalRunner
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
-from autotune.training.build import default_task, describe
+from autotune.training.build import describe
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter
 from autotune.values.budget import Budget, Effort

@@ -12,8 +12,8 @@ import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from autotune.training.build import HEADS
 from autotune.training.dataset import PadCollator
+from autotune.training.heads import HEADS
 from autotune.training.inputs import audio_input
 from autotune.values.model import Task
 

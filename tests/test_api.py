@@ -149,7 +149,7 @@ def test_the_losses_of_the_winner_are_compared_with_the_baselines(autotune, tiny
         "--run-dir", "run", OMP_NUM_THREADS="1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "soaked: evaluation batch " in done.stdout
+    assert "checked on the longest samples: evaluation batch " in done.stdout
     assert "checked: losses " in done.stdout
     found = json.loads((tmp_path / "run/best-config.json").read_text())
     assert found["loss_check"]["passed"]
@@ -163,8 +163,9 @@ def test_the_losses_of_the_winner_are_compared_with_the_baselines(autotune, tiny
 @pytest.mark.slow
 def test_a_small_memory_budget_makes_real_out_of_memory_trials_and_is_kept(wide_llama, tmp_path):
     result = autotune.find(
-        str(wide_llama), effort="quick", device="cpu", memory="420MiB", max_trials=4, run_dir=tmp_path / "run"
-    )
+        str(wide_llama), effort="quick", device="cpu", seq_len=128, global_batch=16, memory="420MiB", max_trials=4,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
     statuses = [t.status for t in result.trials]
     assert TrialStatus.OUT_OF_MEMORY in statuses
     assert result.best.measurement.memory.peak_bytes <= 420 << 20
@@ -275,7 +276,11 @@ def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(au
     assert {n: after[n] for n in before} == before
     searched = [json.dumps(r["request"]["config"]) for r in after.values() if r["request"]["purpose"] in EXPLORING]
     assert len(searched) == len(set(searched))
-    assert json.loads((run / "best-config.json").read_text())["verdict"] in ("faster", "no clear winner")
+    assert json.loads((run / "best-config.json").read_text())["verdict"] in (
+        "faster",
+        "no clear winner",
+        "couldn't tell",
+    )
 
 
 @pytest.mark.slow
@@ -295,7 +300,7 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
     assert "holds a search already" in again.stderr
     assert search.returncode == 130, errors
     assert "autotune resume" in errors
-    assert "unconfirmed" in output
+    assert "couldn't tell: the search ended before" in output
     assert load_result(run / "best-config.json").verdict == "unconfirmed"
 
 

@@ -22,6 +22,7 @@ import autotune as package
 from autotune.cli import options
 from autotune.cli.main import app
 from autotune.estimates import run_cost
+from autotune.planning.options import project_defaults
 from autotune.space.file import builtin_spaces, read_space
 from autotune.space.knobs import point_of
 from autotune.training import baseline
@@ -31,13 +32,14 @@ from autotune.values.budget import Effort
 from autotune.values.catalogue.gpus import gpu_named
 from autotune.values.knob import Allowance
 
-BASH, PYTHON, DATA, OTHER = "bash", "python", ("yaml", "json"), ("text",)
+BASH, PYTHON, DATA, OTHER = "bash", "python", ("yaml", "json", "toml"), ("text",)
 
 # What reads a file that a page shows.
 READERS = {
     "prices.yaml": run_cost.read_prices,
     "mine.yaml": read_space,
     "args.json": baseline.read_arguments,
+    "pyproject.toml": lambda path: project_defaults(path.parent),
     ".github/workflows/fits.yaml": lambda path: yaml.safe_load(path.read_text()),
 }
 

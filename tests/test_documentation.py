@@ -2,13 +2,16 @@
 
 import html
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import typer
 from code_blocks import ROOT
+from finished_searches import make_search
 
 import autotune
 from autotune import errors
@@ -84,6 +87,15 @@ def test_nothing_is_loaded_from_elsewhere(site):
     for path in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|img|link)[^>]*?(?:src|href)="?(https?:[^" >]+)', path.read_text())
         assert loaded == [], path
+
+
+def test_the_picture_of_an_answer_needs_nothing_from_elsewhere(tmp_path):
+    make_search(tmp_path / "run")
+    picture = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["answer_picture"](tmp_path / "run")
+    words = " ".join("".join(ElementTree.fromstring(picture).itertext()).replace("\xa0", " ").split())
+    assert "1.98 x as fast as your baseline (" in words
+    assert "runs/run (autotune report runs/run)" in words
+    assert not re.search(r"url\((?!#)|https?://(?!www\.w3\.org|www\.textualize\.io)", picture)
 
 
 def test_no_markdown_is_left_over(site):

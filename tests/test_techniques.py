@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from autotune.space.rules import refusals
 from autotune.training.arguments import transformers_version
-from autotune.training.build import default_task, describe
+from autotune.training.build import describe
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.adapters import ADAPTERS
 from autotune.values.config import TrainConfig

@@ -46,7 +46,6 @@ TINY = {
     },
     "bert": {
         "model_type": "bert",
-        "architectures": ["BertForMaskedLM"],
         "vocab_size": 96,
         "hidden_size": 32,
         "intermediate_size": 48,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InputError
+from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InfrastructureError, InputError
 from autotune.units import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
@@ -22,6 +24,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, an
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show predictions, refusals and conditions, too.")]
 
 _NO_TERMINAL = 120  # columns of output that no terminal shows
+
+# Warns at import, on processors with bfloat16 instructions, of a missing kernel for inference (bitsandbytes 0.50).
+_UNNEEDED_WARNING = "bitsandbytes.backends.cpu.ops"
 
 
 @contextlib.contextmanager
@@ -43,6 +48,11 @@ def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
+        where = f"{str(error.filename)[:100]}: " if isinstance(error, OSError) and error.filename else ""
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            _fail(f"{where}the name is too long", "InputError", InputError.exit_code, as_json=as_json)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _fail(f"{where}the disk is full", "InfrastructureError", InfrastructureError.exit_code, as_json=as_json)
         text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
         _fail(text, type(error).__name__, EXIT_BUG, as_json=as_json)
 
@@ -55,10 +65,18 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*arguments: Any, debug: bool = False, **options: Any) -> None:
         with told_errors(as_json=options.get("as_json", False), debug=debug):
+            hush(verbose=options.get("verbose", False))
+            if not options.get("verbose"):
+                os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
             command(*arguments, **options)
 
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
     return run
+
+
+def hush(*, verbose: bool) -> None:
+    """Keep a library's warning that concerns no training from the output, unless it is `verbose`."""
+    logging.getLogger(_UNNEEDED_WARNING).setLevel(logging.NOTSET if verbose else logging.ERROR)
 
 
 @contextlib.contextmanager

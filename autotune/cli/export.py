@@ -29,26 +29,29 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the best configuration as a script, or as files that other tools read."""
-    from autotune.exports import targets
+    from autotune.exports import launch_files, targets
     from autotune.storage.run_directory import ANSWER_FILE
     from autotune.tuning_result import load
 
-    result = load(best / ANSWER_FILE if best.is_dir() else best)
+    answer = best / ANSWER_FILE if best.is_dir() else best
+    result = load(answer)
     left_out: dict[str, str] = {}
     if to == targets.ALL:
-        found, left_out = targets.drafts(result)
+        found, left_out = targets.drafts(result, str(answer))
         if output is None:
             raise InputError("--to all needs a directory for the files (--output DIR)")
-        launch, paths = result.launch_commands, _written(targets.files_of_all(result, found), output)
+        launch = launch_files.launch_commands(result, str(answer))
+        paths = _written(targets.files_of_all(result, found, str(answer)), output)
     else:
-        draft = targets.draft(result, to)
+        draft = targets.draft(result, to, str(answer))
         if output is None and not as_json:
             _print(draft, quiet=quiet)
             return
         draft, paths = _save(draft, output)
         found, launch = {to: draft}, draft.launch
     lost = {target: draft.lost for target, draft in found.items()}
-    _tell(paths, launch, lost, left_out, as_json=as_json, quiet=quiet)
+    missing = targets.missing_script(result, str(answer), launch, [path.name for path in paths])
+    _tell(paths, launch, lost, left_out, missing, as_json=as_json, quiet=quiet)
 
 
 def _save(draft: Draft, output: Path | None) -> tuple[Draft, list[Path]]:
@@ -84,6 +87,7 @@ def _tell(
     launch: tuple[str, ...],
     lost: dict[str, tuple[str, ...]],
     left_out: dict[str, str],
+    missing: str,
     *,
     as_json: bool,
     quiet: bool,
@@ -93,6 +97,7 @@ def _tell(
         "launch": list(launch),
         "not_expressed": {target: list(lines) for target, lines in lost.items() if lines},
         "left_out": left_out,
+        **({"note": missing} if missing else {}),
     }
     if as_json:
         print_json(document)
@@ -103,6 +108,7 @@ def _tell(
     several = len(lost) > 1
     lines = [f"written: {path}" for path in document["files"]]
     lines += [f"launch:  {command}" for command in document["launch"]]
+    lines += [f"note:    {missing}"] if missing else []
     lines += [
         f"not expressed: {f'{target}: ' if several else ''}{line}" for target, found in lost.items() for line in found
     ]

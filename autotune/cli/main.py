@@ -5,13 +5,13 @@ Heavy modules are imported by the commands that need them, so that ``--help`` is
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
 
 from autotune.cli import export, history, listings, options, reports, search
 from autotune.cli.console import told_errors
-from autotune.cli.estimate import estimate
 
 app = typer.Typer(
     name="autotune",
@@ -41,12 +41,12 @@ def root(
         context.fail("Missing command.")
 
 
-app.command(cls=options.taking(options.of_search))(search.find)
+app.command(cls=options.taking(options.of_search, of_project=True))(search.find)
 app.command()(search.resume)
-app.command(cls=options.taking(options.of_estimate))(estimate)
+app.command(cls=options.taking(options.of_estimate))(search.estimate)
 for _command in (listings.models, listings.gpus, listings.spaces, listings.doctor):
     app.command()(_command)
-app.command(cls=options.taking(options.of_script), context_settings=search.SETTINGS)(search.script)
+app.command(cls=options.taking(options.of_script, of_project=True), context_settings=search.SETTINGS)(search.script)
 for _command in (reports.report, reports.explain, export.export, reports.dashboard, options.completion):
     app.command()(_command)
 app.add_typer(history.history, name="history")
@@ -54,4 +54,4 @@ app.add_typer(history.history, name="history")
 
 def main() -> None:
     """Run the command line; usage errors end with typer's exit code 2."""
-    app()
+    app(obj=time.perf_counter())  # commands find the time of their start in `typer.Context.obj`

@@ -10,22 +10,25 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 import typer.core
 
+from autotune.cli.console import told_errors
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from autotune.planning.options import WorkloadOptions
+    from autotune.values.events import Observer
 
 PROGRAM = "autotune"
 _VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks for completions
 
-_GIVEN, _KNOBS = "autotune.options", "autotune.knobs"  # keys of the values in `typer.Context.meta`
-_OTHERS = "Options"  # help section of options without a group
-
+# Keys in `typer.Context.meta`: values of options, values of knobs, and a project's file with its defaults.
+_GIVEN, _KNOBS, _PROJECT = "autotune.options", "autotune.knobs", "autotune.project"
 Made = tuple[Any, ...]  # typer's options
 
 
@@ -73,6 +76,17 @@ def spaces(incomplete: str) -> list[str]:
     return [name for name in builtin_spaces() if name.startswith(incomplete)]
 
 
+def knob_names(incomplete: str) -> list[str]:
+    """Return the knobs whose names begin so, or KNOB=VALUE for the values of a knob that begin so."""
+    from autotune.space.knobs import knobs
+
+    name, equals, value = incomplete.partition("=")
+    if not equals:
+        return [knob.option for knob in knobs() if knob.option.startswith(name)]
+    choices = next((knob.choices for knob in knobs() if knob.option == name), ())
+    return [f"{name}={choice}" for choice in choices if choice.startswith(value)]
+
+
 def tasks(incomplete: str) -> list[str]:
     """Return the tasks whose names begin so."""
     from autotune.values.model import Task
@@ -84,7 +98,15 @@ EFFORTS = among("quick", "standard", "thorough")
 DEVICES = among("auto", "cpu", "cuda")
 
 # Completions of options whose types do not list the values.
-_COMPLETIONS = {"model": models, "task": tasks, "space": spaces, "gpu": gpus, "device": DEVICES}
+_COMPLETIONS = {
+    "model": models,
+    "task": tasks,
+    "space": spaces,
+    "gpu": gpus,
+    "device": DEVICES,
+    "fix": knob_names,
+    "only": knob_names,
+}
 
 TrustRunDir = Annotated[
     bool, typer.Option("--trust-run-dir", help="Run its code, though it was not begun by you on this machine.")
@@ -94,6 +116,16 @@ TrustRunDir = Annotated[
 def given(context: typer.Context) -> dict[str, Any]:
     """Return the values of the given options, by the names of `autotune.planning.options`."""
     return dict(context.meta.get(_GIVEN, {}))
+
+
+def note_project(context: typer.Context, observer: Observer) -> None:
+    """Say which file of a project gave defaults, and for which options, if one did."""
+    from autotune.values.events import Note
+
+    path, values = context.meta.get(_PROJECT, ("", {}))
+    taken = [n for n in values if getattr(context.get_parameter_source(n), "name", "") == "DEFAULT_MAP"]
+    if taken:
+        observer(Note(text=f"from {path}: {', '.join('--' + name.replace('_', '-') for name in taken)}"))
 
 
 def given_knobs(context: typer.Context) -> dict[str, str | bool]:
@@ -126,27 +158,52 @@ def of_estimate() -> Made:
     return _made([*_options(EstimateOptions, without=("knobs",)), *_knobs()])
 
 
-def taking(made: Callable[[], Made]) -> type[typer.core.TyperCommand]:
-    """Return a class of commands with the options that `made` returns, followed by their own."""
+def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.core.TyperCommand]:
+    """Return a class of commands with the options that `made` returns, followed by their own.
+
+    Args:
+        made: Returns typer's options.
+        of_project: Whether `[tool.autotune]` of a project's pyproject.toml has defaults for them.
+    """
 
     class Command(typer.core.TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if of_project and not ctx.resilient_parsing and "--help" not in args:
+                with told_errors(as_json="--json" in args, debug="--debug" in args):
+                    _take_project_defaults(ctx, made())
+            return super().parse_args(ctx, args)
+
         def get_params(self, ctx: Any) -> list[Any]:
             return [*made(), *super().get_params(ctx)]
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
-            """Write the help of arguments and options, by group."""
-            groups: dict[str, list[tuple[str, str]]] = {}
+            """Write the help of arguments and options, by group; those of the command alone are about its output."""
+            from autotune.planning.options import GROUPS
+
+            groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS)}
             for parameter in self.get_params(ctx):
-                usual = "Arguments" if parameter.param_type_name == "argument" else _OTHERS
+                usual = "Arguments" if parameter.param_type_name == "argument" else GROUPS[-1]
                 if (record := parameter.get_help_record(ctx)) is not None:
-                    groups.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
-            for name, records in sorted(
-                groups.items(), key=lambda group: (group[0] != "Arguments", group[0] == _OTHERS)
-            ):
-                with formatter.section(name):
-                    formatter.write_dl(records)
+                    groups[getattr(parameter, "rich_help_panel", None) or usual].append(record)
+            for name, records in groups.items():
+                if records:
+                    with formatter.section(name):
+                        formatter.write_dl(records)
 
     return Command
+
+
+def _take_project_defaults(context: Any, made: Made) -> None:
+    """Let click take the defaults of the project that the working directory is in, where an option isn't given."""
+    from autotune.planning.options import project_defaults
+
+    found = project_defaults(Path.cwd())
+    if found is None:
+        return
+    path, values = found
+    context.meta[_PROJECT] = path, values
+    inverted = {option.name for option in made if option.opts[0].startswith("--no-")}
+    context.default_map = {name: not value if name in inverted else value for name, value in values.items()}
 
 
 def _options(kind: type[WorkloadOptions], without: Iterable[str] = ()) -> list[inspect.Parameter]:
@@ -160,6 +217,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     from pydantic import NonNegativeInt, PositiveInt
 
     is_flag, short = field.annotation is bool, ("-o",) if name == "output" else ()
+    is_list = field.default == ()  # such an option may be repeated
     is_whole = bool({int, PositiveInt, NonNegativeInt} & {field.annotation, *get_args(field.annotation)})
     written = f"--{'no-' if field.default is True else ''}{name.replace('_', '-')}"
     extra: Any = field.json_schema_extra
@@ -167,7 +225,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
         written,
         *short,
         help=field.description,
-        metavar="<int>" if is_whole else None,
+        metavar="<int>" if is_whole else "<str>,..." if is_list else None,
         autocompletion=_COMPLETIONS.get(name) or completion_of(field.annotation),
         rich_help_panel=extra["group"],
         callback=_keep(_GIVEN),
@@ -176,7 +234,8 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     default: Any = None if field.default in (None, ()) else str(field.default)
     if field.is_required():
         default = inspect.Parameter.empty
-    return _parameter(name, bool if is_flag else str, option, False if is_flag else default)
+    kind: Any = bool if is_flag else list[str] if is_list else str
+    return _parameter(name, kind, option, False if is_flag else default)
 
 
 def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
@@ -190,12 +249,13 @@ def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
 
 
 def _knobs() -> list[inspect.Parameter]:
+    from autotune.planning.options import CONFIGURATION
     from autotune.space.knobs import knobs
 
     found = []
     for knob in knobs():
         written = f"--{knob.option}/--no-{knob.option}" if knob.is_flag else f"--{knob.option}"
-        group = "The configuration"
+        group: Any = CONFIGURATION["group"]
         option = typer.Option(
             written, help=knob.help, rich_help_panel=group, callback=_keep(_KNOBS), expose_value=False
         )
@@ -203,7 +263,7 @@ def _knobs() -> list[inspect.Parameter]:
     return found
 
 
-def _parameter(name: str, kind: type, option: Any, default: Any) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
     annotation: Any = Annotated[kind | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -228,7 +288,7 @@ def _keep(where: str) -> Callable[[typer.Context, typer.CallbackParam, Any], Non
     def keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
         if isinstance(value, bool):
             value = value != parameter.opts[0].startswith("--no-")
-        if value is not None:
+        if value not in (None, [], ()):
             context.meta.setdefault(where, {})[str(parameter.name)] = value
 
     return keep

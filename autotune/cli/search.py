@@ -1,4 +1,4 @@
-"""Commands that search: `autotune find`, `autotune resume` and `autotune script`.
+"""Commands that search: `autotune find`, `resume` and `script`; and `autotune estimate`, which predicts alone.
 
 Progress is drawn on stderr; the answer is printed on stdout.
 """
@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,9 @@ from autotune.cli.console import (
     Json,
     Quiet,
     Verbose,
+    error_document,
     guarded,
+    hush,
     print_json,
     print_text,
     stderr,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
     from autotune.values.events import Observer
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be tried; run no trial.")]
+
 # Words after the first argument belong to the script's command line.
 SETTINGS = {"allow_interspersed_args": False}
 
@@ -41,12 +45,19 @@ SETTINGS = {"allow_interspersed_args": False}
 def find(
     context: typer.Context,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Search for the fastest configuration that fits, and write best-config.json."""
+    """Search for the fastest configuration that fits, and write best-config.json.
+
+    Example: autotune find --model gpt2 --data texts.jsonl --max-time 10m
+    """
     asked = options.given(context)
+    if dry_run:
+        _previewed(context, asked, as_json=as_json, quiet=quiet, verbose=verbose)
+        return
 
     def search(observer: Observer) -> tuple[TuningResult, Path]:
         from autotune import api
@@ -55,11 +66,12 @@ def find(
         directory = run_dir or default_run_directory(asked["model"])
         return api.find(**asked, run_dir=directory, observer=observer), directory
 
-    _watched(search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+    _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 @guarded
 def resume(
+    context: typer.Context,
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that was stopped, or is to go on.")],
     max_time: Annotated[
         str | None, typer.Option(help="Of the whole search, what is spent included [as it was].")
@@ -91,20 +103,28 @@ def resume(
         )
         return result, run_dir
 
-    _watched(search, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
+    _watched(context, search, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def script(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(help="-- python train.py and its arguments.")],
-    apply: Annotated[Path | None, typer.Option(help="Train: the script with this best-config.json laid over.")] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train: the script with this best-config.json laid over.", rich_help_panel="The configuration"
+        ),
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tune an unchanged script that trains with transformers' Trainer, or trl's: autotune script -- python train.py ...
+    """Tune an unchanged script that trains with transformers' Trainer, or trl's.
+
+    Example: autotune script --max-time 10m -- python train.py --bf16 true
 
     Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
     """
@@ -118,9 +138,13 @@ def script(
         directory = run_dir or default_run_directory(code_of(command).name)
         return api.find(script=command, **asked, run_dir=directory, observer=observer), directory
 
+    hush(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
+        if apply is None and dry_run:
+            _previewed(context, {**asked, "script": command}, as_json=as_json, quiet=quiet, verbose=verbose)
+            return
         if apply is None:
-            _watched(search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+            _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
             return
         from autotune.integrations.apply import prepared, run
         from autotune.storage.run_directory import ANSWER_FILE
@@ -129,7 +153,53 @@ def script(
     run(ready)  # its errors and its exit code are the script's own
 
 
+@guarded
+def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Predict memory and speed of a configuration without running it, or rank configurations.
+
+    Example: autotune estimate --model llama-3-8b --gpu a100-80gb
+
+    With a knob (--micro-batch ... --adapter-rank) that configuration is estimated; without, the best are
+    ranked; with --gpu all, the devices of the table; with --devices, the ways to share the training.
+    """
+    with stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
+        from autotune.estimates.estimate import report, shortfall
+        from autotune.estimates.request import EstimateOptions
+        from autotune.planning.options import options_of
+
+        asked = {**options.given(context), "knobs": options.given_knobs(context)}
+        found = report(options_of(EstimateOptions, asked))
+    error = shortfall(found)
+    if as_json:
+        document = found.model_dump(mode="json")
+        print_json(document if error is None else {**document, **error_document(error)})
+    else:
+        from autotune.output.estimate_table import estimate_table
+
+        stdout().print(estimate_table(found, with_notes=not quiet), highlight=False)
+    if error is not None:
+        print_text(f"autotune: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code)
+
+
+def _previewed(context: typer.Context, asked: dict[str, Any], *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Print what a search would do, with a progress display while the model is looked at and traced."""
+    from autotune.api import preview
+    from autotune.output.progress import Progress
+
+    with Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose) as progress:
+        options.note_project(context, progress)
+        found = preview(**asked, observer=progress)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    from autotune.output.listings import preview_table
+
+    stdout().print(preview_table(found), highlight=False)
+
+
 def _watched(
+    context: typer.Context,
     search: Callable[[Observer], tuple[TuningResult, Path]],
     *,
     output: str | Path | None,
@@ -140,6 +210,7 @@ def _watched(
     """Run a search with a progress display, then print the answer.
 
     Args:
+        context: Its `obj` is the `time.perf_counter()` of the command's start; None: unknown.
         search: Runs the search, and returns its answer and its run directory.
         output: File that the answer is written to as well, if the command names one.
         as_json: Print the answer as JSON.
@@ -153,12 +224,15 @@ def _watched(
     from autotune.search.tuner import SearchInterrupted
     from autotune.storage.run_directory import ANSWER_FILE, read_plan
     from autotune.tuning_result import with_methods
+    from autotune.values.time_spent import command_began
 
+    command_began.set(context.obj)
     console = stderr(quiet=quiet, verbose=verbose)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     interrupted = None
     try:
         with Progress(console, verbose=verbose) as progress:
+            options.note_project(context, progress)
             result, directory = search(progress)
     except SearchInterrupted as error:
         if error.result is None:

@@ -46,7 +46,10 @@ class CachingAllocator:
 
     def __init__(self, capacity: float | None = None) -> None:
         self._capacity = capacity
-        self._pools: tuple[list[tuple[int, int, Block]], ...] = ([], [])  # by size, then by address
+        self._pools: tuple[list[tuple[int, int, Block]], ...] = (
+            [],
+            [],
+        )  # by size, then by address, of which no two are alike
         self._end = 0  # of the highest segment
         self.allocated = self.reserved = 0
         self.peak_allocated = self.peak_reserved = 0
@@ -63,7 +66,8 @@ class CachingAllocator:
         self._split(block, size)
         block.free = False
         self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
         return block
 
     def release(self, block: Block) -> None:
@@ -78,7 +82,7 @@ class CachingAllocator:
 
     def _take(self, size: int, small: bool) -> Block | None:
         pool = self._pools[small]
-        position = bisect.bisect_left(pool, (size, -1), key=lambda e: e[:2])
+        position = bisect.bisect_left(pool, (size,))
         return pool.pop(position)[2] if position < len(pool) else None
 
     def _new_segment(self, size: int, small: bool) -> Block:
@@ -137,8 +141,8 @@ class CachingAllocator:
                 self.reserved -= entry[2].segment_size
 
     def _insert(self, block: Block) -> None:
-        bisect.insort(self._pools[block.small], (block.size, block.address, block), key=lambda e: e[:2])
+        bisect.insort(self._pools[block.small], (block.size, block.address, block))
 
     def _remove(self, block: Block) -> None:
         pool = self._pools[block.small]
-        del pool[bisect.bisect_left(pool, (block.size, block.address), key=lambda e: e[:2])]
+        del pool[bisect.bisect_left(pool, (block.size, block.address))]

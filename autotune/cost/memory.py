@@ -15,15 +15,18 @@ from dataclasses import dataclass, field, replace
 
 from autotune.cost.family import Family, workspace_bytes
 from autotune.cost.network import NCCL_BYTES
+from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import MemoryPoint, Profile
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import ONE_DEVICE, Share, Spread, in_flight, share_of
-from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 
 # The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
 BLOCK_BYTES = 512
 
+# An element of a quantized weight in 4 bits, the fewest.
+_PACKED_BYTES = 0.5
 
 _MIB = float(1 << 20)
 
@@ -117,6 +120,25 @@ def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
         return 0.0
     degrees = (parallelism.data_parallel, parallelism.tensor_parallel, parallelism.pipeline_parallel)
     return NCCL_BYTES * sum(degree > 1 for degree in degrees)
+
+
+def states_bytes(parameters: int, config: TrainConfig) -> float:
+    """Return what weights, gradients and optimizer states take on one device at least, whatever the operators are.
+
+    Nothing is traced for it: it is the number of parameters, all of them trained unless there is an adapter, times the
+    bytes of each. Adapters, what is paged or offloaded and the states of optimizers that aren't known count nothing.
+    """
+    spread, row = config.parallelism, OPTIMIZERS.get(config.optim)
+    if spread.offload != "none":
+        return 0.0
+    width = 2.0 if config.precision is Precision.PURE_BF16 else 4.0
+    each = width if config.quantization is None else _PACKED_BYTES
+    if config.adapter is None and config.quantization is None:
+        each += 0.0 if config.optim == "lomo" else width  # which steps a weight as soon as it has its gradient
+        if row is not None and not row.paged and row.temporaries != "adafactor":
+            each += row.states * (row.width or width)
+    model_parts = spread.tensor_parallel * spread.pipeline_parallel
+    return parameters * each / (model_parts if spread.sharding == "none" else spread.world_size)
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,11 @@ class CostModel:
             return 0.0
         return self.footprints.share(config, profile, self.workload.accumulation_steps(config)).host
 
+    def paged_bytes(self, config: TrainConfig) -> float:
+        """Return the optimizer states of a traced configuration that lie beyond the allocator."""
+        profile = self.profiles[family_of(config, self.hardware)]
+        return self.footprints.share(config, profile, self.workload.accumulation_steps(config)).paged
+
     def _waiting(self, config: TrainConfig, profile: Profile) -> float:
         """Return the seconds of a step that devices wait for each other or for the host."""
         if config.parallelism.is_single:

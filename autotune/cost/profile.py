@@ -9,6 +9,7 @@ embeddings, and one of the last norm and the head (accelerate's `fsdp2_prepare_m
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class ParameterGroup(Value):
     @property
     def elements(self) -> int:
         """Elements of one parameter."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 class Line(Value):

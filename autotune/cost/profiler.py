@@ -117,7 +117,7 @@ class _Profiler:
         ]
         more = [round(s.more) for s in found]
         excerpt = _excerpt(traced[0], [])
-        if found:
+        if found and self.family.device == "cuda":  # of a CPU's allocator nothing is replayed
             deepest = {s.field: s.base + s.period for s in found}
             deeper = self._traced(config, deepest)
             lacking = [self._traced(config, {**deepest, s.field: s.base}) for s in found]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from autotune.cost.meta import run_once
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE, NORMALISATION, VIEW
 
 # What a storage holds; those of weights are not on the tape. A fresh gradient is one that has just been computed: where
@@ -100,7 +101,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write it down."""
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = run_once(func, args, kwargs)
         self._record(func, args, kwargs, out)
         return out
 

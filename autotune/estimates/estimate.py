@@ -90,11 +90,11 @@ def estimate(
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         config: The configuration.
         workload: What is trained, instead of `model`, `task`, `seq_len`, `target_len` and `global_batch`.
-        task: The head to train, as in :func:`autotune.find`; by default the usual one of the architecture.
-        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 128 on the CPU. Whisper
+        task: The head to train, as in :func:`autotune.find`; by default that of config.json, or the usual one.
+        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
-        global_batch: Samples per optimizer step; 64 by default, 16 on the CPU; 'any' for one micro-batch a step.
+        global_batch: Samples per optimizer step; 64 by default, 8 on the CPU; 'any' for one micro-batch a step.
         gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
         device: The device of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         nodes: Machines over which the devices of the configuration are spread; by default eight devices are on each.

@@ -15,18 +15,17 @@ from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
-from autotune.errors import InputError, NothingFitsError
+from autotune.errors import NothingFitsError
 from autotune.estimates.profiles import Profiles
-from autotune.estimates.report import Device, Predicted, RunCost, miss, predicted
+from autotune.estimates.report import Device, Predicted, RunCost, larger_device, miss, predicted
 from autotune.estimates.request import EstimateOptions, Target, as_option, as_options, plan_of
 from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import allowance_of
-from autotune.space.points import Scalar
+from autotune.space.points import Scalar, make_point
 from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
-from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.knob import Allowance
@@ -219,15 +218,19 @@ class Forecast:
         Raises:
             InputError: The model can't be traced with any.
         """
-        least = self._model.predict(configs).least_bytes
+        found = self._model.predict(configs)
         sizes = {_size(config) for config in configs}
         # The lower bound leaves out paged states and can be compared only at one micro-batch. The largest micro-batch
         # can take the least memory: without accumulation, no gradients are held while the next are computed.
-        lowest: dict[tuple[str, int], TrainConfig] = {}
+        least, lowest = found.least_bytes, dict[tuple[str, int], int]()
         for row in sorted(np.flatnonzero(np.isfinite(least)).tolist(), key=lambda row: float(least[row])):
             if _size(configs[row]) in (min(sizes), max(sizes)):
-                lowest.setdefault((configs[row].optim, _size(configs[row])), configs[row])
-        return min(lowest.values() or configs[:1], key=self.device_bytes)
+                lowest.setdefault((configs[row].optim, _size(configs[row])), row)
+
+        def taken(row: int) -> float:
+            return float(found.needed_bytes[row]) + self._model.paged_bytes(configs[row])
+
+        return configs[min(lowest.values(), key=taken, default=0)]
 
     def nothing_fits(self, configs: Sequence[TrainConfig], allowance: Allowance) -> NothingFitsError:
         """Return an error that names the tightest configuration, the memory it takes, and what would make it fit.
@@ -237,9 +240,12 @@ class Forecast:
         """
         config = self.tightest(configs)
         took = miss(self.predicted(config), self.device)
-        return NothingFitsError(
-            f"nothing fits: {as_options(config, {})} comes nearest and {took}; {self.would_fit(config, allowance)}"
-        )
+        usual = make_point(self.plan.baseline)
+        same = {name: value for name, value in make_point(config).items() if usual.get(name) == value}
+        what = as_options(config, same) or "the baseline"
+        change, device = self._one_change(config, allowance), larger_device(self.device_bytes(config), self.device)
+        remedy = f"{change}; as it is, {device}" if change else f"no one change fits; {device}"
+        return NothingFitsError(f"nothing fits: {what} comes nearest and {took}; {remedy}")
 
     def would_fit(self, config: TrainConfig, allowance: Allowance) -> str:
         """Return a sentence on the one change that would make a configuration fit: of a knob, else of the device.
@@ -253,35 +259,32 @@ class Forecast:
         Raises:
             InputError: The model can't be traced with `config`.
         """
+        return (
+            self._one_change(config, allowance)
+            or f"no one change fits; {larger_device(self.device_bytes(config), self.device)}"
+        )
+
+    def _one_change(self, config: TrainConfig, allowance: Allowance) -> str | None:
         plan = self.plan.model_copy(update={"allowance": Allowance.METHOD})
         space = plan.search_space()
-        found: list[tuple[int, float, str]] = []
+        ranked: dict[int, list[tuple[TrainConfig, str]]] = {}
         for dimension in space.dimensions:
             for choice in dimension.choices:
                 changed = space.config({**space.point(config), dimension.name: choice})
-                if changed == config or space.refusal(changed) or not self._may_fit(changed):
+                if changed == config or space.refusal(changed):
                     continue
                 depth = allowance_of(changed, plan.model_copy(update={"baseline": config}))
                 text = as_option(dimension.name, choice)
                 text += "" if allowance.admits(depth) else f" (--allow {depth})"
-                rate = float(self._model.predict([changed]).samples_per_second[0])
-                took = show_memory(self.device_bytes(changed))
-                found.append((depth.rank, -rate, f"with {text} it takes {took}, which fits"))
-        return min(found)[2] if found else self._larger_device(config)
-
-    def _may_fit(self, config: TrainConfig) -> bool:
-        try:
-            return self.fits(config)
-        except InputError:  # the model can't be traced with it
-            return False
-
-    def _larger_device(self, config: TrainConfig) -> str:
-        needed = self.device_bytes(config)
-        enough = [] if self.device.hardware.is_cpu else [gpu for gpu in gpus() if gpu.memory_bytes >= needed]
-        if enough:
-            gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
-            return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
-        return f"no one change fits; it takes a device of {show_memory(needed)}"
+                ranked.setdefault(depth.rank, []).append((changed, text))
+        for _, candidates in sorted(ranked.items()):
+            predicted = self._model.predict([changed for changed, _ in candidates])
+            for row in np.argsort(-predicted.samples_per_second, kind="stable").tolist():
+                changed, text = candidates[row]
+                # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
+                if predicted.least_bytes[row] <= self.device.memory_bytes and self.fits(changed):
+                    return f"with {text} it takes {show_memory(self.device_bytes(changed))}, which fits"
+        return None
 
 
 def _in_order(rows: Sequence[int], rates: Sequence[float], depths: Mapping[int, int]) -> Iterator[int]:

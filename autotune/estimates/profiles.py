@@ -22,15 +22,16 @@ class Profiles(Mapping[Family, Profile]):
     Args:
         workload: What is trained.
         parameters: Number of parameters of the model.
+        known: Profiles that are there already.
 
     Attributes:
         failures: Why a family can't be traced.
     """
 
-    def __init__(self, workload: Workload, parameters: int) -> None:
+    def __init__(self, workload: Workload, parameters: int, known: Mapping[Family, Profile] | None = None) -> None:
         self._workload = workload
         self._parameters = parameters
-        self._traced: dict[Family, Profile] = {}
+        self._traced: dict[Family, Profile] = dict(known or {})
         self._shallow: dict[tuple[object, ...], Shallow] = {}
         self.failures: dict[Family, InputError] = {}
 
@@ -46,7 +47,7 @@ class Profiles(Mapping[Family, Profile]):
             from autotune.cost.profiler import profile
 
             try:
-                with _muted("transformers", "bitsandbytes"):
+                with _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
                     self._traced[family] = profile(
                         self._workload.model,
                         family,
@@ -68,11 +69,11 @@ class Profiles(Mapping[Family, Profile]):
 
 @contextlib.contextmanager
 def _muted(*names: str) -> Iterator[None]:
-    """Silence warnings of libraries: they are about real trainings, and the model is only traced."""
+    """Silence libraries: warnings are about real trainings, and an error is raised as well as logged."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

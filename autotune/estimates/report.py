@@ -9,8 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from autotune.cost.memory import framework_bytes
 from autotune.units import show_memory
 from autotune.value import Value
+from autotune.values.catalogue.gpus import gpus, hypothetical
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.hardware import Hardware
@@ -223,6 +225,17 @@ def miss(found: Predicted, device: Device) -> str:
     there = show_memory(device.memory_bytes)
     takes = show_memory(found.memory.device_peak_bytes)
     return f"takes {takes} ({show_memory(low)} to {show_memory(high)}); {device.name} has {there}"
+
+
+def larger_device(needed_bytes: int, device: Device) -> str:
+    """Return words on the smallest GPU of the table with the memory that a configuration takes on `device`."""
+    if device.hardware.is_cpu:  # of which no CUDA context takes a part
+        needed_bytes += round(framework_bytes(hypothetical(gpus()[0]))[0])
+    enough = [gpu for gpu in gpus() if gpu.memory_bytes >= needed_bytes]
+    if not enough:
+        return f"it takes a device of {show_memory(needed_bytes)}, more than any GPU of the table has"
+    gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
+    return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
 
 
 def _speed(estimate: CostEstimate) -> Speed:

@@ -9,12 +9,11 @@ import re
 from collections.abc import Mapping
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
-from pydantic.config import JsonDict
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
 from autotune.planning import workload as workloads
-from autotune.planning.options import MACHINE, Bytes, Count, Name, WorkloadOptions
+from autotune.planning.options import CHANGES, LIMITS, MODEL, OUTPUT, PLACES, Bytes, Count, Name, WorkloadOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import check_lengths
 from autotune.space.file import SpaceFile, load_space
@@ -41,8 +40,6 @@ REFERENCE_GPU = "a100-80gb"
 # Default samples per step on each of several devices; with fewer, communication would dominate.
 SAMPLES_OF_EACH = 8
 
-ASKED: JsonDict = {"group": "What is asked"}  # a group of options
-
 _LOADING = "dataloader"  # prefix of the knobs of data loading
 
 
@@ -53,31 +50,31 @@ class EstimateOptions(WorkloadOptions):
         None,
         alias="memory",
         description="Device memory; without --gpu some GPU of this size.",
-        json_schema_extra=MACHINE,
+        json_schema_extra=LIMITS,
     )
     gpu: str | None = Field(
-        None, description="Device of `autotune gpus`, or all [this machine's].", json_schema_extra=MACHINE
+        None, description="Device of `autotune gpus`, or all [this machine's].", json_schema_extra=PLACES
     )
     nodes: PositiveInt | None = Field(
-        None, description="Machines that --devices are on [of 8 each].", json_schema_extra=MACHINE
+        None, description="Machines that --devices are on [of 8 each].", json_schema_extra=PLACES
     )
     network_gb_s: PositiveFloat | None = Field(  # 10^9 bytes/s, one way
-        None, description="GB/s of a node to others [25 a device].", json_schema_extra=MACHINE
+        None, description="GB/s of a node to others [25 a device].", json_schema_extra=PLACES
     )
     host_memory_bytes: Bytes | None = Field(
         None,
         alias="host_memory",
         description="Of a node, for what is offloaded [this machine's].",
-        json_schema_extra=MACHINE,
+        json_schema_extra=PLACES,
     )
     allow: Allowance | None = Field(
-        None, description="What a ranking may change, as of find [optimizer].", json_schema_extra=ASKED
+        None, description="What a ranking may change, as of find [optimizer].", json_schema_extra=CHANGES
     )
     tokens: Count | None = Field(
-        None, description="Length of a run to cost, such as 20B or 300e9.", json_schema_extra=ASKED
+        None, description="Length of a run to cost, such as 20B or 300e9.", json_schema_extra=MODEL
     )
     prices: Name | None = Field(
-        None, description="YAML or JSON: a currency, prices per hour by GPU.", json_schema_extra=ASKED
+        None, description="YAML or JSON: a currency, prices per hour by GPU.", json_schema_extra=OUTPUT
     )
     knobs: dict[str, str | bool] = Field(default_factory=dict, description="knobs as written, by option")
 
@@ -111,6 +108,8 @@ def check(options: EstimateOptions) -> None:
     for name, value in (("nodes", options.nodes), ("network-gb-s", options.network_gb_s)):
         if value is not None and options.devices == 1:
             raise InputError(f"--{name} {value}: is of several devices (--devices)")
+    if options.devices < 1:
+        raise InputError("--devices 0: expected a whole number above 0")
     if options.devices > LARGEST_BATCH:
         raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
     if options.devices > 1 and options.gpu == "all":

@@ -50,6 +50,8 @@ def read_prices(path: Path) -> Prices:
         raise InputError(f"--prices {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"--prices {path}: not UTF-8 text") from None
+    except RecursionError:
+        raise InputError(f"--prices {path}: nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""

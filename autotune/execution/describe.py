@@ -7,8 +7,8 @@ samples are computed (`user_limits`). Of a user's loop a few steps are run (`ste
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,19 +24,20 @@ from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_limits
 from autotune.execution.gradients import reported_split
 from autotune.execution.step_facts import examined
-from autotune.execution.user_data import first_batch, lengths_of, profile_of, record_lengths, view
+from autotune.execution.user_data import first_batch, has_rows, lengths_of, profile_of, record_lengths, view
 from autotune.execution.user_limits import Seen, overrides, split_of_trainer, width_of
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.training.baseline import unknown_argument
-from autotune.training.build import HEADS, describe, kind_of, tasks_for
+from autotune.training.baseline import check_arguments
+from autotune.training.build import describe
 from autotune.training.dataset import prepare
 from autotune.training.facts import facts_of
+from autotune.training.heads import HEADS, kind_of, tasks_for
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
 from autotune.values.user_code import STEP_FILE, OwnCode, OwnFound
-from autotune.values.workload import LengthProfile, Workload
+from autotune.values.workload import LengthProfile
 
 Request = TypeVar("Request", bound=Value)
 
@@ -61,7 +62,7 @@ _LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "hub_token", "pu
 
 def run_describe(directory: Path) -> None:
     """Answer the request in `directory`; tokenized data go to the directory `data` beside it."""
-    _answer(directory, DescribeRequest, lambda request: _described(request.workload, directory))
+    _answer(directory, DescribeRequest, lambda request: _described(request, directory))
 
 
 def run_examine(directory: Path) -> None:
@@ -77,14 +78,12 @@ def _answer(directory: Path, kind: type[Request], described: Callable[[Request],
     write_value(answer, directory / "description.json")
 
 
-def _described(workload: Workload, directory: Path) -> Description:
+def _described(request: DescribeRequest, directory: Path) -> Description:
+    workload = request.workload
     data_directory = directory.parent / "data"
     if workload.own_code is not None:
         return _described_code(workload.own_code, directory, data_directory)
-    known = frozenset(field.name for field in dataclasses.fields(TrainingArguments))
-    problem = unknown_argument(workload.fixed_arguments, known)
-    if problem is not None:
-        raise InputError(problem)
+    check_arguments(request.arguments, request.source)
     facts = describe(workload.model, workload.task)
     corpus = prepare(workload, data_directory)
     if corpus is None:
@@ -113,6 +112,8 @@ def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Des
     except Exception as error:
         traceback.print_exc()  # into its output
         what = f"{type(error).__name__}: {one_line(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            what += f"; it runs in the environment of autotune, {sys.prefix}: install it there, or autotune where it is"
         raise InputError(f"{code.shown} failed before it trained: {what} {output}") from error
 
 
@@ -125,6 +126,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     lengths = lengths_of(trainer.train_dataset) if batches is None else None
     if lengths is not None:
         record_lengths(lengths, data_directory)
+    rows = batches is None and has_rows(trainer, lengths)
     batch, width, pads = _batch(trainer, batches, lengths)
     seen = Seen(trainer, model, base, batches, lengths, batch, user_limits.weights_of(model))
     task, normalizes = _task(base), user_limits.is_normalizable(trainer, base)
@@ -150,6 +152,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         weights=seen.weights,
         reorders=batches is None,
         pads=pads,
+        has_rows=rows,
         normalizes=normalizes,
         not_predicted=user_limits.not_predicted(seen, task),
     )

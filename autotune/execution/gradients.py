@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -55,10 +55,11 @@ class Gradient(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What the measurement showed; both None: the split changes nothing."""
+    """What the measurement showed; all None: the split changes nothing."""
 
     changes: str | None = None  # how the gradient differs, with the figures
     unknown: str | None = None  # why it could not be measured
+    remark: str | None = None  # what is wrong with the gradient whatever the split
 
 
 def gradient_of(
@@ -121,6 +122,45 @@ def distance(one: Gradient, other: Gradient) -> float:
     return float((one.elements - other.elements).norm()) / largest if largest else _distance_of_norms(one, other)
 
 
+def weighted(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
+    """Return the weighted sum of gradients."""
+    elements = sum((w * g.elements for w, g in zip(weights, gradients, strict=True)), torch.tensor(0.0))
+    return Gradient(float(elements.norm()), elements)
+
+
+def diagnosed(
+    whole: Gradient, split: Gradient, alone: Sequence[Gradient], labels: Sequence[float], rounding: float
+) -> str:
+    """Return how the micro-batches' own gradients make that of the split step, with '; ' before; '' if none is seen.
+
+    Args:
+        whole: The gradient of the step in one micro-batch.
+        split: In several.
+        alone: Of each of those as a step of its own.
+        labels: How many labels each of them has; empty: none.
+        rounding: The relative distance that is none.
+    """
+    if any(g.elements.shape != whole.elements.shape for g in (split, *alone)):
+        return ""
+    count, all_labels = len(alone), sum(labels)
+    total, mean = weighted(alone, [1.0] * count), weighted(alone, [1 / count] * count)
+    last = alone[-1]  # whatever its scale: its labels may have been divided by the step's count
+    if last.norm and distance(split, weighted([last], [split.norm / last.norm])) <= rounding:
+        return "; only the last micro-batch of a step counts: the others are not accumulated"
+    if distance(split, total) <= rounding:
+        return "; the gradients of micro-batches are added up: the loss is not divided by their number"
+    if distance(split, mean) <= rounding and distance(whole, total) <= rounding:
+        return "; the loss is a sum over the micro-batch, and divided by the number of micro-batches all the same"
+    if distance(split, mean) <= rounding and all_labels:
+        by_labels = weighted(alone, [n / all_labels for n in labels])
+        if distance(whole, by_labels) <= rounding:
+            return (
+                "; the loss is a mean over each micro-batch, however many labels that has: divide the sum over its "
+                "labels by num_items_in_batch"
+            )
+    return ""
+
+
 def _distance_of_norms(one: Gradient, other: Gradient) -> float:
     return abs(one.norm - other.norm) / max(one.norm, other.norm)
 
@@ -137,7 +177,7 @@ def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[
         coupled = facts.batch_coupled or (f"{whose}, over the micro-batch perhaps" if whose else None)
         line = f"whether the gradient depends on how a step's samples are split could not be measured: {split.unknown}"
         return facts.model_copy(update={"batch_coupled": coupled}), (line,)
-    return facts, ()
+    return facts, (split.remark,) if split.remark is not None else ()
 
 
 def is_short(parameters: Iterable[torch.Tensor]) -> bool:

@@ -74,12 +74,12 @@ class Launcher:
         self._unread = b""
         self.forkable: bool | None = None  # None: it isn't ready yet
 
-    def wait(self) -> None:
+    def wait(self, limit_s: float = LAUNCHER_START_S) -> None:
         """Wait until it takes jobs, if it doesn't yet; InfrastructureError says why it did not start."""
         if self.forkable is not None:
             return
         try:
-            ready = self._read(LAUNCHER_START_S)
+            ready = self._read(min(limit_s, LAUNCHER_START_S))
         except TimeoutError:
             ready = None
         if ready is None:

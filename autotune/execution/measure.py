@@ -52,9 +52,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         full_accumulation_steps: Micro-steps of a step that the workload asks for.
         clock: Where moments come from.
         started_at: `time.perf_counter()` when the trial began, for the start-up time.
-        stopwatch: Has laps for the first step, the discarded and the measured ones.
+        ends_at: `time.perf_counter()` before which measuring ends, if one step or more has been measured.
+        stopwatch: Has laps for the first step, the discarded and the measured ones, and `afterwards` for what follows.
         watch: Looks at the machine during the measured steps.
-        afterwards: The stopwatch's lap that follows them.
         relax: Called before the measured steps, when memory has peaked; None: nothing is to be done.
         step_ended: Called after each step before the measured ones.
         retries: Returns how often so far the allocator has run short; None: it doesn't count.
@@ -73,6 +73,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         *,
         clock: Clock,
         started_at: float,
+        ends_at: float = float("inf"),
         stopwatch: Stopwatch | None = None,
         watch: Watch | None = None,
         afterwards: str = "closing_s",
@@ -84,18 +85,15 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     ) -> None:
         if accumulation_steps < min(2, full_accumulation_steps):
             raise ValueError("missing micro-steps can only be inferred from two or more")
-        self._limits = limits
-        self._run = accumulation_steps
+        self._limits, self._run = limits, accumulation_steps
         self._missing = full_accumulation_steps - accumulation_steps
         self._clock = clock
-        self._started_at = started_at
+        self._started_at, self._ends_at = started_at, ends_at
         self._stopwatch = stopwatch or Stopwatch("trainer_s")
         self._watch = watch or HostWatch()
         self._afterwards = afterwards
         self._relax = relax
-        self._step_ended = step_ended
-        self._retries = retries
-        self._agree = agree
+        self._step_ended, self._retries, self._agree = step_ended, retries, agree
         self._turns = turns
         self.steps_per_turn: int | None = None
         self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
@@ -177,7 +175,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._clock.settle()
         turn_s = statistics.fmean(map(self._step_time_s, self._records[-self.steps_per_turn :]))
         self._stopwatch.enter("waited_s")
-        goes_on = turns.end_turn(turn_s, self._limits)
+        goes_on = turns.end_turn(turn_s, self._limits, self._ends_at)
         self._stopwatch.enter("measured_s")
         self._previous_end = self._clock.mark()
         if turns.broken:
@@ -222,9 +220,11 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return self._agree(self._is_decided())
 
     def _is_decided(self) -> bool:
-        if time.perf_counter() - self._measured_from >= self._limits.measure_time_s:
+        now, times = time.perf_counter(), self.step_times_s()
+        took_s = now - self._measured_from
+        look_s = (self._next_look - len(times)) * took_s / len(self._records)  # until the next look
+        if took_s >= self._limits.measure_time_s or now + look_s > self._ends_at:
             return True
-        times = self.step_times_s()
         if relative_half_width(times) <= self._limits.relative_interval:
             return True
         beaten_s = self._limits.beaten_step_s

@@ -6,12 +6,14 @@ of so many cores. Trials on one CPU still share its memory bandwidth and caches,
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 from pydantic import Field
 
-from autotune.errors import InputError, MachineError
+from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.execution.ranks import threads_of_rank
 from autotune.units import GIB
 from autotune.value import Value
@@ -164,3 +166,32 @@ def _ranges(cores: tuple[int, ...]) -> str:
         else:
             runs.append([core, core])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+# Errors of a disk that takes no more.
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+# Free disk below which the files of a trial, some 100 KiB, may be cut short.
+_LEAST_DISK_BYTES = 1 << 20
+
+
+def check_place(run_directory: Path) -> None:
+    """Check that trials can be run in `run_directory`.
+
+    Raises:
+        InfrastructureError: It is gone, or its disk is full.
+    """
+    try:
+        free = shutil.disk_usage(run_directory).free
+    except FileNotFoundError:
+        raise InfrastructureError(f"{run_directory}: was removed while the search ran") from None
+    if free < _LEAST_DISK_BYTES:
+        raise full_disk(run_directory)
+
+
+def full_disk(run_directory: Path) -> InfrastructureError:
+    """Return the error of a disk that is full where a run directory lies."""
+    left = shutil.disk_usage(run_directory).free >> 10
+    kept = any(run_directory.glob("trials/*/result.json"))
+    rest = f"; finished trials are kept: `autotune resume {run_directory}` goes on then" if kept else ""
+    return InfrastructureError(f"{run_directory}: the disk is full ({left} KiB are free): make room{rest}")

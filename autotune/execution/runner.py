@@ -6,6 +6,7 @@ that forks the children. The parent blocks while a child is being timed; what it
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.launcher import Launcher, end_what_was_left
 from autotune.execution.logtail import read_tail
 from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
-from autotune.execution.places import Place, whole
+from autotune.execution.places import Place, check_place, whole
 from autotune.value import Value, write_value
 from autotune.values.hardware import Hardware, cuda_used_bytes
 from autotune.values.trial import (
@@ -79,6 +80,9 @@ class LocalRunner(Runner):
         entry: ``module:function`` that a child runs; another one than the default is for tests.
         place: Which of several parts of the machine; all of `hardware` by default.
         stop: A file that becomes readable when a trial that runs in another thread is to be interrupted.
+
+    Attributes:
+        ends_at: `time.perf_counter()` until which the first trial has to begin: whatever runs before it is ended then.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class LocalRunner(Runner):
         self._stop = stop
         self._launcher: Launcher | None = None
         self._compiled: set[str] = set()
+        self.ends_at = math.inf
 
     def __enter__(self) -> Self:
         end_what_was_left(self._run_directory)
@@ -121,7 +126,7 @@ class LocalRunner(Runner):
         """Run one trial and write its result.
 
         Raises:
-            InfrastructureError: The launcher can't be started.
+            InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
         return self.run_in_turn([request])[0]
 
@@ -129,18 +134,20 @@ class LocalRunner(Runner):
         """Run trials of one process each, all alive at once and computing in turn, and write their results.
 
         Raises:
-            InfrastructureError: The launcher can't be started.
+            InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
+        check_place(self._run_directory)
+        self.ends_at = math.inf
         directories = [trial_directory(self._run_directory, request.number) for request in requests]
         for request, directory in zip(requests, directories, strict=True):
             _make_empty(directory)
             write_value(request, directory / "request.json")
         self.start()  # its start is no part of the trials
+        timeout_s = max(request.limits.timeout_s for request in requests)
         for request in requests:
-            self._compile(operators_of(request))  # nor is this
+            self._compile(operators_of(request), timeout_s)  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         began, started = time.time(), time.monotonic()
-        timeout_s = max(request.limits.timeout_s for request in requests)
         ending = self._ending(directories, self._entry, timeout_s, ranks=requests[0].ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
         warnings = self._wait_until_idle(idle_bytes)
@@ -152,6 +159,8 @@ class LocalRunner(Runner):
             if len(requests) > 1:
                 ending = ending._replace(returncode=ending.returncodes[place] if ending.returncodes else None)
             outcome = merged_outcome(directory, ending, request)
+            if outcome.kind == "failure":
+                check_place(self._run_directory)  # which would explain it
             shutil.rmtree(directory / "trainer", ignore_errors=True)
             result = TrialResult(
                 request=request,
@@ -190,7 +199,9 @@ class LocalRunner(Runner):
         try:
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
+            check_place(self._run_directory)  # which would explain it
             tail = read_tail(directory / log_file(), lines=1)
+            self.check_time()
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
@@ -198,17 +209,19 @@ class LocalRunner(Runner):
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
         """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
+        check_place(self._run_directory)
+        self.check_time()
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
-        self._ending([directory], entry, timeout_s)
+        self._ending([directory], entry, min(timeout_s, max(1.0, self.ends_at - time.perf_counter())))
         return directory
 
-    def _compile(self, operators: tuple[str, ...]) -> None:
-        """Have the operators compiled that none of the earlier trials needed."""
+    def _compile(self, operators: tuple[str, ...], limit_s: float) -> None:
+        """Have the operators compiled that none of the earlier trials needed, for up to `limit_s`."""
         if not self._compiled.issuperset(operators):
             named = Operators(names=operators)
-            self.ask("operators", _COMPILE, named, timeout_s=COMPILE_LIMIT_S)
+            self.ask("operators", _COMPILE, named, timeout_s=min(COMPILE_LIMIT_S, limit_s))
             self._compiled.update(operators)
 
     def start(self) -> Launcher:
@@ -220,11 +233,21 @@ class LocalRunner(Runner):
             self.close()
         launcher = self.begin()
         try:
-            launcher.wait()
-        except BaseException:
+            launcher.wait(max(1.0, self.ends_at - time.perf_counter()))
+        except BaseException as error:
             self.close()
+            if isinstance(error, InfrastructureError):
+                self.check_time()
             raise
         return launcher
+
+    def check_time(self) -> None:
+        """Raise InfrastructureError if the time is over before the first trial has begun."""
+        if time.perf_counter() > self.ends_at:
+            raise InfrastructureError(
+                "the time of the search was over before its first trial: importing libraries and looking at the model "
+                "took all of it; a longer --max-time or an idle machine may help"
+            )
 
     def _ending(self, directories: Sequence[Path], entry: str, timeout_s: float, *, ranks: int | None = None) -> Ending:
         """Have the launcher run a child, or so many ranks, in each directory; return how they ended.

@@ -20,7 +20,7 @@ from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import tell_deepspeed
 from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trial import Trial, trained
-from autotune.execution.user_data import UserData, longest_of, view
+from autotune.execution.user_data import RowCount, UserData, longest_of, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
 from autotune.training.adapters import fit_user_model, prepare_model
 from autotune.training.arguments import laid_over, plan
@@ -135,7 +135,10 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
 
     def on_train(trainer: Any, train: Callable[[], Any]) -> Outcome:
         reading = _made_ready(trial, code, trainer, probe)
+        rows = RowCount(trainer, request.config.per_device_train_batch_size)
         outcome = trained(trial, probe, trainer, train, reading)
+        if code.has_rows:
+            rows.check()
         _check_batches(request.config.per_device_train_batch_size, trainer)
         return outcome
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -12,6 +14,7 @@ from autotune.execution.clock import CudaClock, HostClock
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import trial_device
 from autotune.execution.guard import MemoryGuard
+from autotune.execution.job import PROCESS_FILE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
 from autotune.execution.ranks import agree, own_rank
 from autotune.execution.turns import Turns
@@ -21,6 +24,9 @@ from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
 _SCALER_STEPS = 17
+
+# Kept of a trial's time limit for what follows the measured steps: seconds, and the share of a short limit.
+_CLOSING_S, _CLOSING_SHARE = 2.0, 0.1
 
 
 class Trial(NamedTuple):
@@ -49,6 +55,7 @@ class Trial(NamedTuple):
             request.workload.accumulation_steps(request.config),
             clock=HostClock() if on_cpu else CudaClock(),
             started_at=stopwatch.started_at,
+            ends_at=_ends_at(request, directory, stopwatch) if task is None else math.inf,
             stopwatch=stopwatch,
             watch=noise.watch(device_of(request), ranks=own_rank().is_launched or turns is not None),
             afterwards="closing_s" if task is None else "check_s",
@@ -90,6 +97,18 @@ class Trial(NamedTuple):
     def diverged(self, loss: float) -> Failure:
         """Return the failure of a training whose loss is no number."""
         return self.not_trainable(f"the loss became {loss}: not trainable like this")
+
+
+def _ends_at(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> float:
+    """Return when measuring has to end, so that a trial that is no check leaves its steps before it is killed.
+
+    A process that isn't forked imports the libraries before the stopwatch begins, after its job has written a file.
+    """
+    limit_s, importing_s = request.limits.timeout_s, 0.0
+    with contextlib.suppress(OSError):
+        launched_s = time.time() - (directory / PROCESS_FILE).stat().st_mtime
+        importing_s = max(0.0, launched_s - (time.perf_counter() - stopwatch.started_at))
+    return stopwatch.started_at - importing_s + limit_s - min(_CLOSING_S, _CLOSING_SHARE * limit_s)
 
 
 def device_of(request: TrialRequest) -> str:

@@ -52,7 +52,7 @@ class Turns:
         rounds: For the first process: of each complete round, the seconds of a step in each process's turn.
     """
 
-    def __init__(self, receive: int, send: int, *, place: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, receive: int, send: int, *, place: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._receive = receive
         self._send = send
         self._place = place
@@ -84,28 +84,35 @@ class Turns:
         """Return how many steps make a turn, by the seconds of one; `most` may be measured in all turns."""
         return max(1, min(math.ceil(TURN_S / step_s), most // (_MOST_ROUNDS + 1)))
 
-    def end_turn(self, step_s: float, limits: Limits) -> bool:
-        """End a turn, in which a step took `step_s` in the mean, and wait for the next; return whether there is one."""
+    def end_turn(self, step_s: float, limits: Limits, ends_at: float) -> bool:
+        """End a turn and wait for the next; return whether there is one.
+
+        Args:
+            step_s: Mean seconds of a step in this turn.
+            limits: Of each of the trials.
+            ends_at: When the clock shows this, measuring has to be over.
+        """
         carried = [*self._carried, step_s] if self._place else [step_s]
         if not self._next(carried):
             return False
         if self._place:
             return True
         self.rounds.append(tuple(self._carried))
-        if not self._is_enough(limits):
+        if not self._is_enough(limits, ends_at):
             return True
         self._pass([], last=True)
         return False
 
-    def _is_enough(self, limits: Limits) -> bool:
+    def _is_enough(self, limits: Limits, ends_at: float) -> bool:
         """Whether all ratios to the first process are known, or the time is up; the first round doesn't count."""
         assert self._measuring_since is not None
-        counted = self.rounds[1:]
-        if len(counted) < 2:
+        counted, now = self.rounds[1:], self._clock()
+        took_s = now - self._measuring_since
+        if not counted:
             return False
-        if len(counted) >= _MOST_ROUNDS:
+        if len(counted) >= _MOST_ROUNDS or now + took_s / len(self.rounds) > ends_at:
             return True
-        if self._clock() - self._measuring_since >= limits.measure_time_s * len(counted[0]):
+        if took_s >= limits.measure_time_s * len(counted[0]):
             return True
         return len(counted) >= _LEAST_ROUNDS and all(
             _is_known([(turn[0], turn[other]) for turn in counted], limits.relative_interval)

@@ -13,8 +13,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from autotune.errors import InputError, NoEffectError
 from autotune.execution.checking import distinct_samples
 from autotune.training.batches import row_order
 from autotune.value import write_bytes
@@ -23,6 +25,11 @@ from autotune.values.user_code import LENGTHS_FILE
 from autotune.values.workload import LengthProfile
 
 _LIMIT_S = 10.0  # for reading samples one by one
+
+# Samples of the batch whose rows are counted, and the share of its samples that a training's batches must have as rows:
+# a collator may leave out the few that can't be used.
+_COUNTED = 16
+_LEAST_ROWS = 0.9
 
 
 class View:
@@ -173,3 +180,76 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
     with few, patch.multiple(trainer.args, **alone):
         return next(iter(trainer.get_train_dataloader()))
+
+
+def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
+    """Return whether batches have a row for each sample, tried with a few; a packed batch has not.
+
+    Args:
+        trainer: When it is about to train, with a data set whose order can be set.
+        lengths: Of its samples; None if they have none.
+
+    Raises:
+        InputError: Samples are dropped when they are put into a batch.
+    """
+    order = np.linspace(0, len(trainer.train_dataset) - 1, _COUNTED).astype(np.int64)
+    try:
+        batch = first_batch(trainer, view(trainer.train_dataset, order), _COUNTED)
+    except Exception:  # whatever the user's data raise: the trial of the baseline tells of it
+        return False
+    rows = rows_of(batch, _COUNTED)
+    if rows is None or rows > _COUNTED:
+        return False
+    if rows >= _LEAST_ROWS * _COUNTED:
+        return True
+    ids = batch.get("attention_mask", batch.get("input_ids"))
+    if lengths is not None and ids is not None:
+        tokens = int(ids.ne(0).sum() if "attention_mask" in batch else ids.numel())
+        is_packed = tokens >= _LEAST_ROWS * int(lengths[order].sum())
+    else:
+        is_packed = rows == 1
+    if is_packed:
+        return False
+    raise InputError(f"{dropped(trainer, rows, _COUNTED)}; leave samples out of the data set instead")
+
+
+def rows_of(batch: Any, samples: int) -> int | None:
+    """Return the rows of a batch; None if its tensors disagree, or have their samples in the second dimension."""
+    tensors = [v for v in getattr(batch, "values", tuple)() if isinstance(v, torch.Tensor) and v.ndim]
+    rows = {len(tensor) for tensor in tensors}
+    if len(rows) != 1 or any(t.ndim > 1 and t.shape[1] == samples != len(t) for t in tensors):
+        return None
+    return rows.pop()
+
+
+def dropped(trainer: Any, rows: int, samples: int) -> str:
+    """Return what a collator does that hands on fewer rows than it was given samples."""
+    collator = trainer.data_collator
+    name = getattr(collator, "__name__", type(collator).__name__)
+    return f"your data collator {name} makes {rows} rows of {samples} samples: it drops the others"
+
+
+class RowCount:
+    """Counts the rows of the batches that a Trainer trains on, from now on."""
+
+    def __init__(self, trainer: Any, micro_batch: int) -> None:
+        self._trainer, self._micro_batch = trainer, micro_batch
+        self._rows = self._samples = 0
+        self._original = trainer.get_batch_samples
+        trainer.get_batch_samples = self._counted
+
+    def _counted(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._original(*args, **kwargs)
+        for batch in found[0]:
+            self._rows += rows_of(batch, self._micro_batch) or self._micro_batch
+            self._samples += self._micro_batch
+        return found
+
+    def check(self) -> None:
+        """Refuse the trial if too few rows were counted.
+
+        Raises:
+            NoEffectError: Samples were dropped.
+        """
+        if self._rows < _LEAST_ROWS * self._samples:
+            raise NoEffectError(dropped(self._trainer, self._rows, self._samples))

@@ -24,12 +24,14 @@ from autotune.execution.gradients import (
     Gradient,
     Split,
     compared,
+    diagnosed,
     distance,
     gradient_of,
     is_short,
     randomness_off,
     seeded,
     still_batch_norm,
+    weighted,
 )
 from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.user_data import first_batch, view
@@ -193,9 +195,11 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
         with randomness_off(trainer.model), still_batch_norm(trainer.model):
             one, other = _gradient(trainer, [whole], 0), _gradient(trainer, parts, 0)
             found = compared(one, lambda: _gradient(trainer, [whole], 1), other, shapes=shapes, rounding=rounding)
-            if found.changes is None or not hasattr(type(trainer), "loss_is_scaled_for_ga"):
-                return found
-            return found._replace(changes=f"{found.changes}{_remedy(trainer, one, parts, rounding)}")
+            if found.changes is not None:
+                return found._replace(changes=found.changes + _diagnosis(trainer, one, other, parts, rounding))
+            if found.unknown is None and not normalizes:
+                return found._replace(remark=_sums(trainer, one, whole, rounding))
+            return found
     except Exception as error:  # whatever the user's code raises
         if is_out_of_memory(error):
             return Split(unknown=f"{SAMPLES} samples do not fit the memory")
@@ -204,8 +208,30 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
         trainer.model.zero_grad(set_to_none=True)
 
 
+def _diagnosis(trainer: Any, whole: Gradient, split: Gradient, parts: list[Any], rounding: float) -> str:
+    """Return what is wrong with the split gradient, and what would make both equal, where that was seen."""
+    alone = [_gradient(trainer, [part], 0) for part in parts]
+    with patch.object(trainer, "model_accepts_loss_kwargs", True):
+        counts = [trainer._get_num_items_in_batch([part], trainer.args.device) for part in parts]
+    labels = [float(count) for count in counts if count is not None]
+    return diagnosed(whole, split, alone, labels, rounding) + _remedy(trainer, whole, parts, rounding)
+
+
+def _sums(trainer: Any, one: Gradient, whole: Any, rounding: float) -> str | None:
+    """Return a remark where the same samples twice make the gradient twice as long: the loss is no mean over a step."""
+    twice = _gradient(trainer, [whole, whole], 0)
+    if distance(weighted([one], [2.0]), twice) > rounding:
+        return None
+    return (
+        "the loss is a sum over the samples of a step, though your Trainer takes it for one that is divided by their "
+        "labels: the gradient grows with the global batch; divide by num_items_in_batch"
+    )
+
+
 def _remedy(trainer: Any, whole: Gradient, parts: list[Any], rounding: float) -> str:
     """Return what would make both gradients equal, where that was seen; otherwise nothing."""
+    if not hasattr(type(trainer), "loss_is_scaled_for_ga"):
+        return ""
     for value in (False, True):
         with patch.object(trainer, "loss_is_scaled_for_ga", value):
             split = _gradient(trainer, parts, 0)

@@ -27,6 +27,9 @@ from autotune.values.user_code import CODE_FILE, OwnCode
 
 Found = TypeVar("Found")
 
+# Exit code of argparse where a command line can't be read.
+_USAGE = 2
+
 # Attributes of TrainingArguments that remember what the code had asked for, and what was made of what was laid over it.
 _THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
 
@@ -149,6 +152,8 @@ def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable
         pass
     except SystemExit as error:
         ended = f"it ended with exit code {error.code}"
+        if error.code == _USAGE:
+            ended += ", as with options that it doesn't know (those of autotune stand before --),"
     if failed:
         raise failed[0]
     if not found:

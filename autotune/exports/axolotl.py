@@ -24,6 +24,12 @@ from autotune.values.config import Precision
 
 FILE = "axolotl.yaml"
 
+# Requires-Dist in the metadata of its package on PyPI.
+_REQUIRES = (
+    "axolotl 0.19.0 requires transformers 5.16.1, torch 2.11.0 to 2.13.0, accelerate 1.13.0 and peft 0.20.0 "
+    "(its package on PyPI, 2026-11-22)"
+)
+
 # TrainingArguments -> axolotl's names: the hyperparameters and data loading, which every file has ...
 _NAMES = {
     name: name for name in (
@@ -78,7 +84,14 @@ def axolotl(winner: Winner) -> Draft:
         command += f" --launcher torchrun -- --nproc_per_node {winner.config.parallelism.world_size}"
     document = {**_model(winner), **_data(winner), **_training(winner), **_devices(winner)}
     return yaml_draft(
-        winner, "axolotl", FILE, command=command, document=document, lost=_lost(winner), yours="`datasets` is"
+        winner,
+        "axolotl",
+        FILE,
+        command=command,
+        document=document,
+        lost=_lost(winner),
+        yours="`datasets` is",
+        requires=_REQUIRES,
     )
 
 

@@ -36,7 +36,15 @@ def require_lora_of_causal_lm(winner: Winner, target: str) -> None:
 
 
 def yaml_draft(
-    winner: Winner, tool: str, name: str, *, command: str, document: dict[str, Any], lost: list[str], yours: str
+    winner: Winner,
+    tool: str,
+    name: str,
+    *,
+    command: str,
+    document: dict[str, Any],
+    lost: list[str],
+    yours: str,
+    requires: str,
 ) -> Draft:
     """Return a tool's file, headed by comments, and DeepSpeed's file beside it where DeepSpeed is used.
 
@@ -48,11 +56,13 @@ def yaml_draft(
         document: The settings, in their order.
         lost: What the tool can't express, a line each.
         yours: The settings that the user has to fill in, for people.
+        requires: The tool's version, what it requires and when that was read.
     """
     lines = [
         f"{winner.workload.model.name} as autotune measured it: {winner.promise}.",
         f"For {tool}: {command}.",
         f"{yours} yours to name; the rest is as it was measured.",
+        f"{requires}: not what was measured with, so its speed and memory may differ.",
         *(f"not expressed: {line}" for line in lost),
     ]
     heading = "".join(f"# {part}\n" for line in lines for part in textwrap.wrap(visible(line), _WIDTH))

@@ -6,6 +6,7 @@ Tests run no container: they check syntax and schema, and that the versions are 
 from __future__ import annotations
 
 import itertools
+import shlex
 from typing import Any
 
 import yaml
@@ -38,6 +39,7 @@ def dockerfile(winner: Winner) -> Draft:
         "python": ".".join(version.split(".")[:2]) if version else _PYTHON,
         "compiles": winner.config.torch_compile_backend is not None or OPTIMIZERS[winner.config.optim].compiles,
         "environment": variables,
+        "mount": (path := _mounted(winner)) and shlex.join(["--volume", f"{path}:{path}:ro"]),
         "command": command,
     }
     files = {
@@ -79,6 +81,10 @@ def _compose(winner: Winner) -> str:
         "init": True,
         "volumes": ["./out:/workspace/out", "huggingface:/root/.cache/huggingface"],
     }
+    if model := _mounted(winner):
+        # At its own path, by which the script finds it; Compose reads `$$` as `$`.
+        path = model.replace("$", "$$")
+        service["volumes"].append({"type": "bind", "source": path, "target": path, "read_only": True})
     ranks = winner.config.parallelism.world_size
     if not winner.result.hardware.is_cpu:
         device = {"driver": "nvidia", "count": ranks, "capabilities": ["gpu"]}
@@ -86,4 +92,12 @@ def _compose(winner: Winner) -> str:
     if ranks > 1 or winner.config.dataloader_num_workers:
         service["ipc"] = "host"  # processes that hand tensors over need more shared memory than the usual 64 MB
     document = {"services": {"train": service}, "volumes": {"huggingface": {}}}
-    return f"# docker compose run --build train\n{yaml.safe_dump(document, sort_keys=False)}"
+    heading = "# docker compose run --build train\n"
+    if model:
+        heading += "# On another machine, `source` is where that has the model.\n"
+    return f"{heading}{yaml.safe_dump(document, sort_keys=False)}"
+
+
+def _mounted(winner: Winner) -> str | None:
+    """Return the model's directory on this machine, which the container is given; None for a model of the hub."""
+    return winner.reference if winner.workload.model.source == "directory" else None

@@ -48,14 +48,23 @@ _IN_CODE = {
     "attn_implementation": "model.set_attn_implementation({value!r})",
     "experts_implementation": "model.set_experts_implementation({value!r})",
     "adapter": "peft's {value}",
+    "quantization": "base weights in {value}",
+    "experts_per_token": "{value} experts per token",
+    "expert_capacity": "an expert capacity of {value}",
+    "packing": "packed micro-batches",
 }
 
 
-def launch_commands(result: ResultData) -> tuple[str, ...]:
-    """Return the command lines that start training with the answer, the preferred one first."""
+def launch_commands(result: ResultData, answer: str = "best-config.json") -> tuple[str, ...]:
+    """Return the command lines that start training with the answer in the file `answer`, the preferred one first.
+
+    There are none for a Trainer or a loop that was handed over in Python.
+    """
     code = result.workload.own_code
     if code is not None and code.command:
-        return (_apply_command(code, "best-config.json"),)
+        return (_apply_command(code, answer),)
+    if code is not None or result.workload.model.source == "own":
+        return ()
     if not needs_launcher(result.best.config):
         return (f"python {SCRIPT}",)
     ranks = result.best.config.parallelism.world_size
@@ -117,9 +126,10 @@ def text_of(name: str, result: ResultData) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def commands_text(result: ResultData) -> str:
-    """Return the content of `COMMANDS_FILE`."""
-    return "".join(f"{command}\n" for command in launch_commands(result))
+def commands_file(result: ResultData, answer: str = "best-config.json") -> dict[str, str]:
+    """Return the content of `COMMANDS_FILE` by its name; no file where there are no commands."""
+    commands = launch_commands(result, answer)
+    return {COMMANDS_FILE: "".join(f"{command}\n" for command in commands)} if commands else {}
 
 
 def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
@@ -129,7 +139,7 @@ def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
         OSError: The directory can't be written.
     """
     texts = {FILE_NAMES[name]: text_of(name, result) for name in formats(result)}
-    return written({**texts, COMMANDS_FILE: commands_text(result)}, directory)
+    return written({**texts, **commands_file(result)}, directory)
 
 
 def written(files: dict[str, str], directory: Path) -> tuple[Path, ...]:
@@ -224,8 +234,11 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
         return ["train with it: result.training_arguments(output_dir) for the Trainer, result.prepare_model(model)"]
     given, missing = shlex.join(flags(result)), unsaid(result)
     left_out = f" (which leave out: {'; '.join(missing)})" if missing else ""
+    train = f"train with it: {_apply_command(code, answer)}"
+    if not given and not missing:
+        return [train]
     as_flags = f"as flags of the script, if it reads TrainingArguments from its command line: {given or 'none'}"
-    return [f"train with it: {_apply_command(code, answer)}", as_flags + left_out]
+    return [train, as_flags + left_out]
 
 
 def flags(result: ResultData) -> tuple[str, ...]:
@@ -239,9 +252,14 @@ def flags(result: ResultData) -> tuple[str, ...]:
 
 def unsaid(result: ResultData) -> tuple[str, ...]:
     """Return what flags can't say of the answer, a few words each."""
-    code, changes = result.workload.own_code, result.best.changes
     lines = [f"without --{name}" for name, value in _changed_arguments(result).items() if value is None]
-    lines += [_IN_CODE[change.knob].format(value=change.after) for change in changes if change.knob in _IN_CODE]
+    return (*lines, *in_code(result))
+
+
+def in_code(result: ResultData) -> tuple[str, ...]:
+    """Return what no TrainingArguments can say of the answer, a few words each."""
+    code, changes = result.workload.own_code, result.best.changes
+    lines = [_IN_CODE[change.knob].format(value=change.after) for change in changes if change.knob in _IN_CODE]
     if any(change.knob == "precision" and change.after == "pure_bf16" for change in changes):
         lines.append("weights in bfloat16")
     steps = result.workload.accumulation_steps

@@ -24,6 +24,12 @@ from autotune.values.techniques import CHECKPOINTING
 
 FILE = "llama_factory.yaml"
 
+# Requires-Dist in the metadata of its package on PyPI.
+_REQUIRES = (
+    "LLaMA-Factory 0.9.5 requires transformers 4.55.0 to 5.6.0, torch from 2.4.0 on, accelerate up to 1.11.0 and peft "
+    "0.18.0 or 0.18.1 (its package on PyPI, 2026-11-22)"
+)
+
 # Attention kernels -> LLaMA-Factory's names (`AttentionFunction`).
 _KERNELS = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2", "flash_attention_3": "fa3"}
 
@@ -59,6 +65,7 @@ def llama_factory(winner: Winner) -> Draft:
     return yaml_draft(
         winner, "LLaMA-Factory", FILE,
         command=command, document=document, lost=_lost(winner), yours="`dataset` and `template` are",
+        requires=_REQUIRES,
     )  # fmt: skip
 
 

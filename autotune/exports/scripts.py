@@ -84,7 +84,7 @@ def launch(winner: Winner, script: str) -> tuple[str, ...]:
 
 def context(winner: Winner, script: str) -> dict[str, Any]:
     """Return the values that every script's template needs."""
-    from autotune.training.build import HEADS
+    from autotune.training.heads import HEADS
 
     workload, config = winner.workload, winner.config
     steps = user_steps(winner).get("max_steps", _STEPS)

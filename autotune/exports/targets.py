@@ -1,4 +1,4 @@
-"""The targets of an export: one table, and what is done with all of them alike.
+"""The targets of an export: one table, what is done with all of them alike, and the lines of a shell that train.
 
 A target is a function from a :class:`Winner` to a :class:`Draft`. What it can't express of the answer is listed in its
 files and in the draft; an answer that it can't train at all is refused.
@@ -6,7 +6,8 @@ files and in the draft; an answer that it can't train at all is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,8 +37,10 @@ class Exported(NamedTuple):
 
 
 def _launch_file(name: str, winner: Winner) -> Draft:
-    launch = (launch_files.accelerate_command(winner.result),) if name == launch_files.ACCELERATE else ()
-    return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, winner.result)}, launch)
+    by_accelerate = name == launch_files.ACCELERATE and winner.workload.own_code is None
+    launch = (launch_files.accelerate_command(winner.result),) if by_accelerate else ()
+    lost = launch_files.in_code(winner.result) if name == launch_files.ARGUMENTS else ()
+    return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, winner.result)}, launch, lost)
 
 
 TARGETS: dict[str, Callable[[Winner], Draft]] = {
@@ -54,8 +57,8 @@ TARGETS: dict[str, Callable[[Winner], Draft]] = {
 }
 
 
-def draft(result: ResultData, target: str) -> Draft:
-    """Return the files of a target, without writing them.
+def draft(result: ResultData, target: str, answer: str = "best-config.json") -> Draft:
+    """Return the files of a target, without writing them, and command lines that name the file `answer`.
 
     Raises:
         InputError: There is no such target, or it can't train this.
@@ -67,27 +70,29 @@ def draft(result: ResultData, target: str) -> Draft:
         raise InputError(f"{target}: expected {', '.join(known[:-1])} or {ALL}{suggestion(target, known)}")
     made_by_user = result.workload.own_code is not None or result.workload.model.source == "own"
     if made_by_user and target not in launch_files.FILE_NAMES:
-        raise InputError(f"{target}: your own code makes the model, which no script can; --to {launch_files.ARGUMENTS}")
+        commands = launch_files.launch_commands(result, answer)
+        way = f"it trains by: {commands[0]}" if commands else f"--to {launch_files.ARGUMENTS} writes its arguments"
+        raise InputError(f"{target}: your own code makes the model, which no exported file can; {way}")
     made = TARGETS[target](Winner(result))
-    return made if made.launch else made._replace(launch=launch_files.launch_commands(result))
+    return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
 
-def drafts(result: ResultData) -> tuple[dict[str, Draft], dict[str, str]]:
-    """Return the drafts of all targets that can train an answer, and the reasons why the others can't."""
+def drafts(result: ResultData, answer: str = "best-config.json") -> tuple[dict[str, Draft], dict[str, str]]:
+    """Return the drafts of all targets that can train the answer in `answer`, and the reasons why the others can't."""
     made: dict[str, Draft] = {}
     left_out: dict[str, str] = {}
     for target in TARGETS:
         try:
-            made[target] = draft(result, target)
+            made[target] = draft(result, target, answer)
         except InputError as error:
             left_out[target] = str(error)
     return made, left_out
 
 
-def files_of_all(result: ResultData, found: dict[str, Draft]) -> dict[str, str]:
-    """Return the files of several targets, which may share some, and the command lines."""
+def files_of_all(result: ResultData, found: dict[str, Draft], answer: str = "best-config.json") -> dict[str, str]:
+    """Return the files of several targets, which may share some, and the command lines, which name `answer`."""
     files = {name: text for one in found.values() for name, text in one.files.items()}
-    return {**files, launch_files.COMMANDS_FILE: launch_files.commands_text(result)}
+    return {**files, **launch_files.commands_file(result, answer)}
 
 
 def save(result: ResultData, target: str, directory: Path) -> Exported:
@@ -104,3 +109,29 @@ def save(result: ResultData, target: str, directory: Path) -> Exported:
     lost = tuple(f"{name}: {line}" for name, one in found.items() for line in one.lost)
     paths = launch_files.written(files_of_all(result, found), directory)
     return Exported(paths, launch_files.launch_commands(result), lost)
+
+
+def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
+    """Return lines of a shell that train with the answer in `answer`, by a script that they write if none is known."""
+    commands = launch_files.launch_commands(result, answer)
+    if not commands:
+        what = "training_arguments(output_dir)" if result.workload.own_code is not None else "best.config"
+        return (f"# in your own code: autotune.load({answer!r}).{what}",)
+    if result.workload.own_code is not None:
+        return commands
+    return (_writes_script(answer), commands[0])
+
+
+def missing_script(result: ResultData, answer: str, commands: Collection[str], files: Collection[str]) -> str:
+    """Return what `train.py` in the command lines stands for if it is none of the files written; '' if it is."""
+    if not any(launch_files.SCRIPT in command.split() for command in commands):
+        return ""
+    if result.workload.own_code is not None or launch_files.SCRIPT in files:
+        return ""
+    return (
+        f"{launch_files.SCRIPT} is a script of yours that takes these arguments, or that of: {_writes_script(answer)}"
+    )
+
+
+def _writes_script(answer: str) -> str:
+    return f"autotune export {shlex.quote(answer)} --to python --output {launch_files.SCRIPT}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -52,6 +51,12 @@ class Promise(Value):
             samples_per_step=result.workload.samples_per_step(result.best.config),
         )
 
+    def __str__(self) -> str:
+        rate, interval = self.samples_per_second, self.interval
+        if not interval.is_narrow:
+            return f"{show_rate(float(f'{rate:.2g}'))}, roughly"
+        return f"{show_rate(rate)} ({show_rate(interval.low)} to {show_rate(interval.high)})"
+
 
 class Production(Value):
     """What a training attained in the steps that count (see `callback`)."""
@@ -78,7 +83,7 @@ class Production(Value):
         return self.samples_per_second is not None and self.samples_per_second < self.promise.interval.low
 
     def __str__(self) -> str:
-        promised = f"{show_rate(self.promise.samples_per_second)}{_range(self.promise.interval)}"
+        promised = str(self.promise)
         if self.samples_per_second is None or self.ratio is None:
             return f"too few steps to tell the throughput; promised: {promised} samples/s"
         line = f"{show_rate(self.samples_per_second)} samples/s over {self.steps} steps, "
@@ -99,11 +104,6 @@ class Production(Value):
         if seen is None or promised is None:
             return ""
         return f"; peak {show_memory(seen)} reserved (promised {show_memory(promised)})"
-
-
-def _range(interval: Interval) -> str:
-    high = show_rate(interval.high) if math.isfinite(interval.high) else "?"
-    return f" ({show_rate(interval.low)} to {high})"
 
 
 def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:

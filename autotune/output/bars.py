@@ -6,7 +6,6 @@ Each row is a line of text with its bar below, so that texts have room on narrow
 from __future__ import annotations
 
 import itertools
-import math
 from typing import NamedTuple
 
 from autotune.output.explanation_table import change_words, how_known, ratio_words, together_words
@@ -58,9 +57,10 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
             continue
         start = at if at is not None else winner / ratio
         ends: tuple[float | None, float | None] = (None, None)
-        if interval is not None and math.isfinite(interval.high) and interval.low > 0:
+        is_told = interval is not None and interval.is_narrow
+        if interval is not None and is_told:
             ends = start * interval.low, start * interval.high
-        kind = ("gain" if ratio >= 1 else "loss") + ("" if part.basis == "in turn" else " weak")
+        kind = ("gain" if ratio >= 1 else "loss") + ("" if part.basis == "in turn" and is_told else " weak")
         found.append(Step(words, value, f"{words}: {value}\n{how_known(part)}", kind, start, start * ratio, *ends))
         at = start * ratio if at is not None else None
     together = explanation.together
@@ -202,5 +202,5 @@ def time_bars(spent: Spent, width: float) -> Chart | None:
         parts.append(text(2, top + 13, what))
         parts.append(text(width - 2, top + 13, said, anchor="end"))
         parts.append(rectangle(2, top + 19, (width - 4) * share / most, 10, "bar time", f"{what}: {said}"))
-    label = f"Where the {show_time(spent.total_s)} of the search went"
+    label = f"Where the {show_time(spent.total_s)} of the search went{spent.waited}"
     return Chart("".join(parts), width, len(shares) * 36.0, label)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotune.output.table import show_ratio
 from autotune.output.terminal import table_of
 from autotune.space.knobs import SHORT_NAMES
 from autotune.units import show_rate
 from autotune.values.explanation import Contribution, Explanation
 from autotune.values.problem import Change
-from autotune.values.trial import Interval
 
 HEADINGS = ("factor", "how it is known")
 
@@ -40,7 +39,9 @@ def explanation_table(found: Explanation) -> RenderableType:
 def _title(found: Explanation) -> str:
     rate = found.winner_samples_per_second
     words = "the winner" if rate is None else f"the winner: {show_rate(rate)} samples/s"
-    return words if found.total is None else f"{words}, ×{found.total:.2f} the baseline"
+    if found.total is None:
+        return words
+    return f"{words}; x baseline: {show_ratio(found.total, found.total_interval)}"
 
 
 def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
@@ -57,10 +58,10 @@ def change_words(changed: Sequence[Change]) -> str:
 
 
 def ratio_words(contribution: Contribution) -> str:
-    """Return the factor of a knob in words: '×1.43 (1.40 to 1.46)'."""
+    """Return the factor of a knob in words: '1.43 (1.40 to 1.46)'."""
     if contribution.ratio is None:
         return {"fails": "needed", "slow": "too slow"}.get(contribution.basis, "not told")
-    return _factor(contribution.ratio, contribution.interval)
+    return show_ratio(contribution.ratio, contribution.interval)
 
 
 def how_known(contribution: Contribution) -> str:
@@ -76,11 +77,4 @@ def how_known(contribution: Contribution) -> str:
 def together_words(explanation: Explanation) -> str:
     """Return the factor of the interaction in words; empty: unknown."""
     together = explanation.together
-    return "" if together is None else _factor(together, explanation.together_interval)
-
-
-def _factor(ratio: float, interval: Interval | None) -> str:
-    """Return a factor with its interval, if that is bounded."""
-    if interval is None or not math.isfinite(interval.high):
-        return f"×{ratio:.2f}"
-    return f"×{ratio:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+    return "" if together is None else show_ratio(together, explanation.together_interval)

@@ -29,7 +29,10 @@ from autotune.values.trial import TrialResult
 from autotune.values.trial_row import TrialRow, rows_of
 from autotune.values.user_code import OwnCode
 from autotune.verification.attribution import explanation_of
+from autotune.verification.finals import Finals
 from autotune.verification.remarks import nothing_found
+from autotune.verification.state import SearchState
+from autotune.verification.verdict import trial_rows
 from autotune.version import __version__
 
 
@@ -56,7 +59,7 @@ def gather(run_dir: str | Path) -> RunReport:
         result=result,
         nothing=None if result is not None else _why_nothing(directory, plan, searched),
         explanation=None if result is None else explanation_of(result, [*searched, *explained], refusals(plan, result)),
-        trials=with_changes((*_rows(result, searched), *rows_of(explained), *refused), plan),
+        trials=with_changes((*_rows(plan, result, searched), *rows_of(explained), *refused), plan),
         unfinished=len(list((directory.path / "trials").glob("[0-9]*"))) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,
@@ -106,11 +109,11 @@ def _why_nothing(directory: RunDirectory, plan: SearchPlan, searched: Sequence[T
     return str(nothing_found(plan, searched))
 
 
-def _rows(result: ResultData | None, searched: Sequence[TrialResult]) -> list[TrialRow]:
+def _rows(plan: SearchPlan, result: ResultData | None, searched: Sequence[TrialResult]) -> list[TrialRow]:
     """Return the rows of the search's trials, with status and cause from the result where it has them."""
     judged = {row.number: row for row in result.trials} if result is not None else {}
     found = []
-    for row in rows_of(searched):
+    for row in trial_rows(Finals(SearchState(plan, searched))):
         said = judged.get(row.number, row)
         found.append(row.model_copy(update={"status": said.status, "cause": said.cause}))
     return found

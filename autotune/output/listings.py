@@ -1,4 +1,4 @@
-"""Tables within 80 columns: models, GPUs, search spaces, rates of a device, and findings of the doctor."""
+"""Tables within 80 columns: models, GPUs, search spaces, rates of a device, findings of the doctor, dry runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotune.doctor import Report
+from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
+from autotune.search.preview import ExpectedTrial, Preview
 from autotune.space.file import SpaceFile
+from autotune.space.knobs import shown_changes
 from autotune.space.space import MOST_POINTS
-from autotune.units import show_rate
+from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.catalogue import CatalogueEntry
 from autotune.values.catalogue.gpus import Dtype, Gpu
 from autotune.values.estimate import Rates
@@ -104,3 +107,45 @@ def doctor_table(report: Report) -> RenderableType:
     rows = ((f.name, marks[f.available], Text(f.detail)) for f in report.findings)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return Group(table_of(("", "", "why, and what it would bring"), rows, title=report.machine), Text(versions))
+
+
+# Reasons for refusals that the terminal shows; `--json` has all.
+_MOST_REASONS = 8
+
+
+def preview_table(found: Preview) -> RenderableType:
+    """Return what a search would do: its extent, knobs, refusals and first trials."""
+    budget, within = found.budget, show_memory(found.memory_bytes)
+    title = f"{about(found.workload)}, on {found.hardware.name} within {within}; nothing was run"
+    extent = f"at most {show_time(budget.max_time_s)} and {budget.max_trials:,} trials, finals not counted"
+    parts: list[RenderableType] = [
+        Text(title, style="bold"),
+        Text(f"{found.configurations:,} configurations (--allow {found.allowance}); {extent}"),
+        Text(f"baseline: {show_config(found.baseline)}"),
+        table_of(
+            ("searched", "values"),
+            ((name, ", ".join(values)) for name, values in found.knobs.items()),
+            whole={"searched"},
+        ),
+    ]
+    if found.first_trials:
+        headings = ("", "samples/s", "GiB", "the first trials, if each gives what is predicted")
+        rows = (_expected(n, trial, found.memory_bytes) for n, trial in enumerate(found.first_trials))
+        parts.append(table_of(headings, rows, right=headings[:3], whole=headings[:3]))
+    refused = [f"not tried: {', '.join(names)}: {reason}" for reason, names in found.values_refused.items()]
+    counts = list(found.refused.items())
+    refused += [f"refused: {count:,} configurations: {reason}" for reason, count in counts[:_MOST_REASONS]]
+    if (others := counts[_MOST_REASONS:]) != []:
+        refused.append(
+            f"refused: {sum(n for _, n in others):,} configurations for {len(others)} other reasons (--json)"
+        )
+    return Group(*parts, *map(Text, refused))
+
+
+def _expected(number: int, trial: ExpectedTrial, memory_bytes: int) -> tuple[str, ...]:
+    changed = shown_changes(trial.changes)
+    if trial.predicted is None:
+        return (str(number), "?", "?", changed)
+    peak_bytes = trial.predicted.peak_bytes
+    over = " (more than the budget)" if peak_bytes > memory_bytes else ""
+    return (str(number), show_rate(trial.predicted.samples_per_second), f"{peak_bytes / GIB:.2f}", changed + over)

@@ -157,7 +157,7 @@ def _words(changed: Sequence[Change], config: TrainConfig | None) -> str:
 
 def _rate(leader: Leader) -> str:
     rate = f"{show_rate(leader.samples_per_second)} samples/s"
-    return rate if leader.speedup is None else f"{rate} · {leader.speedup:.2f}x the baseline"
+    return rate if leader.speedup is None else f"{rate} · {leader.speedup:.2f} x the baseline"
 
 
 def _of(used_bytes: float, budget_bytes: float) -> str:

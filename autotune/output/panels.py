@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autotune.output.bars import component_icon, component_sizes, memory_bars, time_bars, waterfall
+from autotune.output.bars import component_icon, component_sizes, memory_bars, time_bars, waterfall, waterfall_steps
 from autotune.output.run_report import RunReport
 from autotune.output.scatter import best_over_time, predicted_against_measured, throughput_against_memory
 from autotune.output.svg import Chart, line, mark, rectangle
@@ -68,7 +68,7 @@ def _lined(kind: str, words: str) -> Key:
 _AGREEMENT = (_marked("circle", "trial", "a trial"), _lined("agree", "predicted = measured"))
 
 _PROGRESS = (
-    _lined("best-line", "best of the search so far"),
+    _lined("best-line", "best so far; after the finals the winner"),
     _marked("circle", "trial", "a trial of the search"),
     _marked("diamond", "best", "the winner, measured again in the finals"),
     _marked("diamond", "baseline", "the baseline, measured again"),
@@ -94,12 +94,12 @@ def _waterfall_keys(report: RunReport) -> tuple[Key, ...]:
     found = report.explanation
     if found is None:
         return ()
-    bases = {c.basis for c in found.contributions if c.ratio is not None}
+    kinds = {step.kind for step in waterfall_steps(found)}
     keys = []
-    if "in turn" in bases:
+    if kinds & {"gain", "loss"}:
         keys.append(Key(rectangle(1, 3, 16, 10, "bar gain"), "measured in turn, with its 95 % interval"))
-    if bases & {"once", "elsewhere"}:
-        keys.append(Key(rectangle(1, 3, 16, 10, "bar gain weak"), "told by trials of the search"))
+    if kinds & {"gain weak", "loss weak"}:
+        keys.append(Key(rectangle(1, 3, 16, 10, "bar gain weak"), "told by trials of the search, or not surely"))
     if found.together is not None:
         keys.append(Key(rectangle(1, 3, 16, 10, "bar gain rest"), "together"))
     return tuple(keys)

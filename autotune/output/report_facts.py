@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,12 +10,12 @@ from autotune.output.bars import component_sizes
 from autotune.output.explanation_table import contribution_rows
 from autotune.output.run_report import RunReport
 from autotune.output.scatter import median_error, misses
-from autotune.output.table import remark_lines, show_config, show_interval, verdict_line
+from autotune.output.table import remark_lines, show_config, show_interval, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.result import Contender, ResultData
-from autotune.values.trial import Interval, Measurement, Purpose, TrialStatus
-from autotune.values.trial_row import TrialRow
+from autotune.values.trial import Measurement, Purpose, TrialStatus
+from autotune.values.trial_row import TrialRow, shown_rate
 
 Row = tuple[str, ...]
 
@@ -35,9 +34,7 @@ def answer(report: RunReport) -> str:
     if result is None:
         return f"No answer: {report.nothing}."
     verdict = verdict_line(result)
-    if result.best.config == result.baseline.config:
-        return f"{verdict[0].upper()}{verdict[1:]}."
-    return f"Train with {shown_changes(result.best.changes)}: {verdict}."
+    return f"{verdict[0].upper()}{verdict[1:]}."
 
 
 def state(report: RunReport) -> str:
@@ -67,8 +64,8 @@ def sides_of(result: ResultData) -> dict[str, Contender]:
 def against(result: ResultData) -> list[Row]:
     """Return rows that compare baseline and winner: the quantity, and the value of each."""
     figures: dict[str, Callable[[Measurement], str | None]] = {
-        "throughput, samples/s": lambda m: show_rate(m.samples_per_second) + shown_interval(m.shown_interval),
-        "throughput, tokens/s": lambda m: show_rate(m.tokens_per_second) if m.tokens_per_second else None,
+        "throughput, samples/s": lambda m: shown_rate(m) + show_interval(m),
+        "throughput, tokens/s": _tokens,
         "optimizer step, s": lambda m: f"{statistics.fmean(m.step_times_s):.3g}",
         "peak memory": lambda m: _peak(m, result.memory_bytes),
         "first step (compiling included), s": lambda m: f"{m.first_step_s:.3g}",
@@ -77,19 +74,20 @@ def against(result: ResultData) -> list[Row]:
     sides = sides_of(result).values()
     found = [(what, *(_figure(c.measurement, shown) for c in sides)) for what, shown in figures.items()]
     return [
+        ("x baseline", *(times_baseline(result, c) or "–" for c in sides_of(result).values())),
         *(row for row in found if any(cell != "–" for cell in row[1:])),
         ("measured in trials", *(", ".join(map(str, c.trials)) or "none" for c in sides)),
         ("configuration", *(show_config(c.config) for c in sides)),
     ]
 
 
+def _tokens(measured: Measurement) -> str | None:
+    is_sure = measured.shown_interval.is_narrow
+    return show_rate(measured.tokens_per_second) if measured.tokens_per_second and is_sure else None
+
+
 def _figure(measured: Measurement | None, shown: Callable[[Measurement], str | None]) -> str:
     return "–" if measured is None else shown(measured) or "–"
-
-
-def shown_interval(interval: Interval) -> str:
-    """Return an interval as a suffix of its value: ' (9.5 to 10.2)'; empty if it is unbounded."""
-    return show_interval(interval) if math.isfinite(interval.high) else ""
 
 
 def _peak(measured: Measurement, budget_bytes: int) -> str | None:

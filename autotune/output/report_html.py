@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from autotune.exports import launch_files
+from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.output.bars import component_icon, component_sizes
 from autotune.output.panels import Panel, panels
 from autotune.output.run_report import RunReport
 from autotune.output.svg import tag, variables
+from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import visible
 from autotune.values.trial import TrialStatus
 from autotune.values.trial_row import TrialRow
@@ -61,6 +62,7 @@ def page_environment() -> jinja2.Environment:
 def _context(report: RunReport) -> dict[str, Any]:
     result = report.result
     heading, memory_rows = facts.memory_rows(report)
+    answer = f"{report.run_directory}/{ANSWER_FILE}"
     icons = {name: _icon(component_icon(name), "key") for name in component_sizes(report)}
     return {
         **summary(report),
@@ -77,7 +79,7 @@ def _context(report: RunReport) -> dict[str, Any]:
         "versions": facts.versions(report),
         "columns": facts.TRIAL_COLUMNS,
         "trials": [_trial_row(t, at, report) for at, t in enumerate(report.trials)],
-        "launch": Markup("\n").join(map(visible, launch_files.launch_commands(result))) if result is not None else "",
+        "launch": Markup("\n").join(map(visible, targets.to_train(result, answer))) if result else "",
         "arguments": escape(json.dumps(result.arguments.training_arguments, indent=2)) if result is not None else "",
         **_drawings(report),
     }

@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.exports import launch_files
+from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.output.run_report import RunReport
+from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import show_time, visible
 from autotune.values.trial_row import TrialRow
 
@@ -39,6 +40,7 @@ def markdown_report(report: RunReport) -> str:
     shares = report.spent.shares() if report.spent.total_s else {}
     if shares:
         spent = [(what, show_time(share * report.spent.total_s), f"{share:.0%}") for what, share in shares.items()]
+        spent += [("waiting for a quiet machine", show_time(report.spent.waiting_s), "")] if report.spent.waited else []
         parts += ["## Where the time went", _table(("", "time", "share"), spent)]
     cells = [tuple(c.shown for c in facts.trial_cells(t, at)) for at, t in enumerate(report.trials)]
     parts += ["## All trials", _table(facts.TRIAL_COLUMNS, cells)]
@@ -49,7 +51,10 @@ def markdown_report(report: RunReport) -> str:
     parts.append(_fenced("bash", report.command) if report.command else "The command was not recorded.")
     if result is not None:
         arguments = json.dumps(result.arguments.training_arguments, indent=2)
-        parts.append("Training with the answer:\n\n" + _fenced("bash", *launch_files.launch_commands(result)))
+        parts.append(
+            "Training with the answer:\n\n"
+            + _fenced("bash", *targets.to_train(result, f"{report.run_directory}/{ANSWER_FILE}"))
+        )
         parts.append("with these TrainingArguments, exactly as measured:\n\n" + _fenced("json", *arguments.split("\n")))
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -58,14 +58,15 @@ def spots(report: RunReport) -> list[Spot]:
     for trial in report.trials:
         if trial.is_compared and trial.peak_bytes is not None:
             by_config.setdefault(trial.config, []).append(trial)
-    return [_spot(report, config, trials) for config, trials in by_config.items()]
+    return [_spot(config, trials) for config, trials in by_config.items()]
 
 
-def _spot(report: RunReport, config: TrainConfig, trials: Sequence[TrialRow]) -> Spot:
-    """Return a configuration with the result's rate if it has one, otherwise the mean rate of its trials."""
-    contenders = (report.result.baseline, report.result.best) if report.result is not None else ()
-    told = next((c.measurement for c in contenders if c.config == config and c.measurement is not None), None)
-    rate = told.samples_per_second if told else statistics.fmean(t.samples_per_second or 0.0 for t in trials)
+def _spot(config: TrainConfig, trials: Sequence[TrialRow]) -> Spot:
+    """Return a configuration with the rate that all outputs state; results of older versions lack it."""
+    finals = [t for t in trials if t.purpose is Purpose.FINAL]
+    rate = trials[0].config_samples_per_second
+    if rate is None:
+        rate = statistics.fmean(t.samples_per_second or 0.0 for t in finals or trials)
     peak = max(t.peak_bytes or 0 for t in trials)
     numbers = ", ".join(t.label for t in trials)
     tip = f"{shown_changes(trials[0].changes or ())}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
@@ -116,7 +117,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
 
 
 def best_over_time(report: RunReport, width: float) -> Chart | None:
-    """Return the chart of the best throughput so far over the time of trials."""
+    """Return the chart of the best throughput so far over the time of trials; after the finals it is the winner's."""
     explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores and t.ended_s is not None]
     completed = sorted((t for t in explored if t.is_compared), key=lambda t: t.ended_s or 0.0)
     if not completed:
@@ -134,7 +135,7 @@ def best_over_time(report: RunReport, width: float) -> Chart | None:
         rows(frame, labelled(y_low, y_high, 6), y),
         text(width / 2, height - 6, f"{name} for which trials had run", anchor="middle", kind="muted"),
         text(4, 12, "samples/s", kind="muted"),
-        path(stairs(_best_so_far(completed, x, y, frame.right)), "best-line"),
+        path(stairs([(x(at), y(rate)) for at, rate in best_so_far(report, completed, again, last)]), "best-line"),
     ]
     for trial in [*explored, *again]:
         at = x(trial.ended_s or 0.0)
@@ -148,14 +149,28 @@ def best_over_time(report: RunReport, width: float) -> Chart | None:
     return Chart("".join(parts), width, height, f"Best throughput so far over {show_time(last)} of trials")
 
 
-def _best_so_far(trials: Sequence[TrialRow], x: Scale, y: Scale, right: float) -> list[tuple[float, float]]:
+def best_so_far(
+    report: RunReport, searched: Sequence[TrialRow], finals: Sequence[TrialRow], last_s: float
+) -> list[tuple[float, float]]:
+    """Return the times at which the best throughput changed, with its new value, up to `last_s`.
+
+    Args:
+        report: The report, whose result has the winner.
+        searched: Completed trials of the search, in the order they ended; the best is the fastest of them.
+        finals: Completed trials of the finals; after the last of them the best is the winner, as measured in them.
+        last_s: End of the last trial.
+    """
     points: list[tuple[float, float]] = []
     best = 0.0
-    for trial in trials:
+    for trial in searched:
         if (trial.samples_per_second or 0.0) > best:
             best = trial.samples_per_second or 0.0
-            points.append((x(trial.ended_s or 0.0), y(best)))
-    return [*points, (right, y(best))]
+            points.append((trial.ended_s or 0.0, best))
+    measured = report.result.best.measurement if report.result is not None and finals else None
+    if measured is not None:
+        best = measured.samples_per_second
+        points.append((max(points[-1][0], *(t.ended_s or 0.0 for t in finals)), best))
+    return [*points, (last_s, best)]
 
 
 class Miss(NamedTuple):

@@ -15,18 +15,20 @@ from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
-from autotune.values.result import Contender, ResultData
+from autotune.values.result import Contender, ResultData, Speedup
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
+from autotune.values.trial_row import shown_rate
 from autotune.values.workload import Workload
 
-# Least share of padding that is reported.
-WORTH_A_WORD = 0.05
+# Least share of padding, and least half-width of an interval as a share of the rate, that are shown.
+_LEAST_PADDING = 0.05
+_LEAST_HALF = 0.005
 
-# Least half-width of an interval, as a share of the rate, that is shown as a number.
-_SMALLEST_SHOWN = 0.005
+# Notes and kinds of work that the terminal shows; the report has all.
+_MOST_NOTES = 3
+_MOST_PARTS = 3
 
-# Least share of the search's time that is reported.
-WORTH_A_SHARE = 0.005
+COULD_NOT_TELL = "couldn't tell"
 
 
 def show_config(config: TrainConfig) -> str:
@@ -48,26 +50,25 @@ def show_config(config: TrainConfig) -> str:
 def result_table(
     result: ResultData, answer_path: str | None = None, run_directory: str | None = None
 ) -> RenderableType:
-    """Return the result of a search: table, verdict, remarks, and the paths of result and run directory if given.
+    """Return the result of a search: verdict, table, remarks, and the paths of result and run directory if given.
 
     Print it with `crop=False`: lines to be pasted are not wrapped.
     """
     same = result.best.config == result.baseline.config
-    missing = result.baseline_cause or "not measured"
-    rows: list[Sequence[str | Text]] = [] if same else [_row("baseline", result.baseline, missing=missing)]
-    best = _row("winner = baseline" if same else "winner", result.best)
-    rows += [[Text(cell, "bold green") for cell in best], *(_row("runner-up", c) for c in result.runners_up)]
-    figures = ("samples/s", "tokens/s", "peak memory")
-    title = {"title": visible(_title(result)), "title_style": "bold"}
-    table = table_of(("", *figures, "what changes"), rows, right=figures, **title)
-    lines = [
-        verdict_line(result),
-        *_compilation_lines(result),
-        *_proof_lines(result),
-        *_allowance_lines(result),
-        *_spending_lines(result),
-    ]
-    to_paste = []
+    best = _row(result, "baseline" if same else "winner", result.best)
+    rows: list[Sequence[str | Text]] = [[Text(cell, "bold green") for cell in best]]
+    rows += [] if same else [_row(result, "baseline", result.baseline)]
+    rows += [_row(result, "runner-up", c) for c in result.runners_up]
+    names = ("", "x baseline", "samples/s", "peak memory")
+    table = table_of(
+        (*names, "what changes"), rows, right=names[1:], whole=names, box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    notes = _notes(result)
+    further = len(notes) - _MOST_NOTES
+    lines = [*_footnotes(result), *_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
+    lines += [*_spending_lines(result), *(n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES])]
+    lines += [f"{further} more note{'s' if further > 1 else ''} in the report"] if further > 0 else []
+    to_paste: list[str] = []
     if answer_path is not None:
         to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
         to_paste += launch_files.user_launch(result, answer_path)
@@ -76,28 +77,26 @@ def result_table(
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
         to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
     return Group(
-        table,
+        Text(visible(verdict_line(result)), "bold green" if result.verdict == "faster" else "bold"),
+        Text(visible(_subject(result)) + "\n", "dim"),
+        *((table, Text()) if result.best.measurement is not None else ()),
         *(Text(visible(line)) for line in lines),
         *(Text(visible(line), no_wrap=True, overflow="ignore") for line in to_paste),
-        *(Text(visible(f"note: {n}")) for n in _closing_notes(result)),
     )
 
 
 def _launch_lines(result: ResultData, answer_path: str) -> list[str]:
     """Return how a training with several ranks is launched."""
-    spread = result.best.config.parallelism
-    if spread.is_single:
+    if result.best.config.parallelism.is_single:
         return []
-    return [
-        f"launch: {' or '.join(launch_files.launch_commands(result))} "
-        f"(files: autotune export {answer_path} --output DIR)"
-    ]
+    commands = " or ".join(launch_files.launch_commands(result))
+    return [f"launch: {commands} (files: autotune export {answer_path} --output DIR)"]
 
 
 def remark_lines(result: ResultData) -> list[str]:
-    """Return lines on compiling, checks, allowances and disturbances."""
+    """Return all lines on compiling, checks, allowances and disturbances."""
     lines = [*_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
-    return [*lines, *_closing_notes(result)]
+    return [*lines, *_footnotes(result), *_notes(result)]
 
 
 def _compilation_lines(result: ResultData) -> list[str]:
@@ -111,18 +110,42 @@ def _compilation_lines(result: ResultData) -> list[str]:
 
 def verdict_line(result: ResultData) -> str:
     """Return the verdict in one sentence."""
+    changed = shown_changes(result.best.changes)
     if result.verdict == "faster" and result.speedup is not None:
-        s = result.speedup
-        return (
-            f"{s.ratio:.2f}x the throughput of {s.reference} "
-            f"(95 % interval {s.interval.low:.2f} to {s.interval.high:.2f}), both measured again in turn"
-        )
-    if result.verdict == "no clear winner":
-        return "no clear winner: nothing tried is faster than the baseline beyond the noise; the baseline is kept"
+        return f"{_faster(result.speedup)}: {changed}"
     if result.verdict == "baseline did not complete":
-        return f"the baseline did not complete here ({result.baseline_cause}); this is the fastest that does"
-    unconfirmed = "unconfirmed: the search ended before the best could be measured again beside the baseline"
-    return f"{unconfirmed}; the baseline is kept: {result.kept_because}" if result.kept_because else unconfirmed
+        return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
+    if result.others_share is not None:
+        cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
+        begin = ", or begin beside them with --no-wait" if result.best.measurement is None else ""
+        return f"{cause}. Try again when it is quiet{begin}"
+    if result.verdict in ("no clear winner", "couldn't tell"):
+        return _kept(result)
+    unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
+    if result.kept_because:
+        return f"{unconfirmed}; the baseline is kept: {result.kept_because}"
+    return f"{unconfirmed}; the fastest so far: {changed}"
+
+
+def _faster(speedup: Speedup) -> str:
+    if not speedup.interval.is_narrow:
+        return f"at least {speedup.interval.low:.2f} x as fast as your baseline, how much more couldn't be told"
+    return f"{speedup.ratio:.2f} x as fast as your baseline ({_ends(speedup.interval)} x)"
+
+
+def _kept(result: ResultData) -> str:
+    """Return why the baseline is kept: nothing is faster by more than the bound, or it couldn't be told."""
+    if result.challenger is None:  # nothing came near the baseline or stood the finals, or an older version wrote it
+        return "nothing tried is clearly faster than your baseline; the baseline is kept"
+    if (bound := result.challenger.bound) is None:
+        return (
+            "couldn't tell whether anything tried is faster than your baseline: trials differ too much; "
+            "the baseline is kept"
+        )
+    percent = math.ceil((bound - 1) * 100 - 0.01)
+    if percent <= 0:
+        return "nothing tried is faster than your baseline; the baseline is kept"
+    return f"nothing tried is faster than your baseline by more than {percent} %; the baseline is kept"
 
 
 def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Change], detail: str) -> str:
@@ -132,10 +155,11 @@ def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Chang
 
 def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
     """Return throughput and peak memory in words, with the predicted values if given."""
-    text = f"{show_rate(measurement.samples_per_second)} samples/s"
-    half = _relative_half(measurement)
-    if half is not None:
-        text += f" ± {half:.0%}" if half >= _SMALLEST_SHOWN else " ± under 1 %"
+    rate, interval = measurement.samples_per_second, measurement.shown_interval
+    text = f"{shown_rate(measurement)} samples/s"
+    if interval.is_narrow:
+        half = (interval.high - interval.low) / 2 / rate
+        text += f" ± {half:.0%}" if half >= _LEAST_HALF else " ± under 1 %"
     peak = f"peak {show_memory(measurement.memory.peak_bytes)}"
     if prediction is None:
         return f"{text}, {peak}"
@@ -145,88 +169,126 @@ def measurement_detail(measurement: Measurement, prediction: Prediction | None =
     )
 
 
-def _relative_half(measurement: Measurement) -> float | None:
-    interval = measurement.shown_interval
-    if not math.isfinite(interval.high) or interval.low <= 0:
-        return None
-    return (interval.high - interval.low) / 2 / measurement.samples_per_second
-
-
 def about(workload: Workload) -> str:
     """Return a workload in words: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
     parts = (f"{workload.model.name} ({workload.task})", workload.shown_batch, workload.shown_length)
     return ", ".join(filter(None, parts))
 
 
-def _title(result: ResultData) -> str:
-    took_s = result.spent.elapsed_s if result.spent is not None else result.search_time_s
-    return (
-        f"{about(result.workload)}, on {result.hardware.name} "
-        f"within {show_memory(result.memory_bytes)}; {show_time(took_s)}"
-    )
+def _subject(result: ResultData) -> str:
+    """Return the workload, the device, the memory budget and the time of the search."""
+    took = show_time(result.spent.elapsed_s if result.spent is not None else result.search_time_s)
+    return f"{about(result.workload)}, on {result.hardware.name} within {show_memory(result.memory_bytes)}; {took}"
 
 
-def _row(label: str, contender: Contender, *, missing: str = "") -> tuple[str, ...]:
+def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:
     measured = contender.measurement
-    if measured is None:
-        return label, visible(missing), "", "", visible(show_config(contender.config))
+    if measured is None:  # the verdict has the cause
+        return label, "–", "–", "–", visible(show_config(contender.config))
     return (
         label if contender.confirmed else f"{label} *",
-        show_rate(measured.samples_per_second) + show_interval(measured.shown_interval),
-        show_rate(measured.tokens_per_second) if measured.tokens_per_second else "",
+        times_baseline(result, contender),
+        shown_rate(measured),
         show_memory(measured.memory.peak_bytes),
         visible(shown_changes(contender.changes) if contender.changes else show_config(contender.config)),
     )
 
 
-def show_interval(interval: Interval) -> str:
-    """Return an interval as a suffix of its value: ' (9.5 to 10.2)', or ' (± under 1 %)' for equal ends."""
+def times_baseline(result: ResultData, contender: Contender) -> str:
+    """Return a throughput over the baseline's: with its interval if both were measured in turn, or else 'about 1.5'.
+
+    It is empty if the baseline was not measured.
+    """
+    if contender.config == result.baseline.config:
+        return "1"
+    lead = contender.speedup or (result.speedup if contender.config == result.best.config else None)
+    if lead is not None:
+        return show_ratio(lead.ratio, lead.interval)
+    ours, theirs = contender.measurement, result.baseline.measurement
+    if ours is None or theirs is None:
+        return ""
+    if not (ours.shown_interval.is_narrow and theirs.shown_interval.is_narrow):
+        return COULD_NOT_TELL
+    return f"about {show_rate(float(f'{result.objective.rate(ours) / result.objective.rate(theirs):.2g}'))}"
+
+
+def show_ratio(ratio: float, interval: Interval | None) -> str:
+    """Return a ratio with its interval: '1.43 (1.40 to 1.46)'; if that is wide, the end towards 1, or neither."""
+    if interval is None or (not interval.is_narrow and interval.low <= 1.0 <= interval.high):
+        return COULD_NOT_TELL
+    if interval.is_narrow:
+        return f"{ratio:.2f} ({_ends(interval)})"
+    return f"at least {interval.low:.2f}" if interval.low > 1.0 else f"at most {interval.high:.2f}"
+
+
+def _ends(interval: Interval) -> str:
+    return f"{interval.low:.2f} to {interval.high:.2f}"
+
+
+def show_interval(measured: Measurement) -> str:
+    """Return the interval of samples per second as a suffix: ' (9.5 to 10.2)'; empty if it is too wide."""
+    interval = measured.shown_interval
+    if not interval.is_narrow:
+        return ""
     if show_rate(interval.low) == show_rate(interval.high):
         return " (± under 1 %)"
-    high = show_rate(interval.high) if math.isfinite(interval.high) else "?"
-    return f" ({show_rate(interval.low)} to {high})"
+    return f" ({show_rate(interval.low)} to {show_rate(interval.high)})"
 
 
 def _proof_lines(result: ResultData) -> list[str]:
     """Return the results of the winner's checks."""
-    lines = [f"soaked: {result.soaked}"] if result.soaked is not None else []
+    lines = [f"checked on the longest samples: {result.soaked}"] if result.soaked is not None else []
     if result.skewed_routing is not None:
         lines.append(f"with uneven routing: {result.skewed_routing}")
     if result.loss_check is not None:
         lines.append(f"checked: {result.loss_check.statement}")
-    return [*lines, *result.proof_notes]
+    return lines
 
 
 def _allowance_lines(result: ResultData) -> list[str]:
-    """Return the fastest throughput of each allowance, if there are several."""
-    if len(result.best_by_allowance) < 2:
+    """Return the fastest configuration of each allowance; classes with the same one stand together."""
+    classes: dict[TrainConfig, list[str]] = {}
+    for allowance, contender in result.best_by_allowance.items():
+        classes.setdefault(contender.config, []).append(str(allowance))
+    if len(classes) < 2:
         return []
-    worth = ", ".join(
-        f"{allowance}: {show_rate(c.measurement.samples_per_second)}"
-        for allowance, c in result.best_by_allowance.items()
-        if c.measurement
-    )
-    return [f"fastest seen by what may change, samples/s: {worth}"]
+    parts = []
+    for contender in {c.config: c for c in result.best_by_allowance.values()}.values():
+        times = times_baseline(result, contender).partition(" (")[0]
+        if times == COULD_NOT_TELL:
+            return []
+        said = f" {times} x with" if times and contender.changes else ""
+        parts.append(f"{', '.join(classes[contender.config])}:{said} {shown_changes(contender.changes)}")
+    return [f"fastest seen by what may change (--allow): {'; '.join(parts)}"]
 
 
 def _spending_lines(result: ResultData) -> list[str]:
-    """Return the time of the search by kind of work, without small parts."""
+    """Return the largest parts of the search's time."""
     spent = result.spent
-    if spent is None or not spent.total_s:
+    if spent is None or not spent.total_s or result.best.measurement is None:
         return []
-    parts = ", ".join(f"{share:.0%} {what}" for what, share in spent.shares().items() if share >= WORTH_A_SHARE)
-    each = f"; {spent.overhead_per_trial_s:.1f} s to set up a trial" if spent.overhead_per_trial_s else ""
-    at_once = f", {show_time(spent.at_once_s)} of it beside other trials" if spent.at_once_s >= 1 else ""
-    return [f"where the time went ({show_time(spent.total_s)}{at_once}): {parts}{each}"]
+    largest = list(spent.shares().items())[:_MOST_PARTS]
+    return [f"where the time went: {', '.join(f'{share:.0%} {what}' for what, share in largest)}{spent.waited}"]
 
 
-def _closing_notes(result: ResultData) -> list[str]:
-    shown = [result.baseline, result.best, *result.runners_up]
-    notes = []
-    if any(c.measurement and not c.confirmed for c in shown):
-        notes.append("* measured once, with part of the accumulation inferred")
+def _footnotes(result: ResultData) -> list[str]:
+    """Return what `*` means in the table."""
+    once = {
+        c.config: c.measurement
+        for c in (result.baseline, result.best, *result.runners_up)
+        if c.measurement is not None and not c.confirmed
+    }
+    if not once:
+        return []
+    inferred = any(m.accumulation_steps < result.workload.accumulation_steps(c) for c, m in once.items())
+    why = "; not all micro-batches of a step ran, the time of the rest is inferred" if inferred else ""
+    return [f"* measured once, not in turn with the baseline{why}"]
+
+
+def _notes(result: ResultData) -> list[str]:
+    """Return the notes, the most important first."""
+    notes = [*([result.outshone] if result.outshone is not None else []), *result.proof_notes, *result.disturbances]
     padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
-    if padding is not None and padding >= WORTH_A_WORD:
-        notes.append(f"{padding:.0%} of what the baseline runs is padding, which tokens/s leaves out")
-    notes += [result.outshone] if result.outshone is not None else []
-    return [*notes, *result.disturbances]
+    if padding is not None and padding >= _LEAST_PADDING:
+        notes.append(f"{padding:.0%} of what the baseline runs is padding")
+    return notes

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from autotune.errors import InputError
 from autotune.planning.options import SearchOptions
-from autotune.space.file import SpaceFile
+from autotune.space.file import Parameter, SpaceFile, load_space
+from autotune.space.knobs import fixed_values, knob_named, knobs
+from autotune.space.points import Scalar, fitting, make_config, make_point
+from autotune.space.rules import refusals
 from autotune.space.space import SearchSpace
-from autotune.values.budget import Budget
+from autotune.values.budget import Budget, Effort
 from autotune.values.checks import CheckTask, LossTask, RoutingTask
 from autotune.values.config import TrainConfig
 from autotune.values.placement import Fleet
@@ -75,6 +80,90 @@ class SearchPlan(Problem):
     def search_space(self) -> SearchSpace:
         """Return the space bound to this plan."""
         return SearchSpace(self.space, self, effort=self.budget.effort)
+
+
+def restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
+    """Return the plan with the values of `--fix` in every configuration, and with the knobs of `--only` searched alone.
+
+    The baseline has the fixed values too: they belong to the training, and are no part of what the search gains. Knobs
+    that are named but not in the space have the choices of the spaces 'default' and 'full', at every effort.
+
+    Raises:
+        InputError: A fixed value isn't possible in this training, or nothing is left to search.
+    """
+    if not options.fix and not options.only:
+        return plan
+    fixed = fixed_values(options.fix)
+    baseline = _with(plan, fixed, f"--fix {','.join(options.fix)}")
+    origin, only = make_point(baseline), [knob_named(name, "--only").parameter for name in options.only]
+    named = dict(plan.space.parameters)
+    if plan.workload.own_step is not None:
+        for name in (*fixed, *only):
+            if name not in named:
+                raise InputError(
+                    f"{'--fix' if name in fixed else '--only'} {name}: your function isn't said to honour it"
+                )
+    else:
+        for further in ("default", "full") if only else ():
+            named |= {n: p for n, p in load_space(further).parameters.items() if n not in named and _is_among(n, only)}
+    parameters = {}
+    for name, parameter in named.items():
+        if name not in fixed and (not only or _is_among(name, only)):
+            when = {n: v for n, v in parameter.when.items() if n in named or origin.get(n) not in v}
+            effort = Effort.QUICK if only else parameter.from_effort
+            parameters[name] = parameter.model_copy(update={"when": when, "from_effort": effort})
+        elif name in origin:
+            parameters[name] = Parameter(choices=(origin[name],))
+    notes = plan.notes
+    if options.fix:
+        notes += (f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)",)
+    if options.only:
+        notes += (f"only {', '.join(options.only)} searched (--only)",)
+    space = plan.space.model_copy(update={"parameters": parameters})
+    plan = plan.model_copy(update={"baseline": baseline, "space": space, "notes": notes})
+    if only:
+        _check_left(plan, only)
+    return plan
+
+
+def _check_left(plan: SearchPlan, only: Sequence[str]) -> None:
+    """Refuse `--only` if a named knob has no other value than the baseline's, or none that is legal.
+
+    Raises:
+        InputError: The message gives the reason.
+    """
+    space = plan.search_space()
+    options = {knob.parameter: knob.option for knob in knobs()}
+    for name in only:
+        parameter, said = plan.space.parameters.get(name), f"--only {options[name]}"
+        if parameter is None:
+            raise InputError(f"{said}: no search space has values to try; --fix sets one, --space FILE has yours")
+        if not any(d.name == name and len(d.choices) > 1 for d in space.dimensions):
+            why = (reason for choice, reason in space.left_out.items() if choice.partition("=")[0] == name)
+            raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")
+        other = next((n for n in parameter.when if len(plan.space.parameters[n].choices) == 1), None)
+        if other is not None and make_point(plan.baseline)[other] not in parameter.when[other]:
+            raise InputError(f"{said}: nothing to search: it exists only with {options[other]}; name that as well")
+
+
+def _is_among(name: str, only: Sequence[str]) -> bool:
+    """Whether a parameter is one of those that are searched alone; 'adapter' stands for its fields as well."""
+    return name in only or (name.startswith("adapter.") and "adapter" in only)
+
+
+def _with(plan: SearchPlan, fixed: dict[str, Scalar], written: str) -> TrainConfig:
+    """Return the baseline with the fixed values, which the user has `written`.
+
+    Raises:
+        InputError: They make a configuration of it that isn't legal.
+    """
+    baseline = make_config(fitting(fixed, make_point(plan.baseline)))
+    about = (plan.workload, plan.facts, plan.hardware)
+    before = refusals(plan.baseline, *about)
+    for reason in refusals(baseline, *about):
+        if reason not in before:
+            raise InputError(f"{written}: {reason}")
+    return baseline
 
 
 def request_of(

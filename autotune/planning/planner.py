@@ -13,7 +13,7 @@ from typing import Any
 from autotune.errors import InputError
 from autotune.planning import devices
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, restricted
 from autotune.planning.user_loop import Knobs, UserLoop
 from autotune.planning.user_trainer import UserTrainer
 from autotune.planning.workload import Outline, Subject, objective_of
@@ -22,7 +22,6 @@ from autotune.units import GIB, show_memory, show_time
 from autotune.values import hardware as machine
 from autotune.values.budget import Budget
 from autotune.values.checks import planned_loss_steps
-from autotune.values.conditions import other_processes
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.placement import Allotment
@@ -84,6 +83,9 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
         raise InputError("--train-steps and --train-tokens both say how long the run is; drop one of the two")
     if options.train_steps and options.global_batch == "any":
         raise InputError("--train-steps: with a free global batch steps differ in size; use --train-tokens")
+    for word in options.fix:
+        if (name := word.partition("=")[0]) in options.only:
+            raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
     loss_steps_of(options)
     subject = subject or Subject(options)
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
@@ -144,7 +146,7 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
         output=options.output,
         notes=(*outline.notes, *notes),
     )
-    plan = subject.planned(plan)
+    plan = restricted(subject.planned(plan), options)
     if plan.exhaustive:
         plan = plan.model_copy(update={"budget": _budget_of_all(plan, options)})
     return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
@@ -164,18 +166,12 @@ def check_lengths(workload: Workload, facts: ModelFacts) -> None:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
 
 
-def machine_notes(hardware: Hardware, run_directory: Path) -> list[str]:
-    """Return a line for each condition of this machine that may harm a search: low disk space, busy processes."""
-    lines = []
+def disk_notes(run_directory: Path) -> list[str]:
+    """Return a line on low disk space where there is little."""
     free = shutil.disk_usage(run_directory).free
-    if free < LOW_DISK_BYTES:
-        lines.append(f"only {show_memory(free)} of disk are free where {run_directory} lies")
-    for other in other_processes(hardware):
-        used = f", {show_memory(other.used_bytes)}" if other.used_bytes else ""
-        lines.append(
-            f"another process is busy on the device: {other.name} (pid {other.pid}{used}); timings will suffer"
-        )
-    return lines
+    if free >= LOW_DISK_BYTES:
+        return []
+    return [f"only {show_memory(free)} of disk are free where {run_directory} lies"]
 
 
 def loss_steps_of(options: SearchOptions) -> int:
@@ -258,7 +254,13 @@ def _extent(plan: SearchPlan) -> str:
     budget = plan.budget
     if not plan.exhaustive:
         trials = "1 trial" if budget.max_trials == 1 else f"{budget.max_trials} trials"
-        return f"at most {show_time(budget.max_time_s)} and {trials} (--effort)"
+        given = plan.options
+        sources = (
+            "--max-time" if given is not None and given.max_time_s is not None else "--effort",
+            "--max-trials" if given is not None and given.max_trials is not None else "--effort",
+        )
+        time_from = "" if sources[0] == sources[1] else f" ({sources[0]})"
+        return f"at most {show_time(budget.max_time_s)}{time_from} and {trials} ({sources[1]})"
     points = len(plan.every_config())
     trial_s = USUAL_START_S + budget.discarded_s + budget.measure_time_s
     times = f", each {plan.repeats} times" if plan.repeats > 1 else ""

@@ -147,8 +147,8 @@ class UserLoop(Subject):
         """Return the plan without checks and without the record, as a loop can only be timed."""
         changes = {"soak": False, "skewed_routing": False, "loss_steps": 0, "record": False, "options": None}
         notes = (
-            f"your own loop: {', '.join(plan.space.parameters)} are varied, and that your function honours them is "
-            "taken on trust; other fields of a configuration stay as they are and mean nothing to it",
+            f"your own loop: that your function honours {', '.join(plan.space.parameters)} is taken on trust; "
+            "other fields of a configuration stay as they are and mean nothing to it",
             "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches",
         )
         return plan.model_copy(update={**changes, "notes": (*plan.notes, *notes)})

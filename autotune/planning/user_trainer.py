@@ -42,7 +42,7 @@ _LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun",
 _HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # flags of Python that don't change what a script computes
 
 # Fields of `OwnCode` that are found by running the code.
-_FOUND = ("arguments", "barred", "weights", "reorders", "pads", "normalizes", "not_predicted")
+_FOUND = ("arguments", "barred", "weights", "reorders", "pads", "has_rows", "normalizes", "not_predicted")
 
 
 class UserTrainer(Subject):
@@ -116,13 +116,10 @@ class UserTrainer(Subject):
         """
         found = description.own
         assert found is not None
-        arguments = UserArguments(found.arguments, found.fixed)
+        arguments = UserArguments(found.arguments, found.fixed, "your TrainingArguments")
         batch = arguments.global_batch_size
         check_batch(batch, "your TrainingArguments: the global batch")
-        try:
-            baseline_config(arguments, batch, description.facts, outline.hardware)
-        except InputError as error:
-            raise InputError(str(error).replace("--baseline", "your TrainingArguments")) from None
+        baseline_config(arguments, batch, description.facts, outline.hardware)
         known = {name: getattr(found, name) for name in _FOUND}
         known["held"] = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
         workload = outline.workload.model_copy(

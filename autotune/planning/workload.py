@@ -16,7 +16,7 @@ from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import SpaceFile, load_space
 from autotune.training.baseline import UserArguments
-from autotune.training.build import check_task, default_task
+from autotune.training.heads import check_task, default_task, head_notes
 from autotune.training.inputs import fixed_frames, least_frames
 from autotune.training.resolve import resolve
 from autotune.value import write_bytes
@@ -30,9 +30,9 @@ from autotune.values.workload import LONGEST_SAMPLE, Workload
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
 SPACE_OF_SEVERAL = "parallel"  # default space for several devices
-DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 128}
+DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 64}
 TRANSCRIPT_LENGTH = 128  # tokens; the 30 s of a Whisper sample hold some 75 spoken words
-DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 16}
+DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,11 @@ class Subject:
 
     def described(self, outline: Outline, asker: Asker) -> Description:
         """Return the facts about the model and the data."""
-        return asker.describe(DescribeRequest(workload=outline.workload))
+        given = outline.arguments
+        if given is None:
+            return asker.describe(DescribeRequest(workload=outline.workload))
+        arguments = {**given.searched, **given.fixed}
+        return asker.describe(DescribeRequest(workload=outline.workload, arguments=arguments, source=given.source))
 
     def settled(self, outline: Outline, description: Description) -> Outline:
         """Return the outline with what the description adds to it.
@@ -185,6 +189,7 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
         InputError: A length can't be used.
     """
     spec, task = model
+    notes += head_notes(spec, task) if task is not Task.OWN else []
     for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
         if asked is not None and asked > LONGEST_SAMPLE:
             raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")
@@ -234,7 +239,7 @@ def _searched_batch(
                 f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
                 f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
             )
-        check_batch(own, "--baseline: the global batch")
+        check_batch(own, f"{arguments.source}: the global batch")
         return own
     found = global_batch_of(
         options, default_global_batch(DEFAULT_GLOBAL_BATCH[hardware.kind], ranks), notes, together=ranks > 1

@@ -6,6 +6,7 @@ searched without a prediction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,19 +18,30 @@ from autotune.cost.calibrate import rates_by_table
 from autotune.cost.child import TraceRequest, Traces
 from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, NothingFitsError
+from autotune.estimates.forecast import Forecast
+from autotune.estimates.profiles import Profiles
+from autotune.estimates.report import Device
 from autotune.planning.plan import SearchPlan
-from autotune.search.guide import configs_of
+from autotune.search.guide import Guide, configs_of, too_large
+from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import add_observations, rates_of, read_observations
+from autotune.units import show_memory
 from autotune.value import Value, read_value
+from autotune.values.config import TrainConfig
 from autotune.values.events import Note, Observer
 from autotune.values.model import Task
 from autotune.values.trial import TrialResult
 
-# Tracing may take this share of a search, and no longer than the limit; what isn't traced by then isn't predicted.
-_SHARE = 0.06
+# Tracing may take this share of a search as processor time, and no more than the limit; what isn't traced by then isn't
+# predicted. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s.
+_SHARE = 0.09
 _LIMIT_S = 60.0
-_GRACE_S = 120.0  # for the child to start and to write its answer
+
+# Wall time may be so many times as long where other processes are busy, and the grace for the child to start.
+_BUSY = 10.0
+_ANSWERED = 0.7  # of it, after which the child answers with what it has
+_GRACE_S = 120.0
 
 
 class Asker(Protocol):
@@ -39,7 +51,9 @@ class Asker(Protocol):
         """Run the function `entry` on `request` in a child, and return the directory of its answer."""
 
 
-def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Observer) -> CostModel | None:
+def cost_model(
+    plan: SearchPlan, runner: Asker, directory: Path, observer: Observer, *, left_s: float = math.inf
+) -> CostModel | None:
     """Return the cost model of a search; None if nothing can be predicted.
 
     Traces that an earlier run of this search left in `directory` are used again.
@@ -49,11 +63,12 @@ def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Obser
         runner: Runs the tracing child.
         directory: The run directory.
         observer: Receives a note for each family that couldn't be traced, and if the device's rates aren't known.
+        left_s: Seconds that the search has left, of which tracing takes a quarter at most.
     """
     code = plan.workload.own_code
     if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
         return None
-    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner)
+    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, left_s)
     for failure in traces.failures:
         observer(Note(text=f"no prediction: {failure}"))
     try:
@@ -65,6 +80,46 @@ def cost_model(plan: SearchPlan, runner: Asker, directory: Path, observer: Obser
         return None
     observations = read_observations(plan.hardware, plan.workload.model.model_type)
     return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations)
+
+
+def check_fits(plan: SearchPlan, model: CostModel | None, observer: Observer) -> None:
+    """Refuse a search in which no configuration can fit; say what takes the place of a baseline that can't.
+
+    What would make it fit is predicted in this process, which comes to load torch.
+
+    Args:
+        plan: The search.
+        model: Its cost model; without one weights, gradients and optimizer states are counted alone.
+        observer: Receives a note.
+
+    Raises:
+        NothingFitsError: The least that each configuration needs is more than the memory budget.
+    """
+    configs = [plan.baseline, *configs_of(plan.search_space())]
+    reasons = [too_large(plan, config) for config in configs]
+    predicted = [math.nan] * len(configs) if model is None else model.predict(configs).least_bytes.tolist()
+    if all(reason or least > plan.memory_bytes for reason, least in zip(reasons, predicted, strict=True)):
+        raise _nothing_fits(plan, model, configs)
+    if reasons[0] is None:
+        return
+    observer(Note(text=f"the baseline is not run: {reasons[0]}"))
+    lightest = Guide(model, plan, plan.search_space()).lightest if model is not None else None
+    if model is not None and lightest is not None:
+        what, needed = shown_changes(changes(lightest, plan)), int(model.predict([lightest]).needed_bytes[0])
+        text = f"the lightest configuration predicted to fit, {what}, takes {show_memory(needed)} and is tried first"
+        observer(Note(text=text))
+
+
+def _nothing_fits(plan: SearchPlan, model: CostModel | None, configs: Sequence[TrainConfig]) -> NothingFitsError:
+    """Return the error of a search in which nothing fits, with the one change that would, or the device."""
+    if model is None or plan.workload.own_code is not None or plan.workload.own_step is not None:
+        reason = too_large(plan, plan.baseline)
+        return NothingFitsError(f"nothing fits, by arithmetic alone: {reason}" if reason else "nothing fits")
+    hardware = plan.hardware
+    device = Device(name=hardware.name, hardware=hardware, memory_bytes=plan.memory_bytes, rates=model.rates.source)
+    profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
+    forecast = Forecast(plan, device, model, profiles)
+    return forecast.nothing_fits([c for c in configs if model.profile(c) is not None], plan.allowance)
 
 
 def model_by_data_sheet(plan: SearchPlan) -> CostModel:
@@ -91,16 +146,20 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
         add_observations(plan.hardware, plan.workload.model.model_type, found)
 
 
-def _trace(plan: SearchPlan, runner: Asker) -> Traces:
+def _trace(plan: SearchPlan, runner: Asker, left_s: float) -> Traces:
     limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
-    request = _request(plan, limit_s=max(1.0, limit_s))
-    path = runner.ask("trace", child.ENTRY, request, timeout_s=limit_s + _GRACE_S) / "answer.json"
+    timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
+    request = _request(plan, limit_s=max(1.0, limit_s)).model_copy(update={"within_s": _ANSWERED * timeout_s})
+    path = runner.ask("trace", child.ENTRY, request, timeout_s=timeout_s) / "answer.json"
     return _read(path) or Traces(profiles=(), failures=("the model could not be traced: see trace/log.txt",))
 
 
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
-    """Return the request to trace all families of a search: the baseline's first, then in the order of the points."""
-    configs = [plan.baseline, *configs_of(plan.search_space())]
+    """Return the request to trace all families of a search: the baseline's first, then in the order of the points.
+
+    Those of configurations that can't fit by arithmetic alone are left out.
+    """
+    configs = [plan.baseline, *(c for c in configs_of(plan.search_space()) if too_large(plan, c) is None)]
     families = tuple(dict.fromkeys(family_of(config, plan.hardware) for config in configs))
     return TraceRequest(workload=plan.workload, families=families, parameters=plan.facts.parameters, limit_s=limit_s)
 

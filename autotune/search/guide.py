@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.cost.memory import states_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.predictions import Predictions, below, density
 from autotune.planning.plan import SearchPlan
@@ -56,6 +57,22 @@ LEAST_TRIALS = 2
 def configs_of(space: SearchSpace) -> list[TrainConfig]:
     """Return the legal configurations of a space, each once; of a large space the first 20,000 points."""
     return list(dict.fromkeys(map(space.config, itertools.islice(space.points(), _MOST_CONFIGS))))
+
+
+def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
+    """Return the reason if weights, gradients and optimizer states alone exceed the memory budget, or None.
+
+    It needs no trace. Of the user's own training, which may freeze weights, nothing is known; experts that no token is
+    routed to have no gradients.
+    """
+    workload, facts = plan.workload, plan.facts
+    if workload.own_code is not None or workload.own_step is not None or facts.experts:
+        return None
+    least = states_bytes(facts.parameters, config)
+    if least <= plan.memory_bytes:
+        return None
+    has, budget = show_memory(int(least)), show_memory(plan.memory_bytes)
+    return f"weights, gradients and optimizer states alone take {has}; the budget is {budget}"
 
 
 class Guide:
@@ -133,6 +150,18 @@ class Guide:
         if least <= self._budget_bytes or math.isnan(least):
             return None
         return f"predicted to need at least {show_memory(int(least))}; the budget is {show_memory(self._budget_bytes)}"
+
+    @functools.cached_property
+    def lightest(self) -> TrainConfig | None:
+        """The configuration with the least predicted memory; None if none is predicted to fit."""
+        needed = self._predicted.needed_bytes
+        if not (needed <= self._budget_bytes).any():
+            return None
+        return self._configs[int(np.nanargmin(needed))]
+
+    def too_large(self) -> int:
+        """Return the number of configurations that surely exceed the memory of the device."""
+        return int((self._predicted.least_bytes > self._budget_bytes).sum())
 
     def next(
         self, history: History, is_open: Callable[[TrainConfig], bool], *, recalled: int = 0

@@ -18,7 +18,7 @@ from autotune.values.result import ResultData
 from autotune.values.trial import Measurement, Purpose, TrialRequest, TrialResult, TrialStatus
 from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
-from autotune.verification.verdict import verdict_of
+from autotune.verification.verdict import measurement_of, verdict_of
 
 # A trial of the search is ended when it takes this factor times as long as the leader's, plus these seconds.
 HOPELESS_FACTOR = 2.5
@@ -30,6 +30,9 @@ LONG_CHECK_FACTOR = 2.0
 # A soak writes a checkpoint, which is no larger than the peak of the training. A network's disk may be this slow.
 SLOW_DISK_BYTES_S = 100e6
 
+# Kept for writing the answer and ending all processes: seconds, and the share of a short search's time.
+CLOSING_S, CLOSING_SHARE = 2.0, 0.05
+
 # Number of refused configurations that are reported with their reasons before each trial.
 _NAMED = 3
 
@@ -40,14 +43,16 @@ class Pace:
     Args:
         finals: The finals of the search, with its state.
         clock: Returns seconds since a fixed moment.
+        starting_s: Seconds between the start of the command and the construction.
     """
 
-    def __init__(self, finals: Finals, clock: Callable[[], float]) -> None:
+    def __init__(self, finals: Finals, clock: Callable[[], float], starting_s: float = 0.0) -> None:
         self._finals = finals
         self._plan = finals.plan
         self._history = finals.history
         self._clock = clock
         self._started = clock()
+        self._starting_s = starting_s
         self._before_s = 0.0
         self.running = 0  # trials of the search that have begun and not ended
 
@@ -56,12 +61,13 @@ class Pace:
         self._before_s += seconds
 
     def spent_s(self) -> float:
-        """Return the seconds that the search has taken."""
+        """Return the seconds that the search has taken since its first trial was chosen."""
         return self._before_s + self._clock() - self._started
 
     def left_s(self) -> float:
-        """Return the seconds that the search has left."""
-        return self._plan.budget.max_time_s - self.spent_s()
+        """Return the seconds until trials have to end: the time limit less start, trials and the end of the command."""
+        limit_s = self._plan.budget.max_time_s
+        return limit_s - min(CLOSING_S, CLOSING_SHARE * limit_s) - self._starting_s - self.spent_s()
 
     def searched(self) -> int:
         """Return how many trials the search has run, baseline, finals and checks not counted."""
@@ -176,13 +182,13 @@ class Teller:
 
     def ended(self, result: TrialResult) -> None:
         """Report a trial that has ended and is part of the state."""
-        best = self._history.best()
+        standing = self._standing()
         self._observer(
             TrialEnded(
                 result=result,
                 changes=changes(result.request.config, self._plan),
-                best_samples_per_second=best.measurement.samples_per_second if best and best.measurement else None,
-                standing=self._standing(),
+                best_samples_per_second=standing.leader.samples_per_second if standing.leader is not None else None,
+                standing=standing,
             )
         )
 
@@ -208,9 +214,9 @@ class Teller:
             return None
         config, proven = fastest.request.config, None
         if any(r.request.purpose.closes for r in self._results):
-            config, _, proven, _ = verdict_of(self._finals)
-        known = self._history.known(config)
-        measured = self._finals.merged(config) or (known.measurement if known is not None else None)
+            decision = verdict_of(self._finals)
+            config, proven = decision.best, decision.speedup
+        measured = measurement_of(self._finals, config)
         if measured is None:
             return None
         speedup = proven.ratio if proven is not None else self._seen_speedup(config)

@@ -7,11 +7,15 @@ place is a device, several devices of one training, or some of the CPU's cores.
 from __future__ import annotations
 
 import contextlib
+import os
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.errors import InputError, MachineError
+from autotune.execution.noise import LOOK_S, others_share
 from autotune.execution.places import Place, hardware_of, places_of, shared_note
 from autotune.execution.pool import LocalPool, OnePlace, Pool
 from autotune.execution.ray_pool import RayPool, joined
@@ -19,17 +23,34 @@ from autotune.execution.runner import LocalRunner
 from autotune.integrations import tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.search.cost_model import cost_model, learn
+from autotune.planning.reopen import is_over
+from autotune.search.cost_model import check_fits, cost_model, learn
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter, record_writer
+from autotune.units import show_time
 from autotune.value import check_savable
+from autotune.values.conditions import other_processes
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import Hardware, detect
 from autotune.values.placement import Allotment, Fleet
 from autotune.values.result import ResultData
-from autotune.values.time_spent import Stopwatch
+from autotune.values.time_spent import WAITING, Stopwatch, wall_s
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
+from autotune.verification.verdict import assemble
+
+# "off" in this environment variable is --no-wait.
+WAIT_VARIABLE = "AUTOTUNE_WAIT"
+
+# Shares of the machine that other processes take: up to the first it is quiet, above the second nothing can be told.
+QUIET_SHARE, BUSY_SHARE = 0.10, 0.50
+
+# How long a quiet machine is waited for: seconds, and the part of the search's time.
+WAIT_LIMIT_S, WAIT_PART = 60.0, 0.1
+_LATEST = 5  # looks that decide after the waiting, a second each
+_NAMED = 3  # busy processes that are named
 
 
 class Backend(NamedTuple):
@@ -118,9 +139,17 @@ def conduct(
         NothingFitsError, InfrastructureError, SearchInterrupted: As `Tuner.run`.
         InputError: The answer can't be written to the file of `--output`.
     """
+    share = _too_busy(plan, directory, observer, stopwatch)
+    if share is not None:
+        result = assemble(Finals(SearchState(plan)), 0.0, stopwatch.laps(), others_share=share)
+        assert result is not None, "it needs no trial"
+        directory.write_answer(result)
+        deliver(result, plan.output)
+        return result
+    left_s = plan.budget.max_time_s - stopwatch.elapsed_s() - wall_s(directory.results())
     with (
         tracking.trackers_of(plan, directory, observer) as trackers,
-        record_writer(plan, directory, trackers) as writer,
+        record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer,
     ):
         try:
             result = _searched(plan, directory, backend, writer, stopwatch)
@@ -132,19 +161,58 @@ def conduct(
     return result
 
 
+def _too_busy(plan: SearchPlan, directory: RunDirectory, observer: Observer, stopwatch: Stopwatch) -> float | None:
+    """Wait a while for a quiet machine; return the share that others take if that is too much to begin a search."""
+    results, options = directory.results(), plan.options
+    if options is None or not options.wait or options.engine != "local" or os.environ.get(WAIT_VARIABLE) == "off":
+        return None
+    if is_over(plan, results) and results:
+        return None
+    stopwatch.enter(WAITING)
+    try:
+        return _share_after_waiting(plan, observer, may_end=not results)
+    finally:
+        stopwatch.enter("planning")
+
+
+def _share_after_waiting(plan: SearchPlan, observer: Observer, *, may_end: bool) -> float | None:
+    """Wait, and say so; with `may_end` return the share if it is above `BUSY_SHARE` in the end."""
+    shares = [others_share(plan.hardware) or 0.0]
+    limit_s = min(WAIT_LIMIT_S, WAIT_PART * plan.budget.max_time_s)
+    if shares[0] > QUIET_SHARE:
+        names = ", ".join(f"{p.name} (pid {p.pid})" for p in other_processes(plan.hardware)[:_NAMED])
+        taken = f"{shares[0]:.0%} of the {'processor time' if plan.hardware.is_cpu else 'GPU'}"
+        text = f"other processes take {taken}{': ' + names if names else ''}"
+        observer(Note(text=f"{text}; waiting up to {show_time(limit_s)} for a quiet machine (--no-wait)"))
+        observer(PhaseBegan(phase=Phase.WAITING))
+        ends = time.monotonic() + limit_s - LOOK_S
+        while shares[-1] > QUIET_SHARE and time.monotonic() <= ends:
+            shares.append(others_share(plan.hardware) or 0.0)
+    share = shares[-1] if shares[-1] <= QUIET_SHARE else statistics.fmean(shares[-_LATEST:])
+    if share > BUSY_SHARE and may_end:
+        return share
+    if share > QUIET_SHARE:
+        observer(Note(text=f"other processes still take {share:.0%}: intervals will be wider than without them"))
+    return None
+
+
 def _searched(
     plan: SearchPlan, directory: RunDirectory, backend: Backend, writer: RecordWriter, stopwatch: Stopwatch
 ) -> ResultData:
     """Run the search with cost model and lasting record; an exhaustive search uses neither."""
     if plan.exhaustive:
-        return Tuner(plan, directory, backend.pool, writer).run()
+        return Tuner(plan, directory, backend.pool, writer, starting=stopwatch.laps()).run()
     stopwatch.enter("tracing")
     writer(PhaseBegan(phase=Phase.PREDICTING))
-    model = cost_model(plan, backend.asker, directory.path, writer)
+    left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
+    model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
     stopwatch.enter("planning")
     recall = Recall(plan, writer.earlier())
     if recall.foreword is not None and not directory.results():
         writer(Note(text=recall.foreword))
+    if not directory.results():
+        check_fits(plan, model, writer)
+    backend.asker.check_time()
     starting = stopwatch.laps()
     try:
         return Tuner(plan, directory, backend.pool, writer, model=model, recall=recall, starting=starting).run()

@@ -3,7 +3,8 @@
 A :class:`CostModelSampler` can be passed to any study that maximises samples per second over the parameters of its
 space; `examples/own_study.py` shows the loop. It proposes, in this order:
 
-1. the baseline;
+1. the baseline; if its weights, gradients and optimizer states alone exceed the budget, it isn't run, and the
+   configuration with the least predicted memory comes in its place;
 2. the winner of earlier searches, if the lasting record has any (see `recall`);
 3. the configuration with the highest worth by the cost model, until none is worth a trial (see `guide`);
 4. if the cost model can't predict all of the space: a neighbour of the leader (see `proposals`), then a sample of
@@ -30,7 +31,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
-from autotune.search.guide import Guide, configs_of
+from autotune.search.guide import Guide, configs_of, too_large
 from autotune.search.proposals import proposals
 from autotune.search.recall import Recall
 from autotune.search.study import StudyTrials
@@ -112,6 +113,15 @@ class CostModelSampler(BaseSampler):
             if self.space.is_active(dimension, point):
                 point[dimension.name] = trial.suggest_categorical(dimension.name, dimension.choices)
         return self._trials.config(point)
+
+    def foreseen(self, most: int) -> list[TrainConfig]:
+        """Return the configurations of the first trials, at most so many, if each gives what is predicted."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(direction="maximize", sampler=self)
+        found: list[TrainConfig] = []
+        while len(found) < most and not self.is_done(study):
+            found.append(self.suggest(study.ask()))
+        return found
 
     def tell(self, study: Study, trial: Trial, result: TrialResult) -> None:
         """Tell the study the result of a trial, and learn from it."""
@@ -207,6 +217,10 @@ class CostModelSampler(BaseSampler):
                 return baseline
             if self._guide is None or not self._recall.is_empty:
                 return None
+        if self._guide is not None and self._history.best() is None and too_large(self._plan, baseline):
+            lightest = self._guide.lightest
+            if lightest is not None and self._is_open(lightest, pending):
+                return lightest
         candidate = self._recall.candidate
         if candidate is not None and self._is_open(candidate, pending):
             return candidate
@@ -256,7 +270,12 @@ class CostModelSampler(BaseSampler):
             return False
         if config in (self._plan.baseline, self._recall.candidate):
             return True
-        reason = self.space.refusal(config) or self._history.refusal(config) or self._recall.refusal(config)
+        reason = (
+            self.space.refusal(config)
+            or too_large(self._plan, config)
+            or self._history.refusal(config)
+            or self._recall.refusal(config)
+        )
         if reason is None and self._guide is not None:
             reason = self._guide.refusal(config)
         if reason is not None:

@@ -23,6 +23,7 @@ from autotune.execution.pool import Pool
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.planning.reopen import is_over, outlived
 from autotune.search import exhaustive
+from autotune.search.guide import too_large
 from autotune.search.progress import Pace, Teller
 from autotune.search.recall import Recall
 from autotune.search.sampler import CostModelSampler
@@ -31,7 +32,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.events import Note, Observer
 from autotune.values.result import ResultData
 from autotune.values.time_spent import wall_s
-from autotune.values.trial import Purpose, TrialRequest, TrialResult
+from autotune.values.trial import Failure, Purpose, TrialRequest, TrialResult, TrialStatus
 from autotune.verification import verdict
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
@@ -63,7 +64,7 @@ class Tuner:
         clock: Returns seconds since a fixed moment.
         model: The cost model; None to search without predictions.
         recall: The trials of earlier searches; none by default.
-        starting: Seconds that were spent before the first trial, by activity.
+        starting: Seconds before the first trial, by activity; they count towards the time limit.
 
     Attributes:
         study: The Optuna study in memory, with the trials of the search but not the finals and checks.
@@ -92,7 +93,7 @@ class Tuner:
         self.study = optuna.create_study(direction="maximize", sampler=self._sampler)
         self._state = self._sampler.state
         self._finals = Finals(self._state)
-        self._pace = Pace(self._finals, clock)
+        self._pace = Pace(self._finals, clock, sum((starting or {}).values()))
         self._teller = Teller(self._finals, self._pace, observer)
         self._running: dict[int, tuple[Purpose, Trial]] = {}  # by the number of the request
         self._number = -1  # of the latest trial that was begun
@@ -140,7 +141,11 @@ class Tuner:
         If a resumed search had already begun its finals, nothing more is searched.
         """
         if self._state.history.known(self._plan.baseline) is None:
-            self._ask(Purpose.BASELINE)
+            reason = too_large(self._plan, self._plan.baseline)
+            if reason is None:
+                self._ask(Purpose.BASELINE)
+            else:
+                self._pass_over_baseline(reason)
         self._consult()
         goes_on = not is_over(self._plan, self._state.results)
         while goes_on or self._running:
@@ -160,6 +165,16 @@ class Tuner:
         self._running[request.number] = purpose, trial
         self._count_running()
         self._pool.begin(request)
+
+    def _pass_over_baseline(self, reason: str) -> None:
+        """Write the baseline down as out of memory, without a trial."""
+        trial = self.study.ask()
+        request = self._begun(self._sampler.suggest(trial), Purpose.BASELINE)
+        failure = Failure(status=TrialStatus.OUT_OF_MEMORY, cause=f"not run: {reason}")
+        result = TrialResult(request=request, outcome=failure, duration_s=0.0)
+        self._directory.write_result(result)
+        self._sampler.tell(self.study, trial, result)
+        self._ended(result)
 
     def _take_next(self) -> None:
         """Wait for the next trial to end, and learn from it."""

@@ -147,6 +147,8 @@ def read_space(path: Path) -> SpaceFile:
         raise SearchSpaceError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SearchSpaceError(f"{path}: not UTF-8 text") from None
+    except RecursionError:
+        raise SearchSpaceError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
         raise SearchSpaceError(f"{path}: {_yaml_message(error)}") from None
     if not isinstance(document, dict):

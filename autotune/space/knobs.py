@@ -1,13 +1,14 @@
 """The changes of a configuration against the baseline, with their classes; and the options of the knobs.
 
 The option of a knob has the knob's short name, or that of its field with hyphens; fields of any kind of adapter are
-`--adapter-FIELD`. Values are validated when a configuration is made of them.
+`--adapter-FIELD`. Values are validated when a configuration is made of them. `--fix` and `--only` name knobs likewise,
+or by the fields of TrainingArguments.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, complaint, suggestion
-from autotune.space.points import Scalar
+from autotune.space.points import Scalar, make_config, make_point, problem
 from autotune.training.arguments import effective_tf32
 from autotune.value import Value
 from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
@@ -111,11 +112,12 @@ def _adapter_knob(field: str) -> KnobOption:
     return knob.model_copy(update={"help": said})
 
 
-def point_of(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
+def point_of(written: Mapping[str, str | bool], form: str = "--{} {}") -> dict[str, Scalar]:
     """Return the point of a search space for options on the command line.
 
     Args:
         written: Values by option.
+        form: How an option and its value are written, for messages.
 
     Raises:
         InputError: An option is unknown, or its value is invalid.
@@ -128,21 +130,23 @@ def point_of(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
             raise InputError(f"--{option}: unknown{suggestion(option, known)}")
         reason = why_not(knob.parameter, value)
         if reason is not None:
-            raise InputError(f"--{option} {value}: {reason}")
+            raise InputError(f"{form.format(option, value)}: {reason}")
         if knob.choices and value not in knob.choices:
             near = suggestion(str(value), knob.choices)
-            raise InputError(f"--{option} {value}: expected {_either(knob.choices)}{near}")
+            raise InputError(f"{form.format(option, value)}: expected {_either(knob.choices)}{near}")
         point[knob.parameter] = None if knob.may_be_none and value == "none" else value
         parent, dot, _ = knob.parameter.partition(".")
         if parent != "adapter":
             continue
         if dot and written.get(parent) == "none":
-            raise InputError(f"--{option} {value}: there is no adapter (--{parent} none)")
+            raise InputError(f"{form.format(option, value)}: there is no adapter ({form.format(parent, 'none')})")
         if dot and parent not in written:
             point[parent] = _USUAL_ADAPTER
         having = kinds_with(knob.parameter.partition(".")[2])
         if dot and (kind := written.get(parent, _USUAL_ADAPTER)) not in having:
-            raise InputError(f"--{option} {value}: {kind} has none (--adapter {_either(having)} has)")
+            raise InputError(
+                f"{form.format(option, value)}: {kind} has none ({form.format(parent, _either(having))} has)"
+            )
     return point
 
 
@@ -153,15 +157,105 @@ def shown(option: str, value: Scalar) -> str:
     return f"--{option} {'none' if value is None else value}"
 
 
-def refused(error: ValidationError) -> InputError:
-    """Return the error of an invalid configuration as one line about the option."""
+def refused(error: ValidationError, form: str = "--{} {}") -> InputError:
+    """Return the error of an invalid configuration as one line about the option, which is written as `form` says."""
     first = error.errors()[0]
     if not first["loc"]:  # about several options together
         return InputError(complaint(first))
     field = str(first["loc"][0])
     knob = next((k for k in knobs() if k.parameter in (field, f"adapter.{field}", f"parallelism.{field}")), None)
     option = knob.option if knob is not None else field
-    return InputError(f"--{option} {first['input']}: {complaint(first)}")
+    return InputError(f"{form.format(option, first['input'])}: {complaint(first)}")
+
+
+# TrainingArguments that stand for values of a knob: its option, the value if the argument is true, and if it is false.
+_SWITCHES = {
+    "bf16": ("precision", "bf16", "fp32"),
+    "fp16": ("precision", "fp16", "fp32"),
+    "gradient_checkpointing": ("checkpointing", "full", "none"),
+    "torch_compile": ("compile", "inductor", "none"),
+}
+_TRUTHS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
+_FIX = "--fix {}={}"
+
+
+def knob_named(name: str, option: str) -> KnobOption:
+    """Return the knob of a name: 'micro-batch', 'per_device_train_batch_size', 'adapter-rank', 'bf16'.
+
+    Raises:
+        InputError: There is no such knob; the message begins with `option`.
+    """
+    plain, known = name.strip().lower(), _by_name()
+    if (found := known.get(_hyphened(_SWITCHES.get(plain, (plain,))[0]))) is not None:
+        return found
+    if _hyphened(plain) == "gradient-accumulation-steps":
+        raise InputError(f"{option} {name}: follows from micro-batch and --global-batch; name micro-batch")
+    near = suggestion(name, (*known, *(knob.parameter for knob in knobs()), *_SWITCHES))
+    others = ", ".join(knob.option for knob in knobs() if "." not in knob.parameter)
+    raise InputError(f"{option} {name}: no such knob{near or f'; there are {others}'}")
+
+
+def fixed_words(written: Sequence[str]) -> tuple[str, ...]:
+    """Return values of `--fix` by the options of the knobs: 'micro-batch=8' for 'per_device_train_batch_size=8'.
+
+    Raises:
+        InputError: As `fixed_values`.
+    """
+    fixed_values(written)
+    return tuple(f"{option}={str(v).lower() if isinstance(v, bool) else v}" for option, v in _fixed(written).items())
+
+
+def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
+    """Return values of `--fix`, such as 'precision=bf16', by parameter of a search space.
+
+    Raises:
+        InputError: There is no such knob, it can't have the value, or it has two.
+    """
+    point = point_of(_fixed(written), _FIX)
+    try:
+        valid = make_point(make_config({"per_device_train_batch_size": 1, **point}))
+    except ValidationError as error:
+        raise refused(error, _FIX) from None
+    for name in point:
+        if (reason := problem(name, valid[name])) is not None:
+            raise InputError(f"--fix {_by_name()[_hyphened(name)].option}: {reason}")
+    return {name: valid[name] for name in point}
+
+
+def _fixed(written: Sequence[str]) -> dict[str, str | bool]:
+    """Return values of `--fix` as written, by option."""
+    found: dict[str, str | bool] = {}
+    for word in written:
+        name, _, text = (part.strip() for part in word.partition("="))
+        if not text:
+            raise InputError(f"--fix {word}: expected a knob and its value, such as precision=bf16")
+        knob = knob_named(name, "--fix")
+        if knob.option == "devices":
+            raise InputError(f"--fix {word}: say --devices {text}")
+        switch = _SWITCHES.get(name.lower())
+        value: str | bool = text
+        if knob.is_flag or switch:
+            if text.lower() not in _TRUTHS:
+                raise InputError(f"--fix {word}: expected true or false")
+            is_true = _TRUTHS[text.lower()]
+            value = switch[1 if is_true else 2] if switch else is_true
+        if found.setdefault(knob.option, value) != value:
+            raise InputError(f"--fix {word}: {knob.option} is fixed at {found[knob.option]} too; drop one of the two")
+    return found
+
+
+@functools.cache
+def _by_name() -> dict[str, KnobOption]:
+    """Return the knobs by each of their names, in lower case and with hyphens."""
+    return {
+        _hyphened(name): knob
+        for knob in knobs()
+        for name in (knob.parameter, knob.parameter.removeprefix("parallelism."), knob.option)
+    }
+
+
+def _hyphened(name: str) -> str:
+    return name.replace("_", "-").replace(".", "-")
 
 
 def _knob(parameter: str, option: str, field: FieldInfo, text: str | None = None) -> KnobOption:

@@ -106,7 +106,8 @@ def problem(parameter: str, value: Scalar) -> str | None:
         return f"{value!r}: {reason}"
     known = _KNOWN_TEXTS.get(parameter)
     if known is not None and value is not None and value not in known:
-        return f"{value!r} is unknown{suggestion(str(value), known)}"
+        near = suggestion(str(value), known) or f"; there are {', '.join(known)}"
+        return f"{value!r} is unknown{near}"
     if parameter == "adapter" and value is not None and value not in ADAPTERS:
         return f"{value!r} is unknown{suggestion(str(value), ADAPTERS)}"
     kinds = kinds_with(parameter.removeprefix(_FIELD)) if parameter.startswith(_FIELD) else (None,)

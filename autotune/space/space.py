@@ -183,7 +183,11 @@ class SearchSpace:
 
     def points(self) -> Iterator[Point]:
         """Yield every legal point, each once."""
-        return (point for point in self._grown({}) if self.refusal(self.config(point)) is None)
+        return (point for point in self.every_point() if self.refusal(self.config(point)) is None)
+
+    def every_point(self) -> Iterator[Point]:
+        """Yield every point of the dimensions, each once, legal or not."""
+        return self._grown({})
 
     def _grown(self, point: Point, depth: int = 0) -> Iterator[Point]:
         """Yield `point` with each combination of choices of the dimensions from `depth` on."""

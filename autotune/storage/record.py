@@ -166,7 +166,11 @@ class Record:
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sa.Connection | None]:
         """Connect to read; None if there is nothing to read, which is not made for that."""
-        if self._database.file is not None and not self._database.file.exists():
+        try:
+            is_missing = self._database.file is not None and not self._database.file.exists()
+        except OSError as error:  # a name too long, say
+            raise RecordError(f"{str(self._database.file)[:100]}: {error.strerror}") from None
+        if is_missing:
             yield None
             return
         with self._database.reading() as connection:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,9 +154,11 @@ class RecordedSearch(Value):
 
     @property
     def best_samples_per_second(self) -> float | None:
-        """The highest rate of a trial that explored."""
-        rates = [t.samples_per_second for t in self.trials if t.purpose.explores and t.samples_per_second is not None]
-        return max(rates, default=None)
+        """The answer's rate by its final trials, or else by its trial of the search; without an answer the highest."""
+        rates = [(t.purpose, t.config_id == self.best_config_id, r) for t in self.trials if (r := t.samples_per_second)]
+        finals = [rate for purpose, is_best, rate in rates if is_best and purpose is Purpose.FINAL]
+        explored = [(is_best, rate) for purpose, is_best, rate in rates if purpose.explores]
+        return statistics.harmonic_mean(finals) if finals else max(explored, default=(False, None))[1]
 
 
 # Columns of a trial that hold whole values as JSON.

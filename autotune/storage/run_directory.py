@@ -30,7 +30,8 @@ from typing import IO, Self
 
 from pydantic import ValidationError
 
-from autotune.errors import RunDirectoryError
+from autotune.errors import InfrastructureError, RunDirectoryError, first_complaint
+from autotune.execution.places import DISK_IS_FULL, full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
 from autotune.value import Value, read_value, write_value
 from autotune.values.recorded_table import Table, write_table
@@ -62,7 +63,7 @@ class RunDirectory:
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
         self._is_new = is_new
-        self._made_here = False
+        self._made_here = self._has_begun = False
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -109,9 +110,26 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._made_here and not self._holds_search() and self._is_lock(self._file):
-            self._remove()  # refused before there was anything to keep
-        self._file.close()
+        named = str(self.path.resolve()) in str(error)  # as the place of a log that says more
+        try:
+            if error is None or isinstance(error, OSError):
+                named = False
+                self._check_place(error)
+        finally:
+            if self._made_here and not self._holds_search() and not named and self._is_lock(self._file):
+                self._remove()  # refused before there was anything to keep
+            self._file.close()
+
+    def _check_place(self, error: OSError | None) -> None:
+        """Raise InfrastructureError if the directory is gone, its disk is full, or it can't be written any more."""
+        if not self._is_lock(self._file) and self._has_begun:
+            raise InfrastructureError(f"{self.path}: was removed while the search ran; its trials are lost") from error
+        if error is None:
+            return
+        if error.errno in DISK_IS_FULL:
+            raise full_disk(self.path) from error
+        if Path(str(error.filename or "")).absolute().is_relative_to(self.path.absolute()):
+            raise InfrastructureError(f"{error.filename}: can't be written: {error.strerror}") from error
 
     def _open_lock(self) -> IO[str]:
         """Return the lock's file, opened; the directory of a new search is made.
@@ -126,6 +144,8 @@ class RunDirectory:
             except OSError as error:
                 # A new one is made again if another search, which was refused, has just removed it.
                 if not (self._is_new and left and isinstance(error, FileNotFoundError)):
+                    if error.errno in DISK_IS_FULL:
+                        raise InfrastructureError(f"{self.path}: can't be written: {error.strerror}") from None
                     option = "--run-dir " if self._is_new else ""
                     raise RunDirectoryError(f"{option}{self.path}: can't be written: {error.strerror}") from None
         raise AssertionError("the last attempt returns or raises")
@@ -188,7 +208,13 @@ class RunDirectory:
     def write_plan(self, plan: Value) -> None:
         """Write the plan of the search."""
         write_value(plan, self.path / PLAN_FILE)
-        self._is_new = False
+        self._is_new, self._has_begun = False, True
+
+    def write_result(self, result: TrialResult) -> None:
+        """Write the result of a trial that no process runs."""
+        directory = self.path / "trials" / f"{result.request.number:04d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        write_value(result, directory / "result.json")
 
     def write_answer(self, result: ResultData) -> Path:
         """Write the best configuration so far; return its path."""
@@ -245,6 +271,9 @@ def read_plan(run_dir: Path) -> SearchPlan:
                 f"{SCHEMA_VERSION}): start a new search"
             )
         return SearchPlan.model_validate_json(content)
-    except (OSError, ValueError) as error:  # of which JSON's and pydantic's errors are kinds
-        first = str(error).splitlines()[0]
-        raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {first}") from None
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"])) or "the whole"
+        reason = f"{place}: {first_complaint(error)}; it was changed by hand or by another version: start a new search"
+    except (OSError, ValueError, RecursionError) as error:  # of which JSON's errors are kinds
+        reason = str(error).splitlines()[0]
+    raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {reason}")

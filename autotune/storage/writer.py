@@ -9,6 +9,7 @@ the search isn't held up; at the end the record is waited for up to a minute. Wh
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -36,6 +37,7 @@ _READING_WAIT_S = 4 * _WAIT_S
 
 # How long the end of a search waits for a record that is away; pauses between attempts double from the first.
 LAST_WAIT_S = 60.0
+_LEAST_WAIT_S = 2.0  # for reading and for the last write, when the search's time is up
 _PAUSES_S = (0.25, 4.0)
 
 T = TypeVar("T")
@@ -78,10 +80,19 @@ class RecordWriter:
         plan: The search.
         directory: Its run directory.
         observer: Hears every event, and what goes wrong here.
+        ends_at: `time.monotonic()` after which a record that is away is waited for no longer.
     """
 
-    def __init__(self, database: Record | None, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
+    def __init__(
+        self,
+        database: Record | None,
+        plan: SearchPlan,
+        directory: RunDirectory,
+        observer: Observer,
+        ends_at: float = math.inf,
+    ) -> None:
         self._record = database
+        self._ends_at = ends_at
         self._directory = directory
         self._observer = observer
         self._pending: list[RecordedTrial] = []
@@ -125,11 +136,13 @@ class RecordWriter:
         """Write what is left; a user who has interrupted the search isn't made to wait for a record that is away."""
         if not self._is_behind:
             return
-        self._write_all(_WAIT_S)
-        if self._is_behind and self._may_pass and (kind is None or issubclass(kind, NothingFitsError)):
-            self._note(f"{self._missing}; it is waited for up to {LAST_WAIT_S:.0f} s (Ctrl-C goes on without)")
+        left_s = max(_LEAST_WAIT_S, self._ends_at - time.monotonic())
+        self._write_all(min(_WAIT_S, left_s))
+        last_s = min(LAST_WAIT_S, left_s - _WAIT_S)
+        if last_s > 0 and self._is_behind and self._may_pass and (kind is None or issubclass(kind, NothingFitsError)):
+            self._note(f"{self._missing}; it is waited for up to {last_s:.0f} s (Ctrl-C goes on without)")
             with contextlib.suppress(KeyboardInterrupt):
-                self._write_all(LAST_WAIT_S)
+                self._write_all(last_s)
         if self._is_behind:
             catch_up = f"`autotune history sync {self._directory.path}`"
             self._note(f"{self._missing} ({self._trouble}); nothing is lost: {catch_up} writes it")
@@ -141,8 +154,9 @@ class RecordWriter:
             return []
         reading = in_thread(lambda: database.searches(key=key, latest=_MOST_SEARCHES))
         try:
-            if not has_ended(reading, _READING_WAIT_S):
-                raise _no_answer(database, _READING_WAIT_S)
+            wait_s = min(_READING_WAIT_S, max(_LEAST_WAIT_S, (self._ends_at - time.monotonic()) / 4))
+            if not has_ended(reading, wait_s):
+                raise _no_answer(database, wait_s)
             found = reading.result()
         except RecordError as error:
             self._fails(error)
@@ -225,13 +239,16 @@ def _no_answer(database: Record, waited_s: float) -> RecordError:
     return RecordError(f"{database.where}: no answer for {waited_s:.0f} s", is_temporary=True)
 
 
-def record_writer(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> RecordWriter:
+def record_writer(
+    plan: SearchPlan, directory: RunDirectory, observer: Observer, ends_at: float = math.inf
+) -> RecordWriter:
     """Return what records the trials of a search; where there is no record, or none is asked for, it records nothing.
 
     Args:
         plan: The search.
         directory: Its run directory.
         observer: Hears why there is none.
+        ends_at: `time.monotonic()` after which a record that is away is waited for no longer.
     """
     database = None
     if plan.record:
@@ -239,4 +256,4 @@ def record_writer(plan: SearchPlan, directory: RunDirectory, observer: Observer)
             database = record()
         except AutotuneError as error:
             observer(Note(text=f"the lasting record: {error}; the search goes on without it"))
-    return RecordWriter(database, plan, directory, observer)
+    return RecordWriter(database, plan, directory, observer, ends_at)

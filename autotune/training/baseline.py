@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from autotune.errors import InputError, complaint, suggestion
-from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.values.config import KNOBS, Parallelism, Precision, TrainConfig
+from autotune.errors import InputError, complaint, one_line, suggestion
+from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS
+from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.techniques import Checkpointing, checkpointing_of
@@ -23,6 +26,7 @@ class UserArguments(NamedTuple):
 
     searched: dict[str, Any]
     fixed: dict[str, Any]
+    source: str = "--baseline"  # where they stand, as errors name it
 
     @property
     def global_batch_size(self) -> int:
@@ -46,9 +50,24 @@ _REFUSED = {
 }
 # What is of no effect without one of the refused, though `to_json_string` writes it.
 _WITHOUT_EFFECT = frozenset({"fsdp_config"})
+_OF_SEVERAL = frozenset({"ddp_backend"})
+# Learning-rate schedules that are driven by evaluations.
+_BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 # Names of places, and a secret that must not reach the run directory (and that to_json_string masks).
 _LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token"})
 _POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+_LISTED = 16  # choices that an error names
+
+# Least and most of what no library refuses: a seed is 32 bits wide, a negative norm turns gradients round.
+_RANGES = {
+    "seed": (0, LARGEST_SEED),
+    "data_seed": (0, LARGEST_SEED),
+    "max_grad_norm": (0, math.inf),
+    "label_smoothing_factor": (0, 1),
+    "neftune_noise_alpha": (0, math.inf),
+    "per_device_eval_batch_size": (1, LARGEST_BATCH),
+}
 
 
 def read_arguments(path: Path) -> UserArguments:
@@ -57,32 +76,103 @@ def read_arguments(path: Path) -> UserArguments:
     Raises:
         InputError: The file can't be read, isn't a JSON object, or holds an argument that can't be honoured.
     """
+    source = f"--baseline {path}"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"--baseline {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"--baseline {path}: not JSON: {error}") from None
+        raise InputError(f"{source}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source}: not JSON: {one_line(error)}") from None
     if not isinstance(document, dict):
-        raise InputError(f"--baseline {path}: expected a JSON object of TrainingArguments")
+        raise InputError(f"{source}: expected a JSON object of TrainingArguments")
     for name, reason in _REFUSED.items():
         if document.get(name):
-            raise InputError(f"--baseline {path}: {name}: {reason}; remove it")
+            raise InputError(f"{source}: {name}: {reason}; remove it")
     for name in _POSITIVE:
         value = document.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"--baseline {path}: {name}: expected a whole number above 0, not {value!r}")
+            raise InputError(f"{source}: {name}: expected a whole number above 0, not {value!r}")
+    for name, value in document.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{source}: {name}: expected a finite number, not {value}")
     searched = {k: v for k, v in document.items() if k in SEARCHED_ARGUMENTS}
     ignored = SEARCHED_ARGUMENTS | _LEFT_OUT | _WITHOUT_EFFECT | set(_REFUSED)
-    return UserArguments(searched, {k: v for k, v in document.items() if k not in ignored and v is not None})
+    return UserArguments(searched, {k: v for k, v in document.items() if k not in ignored and v is not None}, source)
 
 
-def unknown_argument(fixed: dict[str, Any], known: frozenset[str]) -> str | None:
-    """Return a line about the first argument that TrainingArguments doesn't have, or None."""
-    for name in fixed:
+def check_arguments(given: dict[str, Any], source: str) -> None:
+    """Refuse values that the installed TrainingArguments, torch's AdamW or the schedule don't take.
+
+    Imports transformers and torch.
+
+    Raises:
+        InputError: An argument is unknown, or its value is refused.
+    """
+    from transformers import TrainingArguments
+
+    known = frozenset(field.name for field in dataclasses.fields(TrainingArguments))
+    types = get_type_hints(TrainingArguments)
+    for name, value in given.items():
         if name not in known:
-            return f"--baseline: {name!r} is no argument of the installed TrainingArguments{suggestion(name, known)}"
+            near = suggestion(name, known)
+            raise InputError(f"{source}: {name!r} is no argument of the installed TrainingArguments{near}")
+        reason = None if value is None else _mistyped(types[name], value) or _out_of_range(name, value)
+        if name == "lr_scheduler_type" and value in _BY_EVALUATION:
+            raise InputError(f"{source}: {name}: {value} waits for evaluations, of which a trial has none")
+        if reason is not None:
+            raise InputError(f"{source}: {name}: {reason}, not {json.dumps(value)[:100]}")
+    left_out = SEARCHED_ARGUMENTS | _OF_SEVERAL  # where there is one process, it can't be told
+    fixed = {name: value for name, value in given.items() if name not in left_out}
+    try:
+        _try_out(fixed)
+    except Exception as whole:
+        for name, value in fixed.items():  # whichever it is is named
+            try:
+                _try_out({name: value})
+            except Exception as error:
+                raise InputError(f"{source}: {name}: {one_line(error)}") from None
+        raise InputError(f"{source}: {one_line(whole)}") from None
+
+
+def _mistyped(kind: Any, value: Any) -> str | None:
+    """Return what is expected of an argument of this type, None if `value` is that or the type can't be checked."""
+    choices = [c for c in (kind, *get_args(kind)) if isinstance(c, type) and issubclass(c, Enum)]
+    if isinstance(value, str) and choices:  # beside them some take any text, and refuse it later
+        names = [str(member.value) for choice in choices for member in choice]
+        listed = ", ".join(names) if len(names) <= _LISTED else "one of the names that transformers has"
+        return None if value in names else f"expected {listed}{suggestion(value, names)}"
+    try:
+        TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        several = dict.fromkeys(complaint(e).removeprefix("expected ") for e in error.errors())
+        return "expected " + " or ".join(several)
+    except PydanticUserError:
+        return None
     return None
+
+
+def _out_of_range(name: str, value: Any) -> str | None:
+    least, most = _RANGES.get(name, (-math.inf, math.inf))
+    if not isinstance(value, int | float) or least <= value <= most:
+        return None
+    return f"expected {least:.10g} or more" if most == math.inf else f"expected {least:.10g} to {most:.10g}"
+
+
+def _try_out(given: dict[str, Any]) -> None:
+    """Make the arguments, the optimizer and the schedule of a trial, whose own arguments come first.
+
+    Raises whatever the libraries raise.
+    """
+    import torch
+    from transformers import TrainingArguments, get_scheduler
+
+    made = TrainingArguments(**{**given, **OWN_HARNESS, "use_cpu": True, "output_dir": "."})
+    rates = {"lr": made.learning_rate, "eps": made.adam_epsilon, "weight_decay": made.weight_decay}
+    optimizer = torch.optim.AdamW([torch.zeros(1)], betas=(made.adam_beta1, made.adam_beta2), **rates)
+    schedule = made.lr_scheduler_type
+    get_scheduler(
+        schedule, optimizer, made.get_warmup_steps(100), 100, scheduler_specific_kwargs=made.lr_scheduler_kwargs
+    )
 
 
 def default_micro_batch(global_batch: int | None) -> int:
@@ -92,7 +182,7 @@ def default_micro_batch(global_batch: int | None) -> int:
     return max(d for d in range(1, min(TRAINER_MICRO_BATCH, global_batch) + 1) if global_batch % d == 0)
 
 
-def _checkpointing(given: dict[str, Any]) -> Checkpointing:
+def _checkpointing(given: dict[str, Any], source: str) -> Checkpointing:
     """Return the kind that the user's arguments ask for, by the newer name or the older.
 
     Raises:
@@ -103,7 +193,7 @@ def _checkpointing(given: dict[str, Any]) -> Checkpointing:
             try:
                 return checkpointing_of(given.get(f"{name}_kwargs") or {})
             except (ValueError, AttributeError) as error:
-                raise InputError(f"--baseline: {name}_kwargs: {error}") from None
+                raise InputError(f"{source}: {name}_kwargs: {error}") from None
     return "none"
 
 
@@ -133,9 +223,9 @@ def baseline_config(
     Raises:
         InputError: The user's arguments contradict each other.
     """
-    given = arguments.searched if arguments else {}
+    given, source = (arguments.searched, arguments.source) if arguments else ({}, "--baseline")
     if given.get("bf16") and given.get("fp16"):
-        raise InputError("--baseline: bf16 and fp16 are both set; the Trainer takes one")
+        raise InputError(f"{source}: bf16 and fp16 are both set; the Trainer takes one")
     is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
     as_given = {name: value for name, value in given.items() if name in is_said and (value or is_said[name])}
     as_given.setdefault("per_device_train_batch_size", default_micro_batch(global_batch and global_batch // devices))
@@ -148,11 +238,11 @@ def baseline_config(
             **as_given,
             precision=Precision.BF16 if given.get("bf16") else Precision.FP16 if given.get("fp16") else Precision.FP32,
             tf32=bool(given.get("tf32")) or (hardware.has_tf32 and hardware.starts_with_tf32),
-            checkpointing=_checkpointing(given),
+            checkpointing=_checkpointing(given, source),
             attn_implementation=facts.attn_implementations[0] if facts.attn_implementations else None,
             experts_implementation=facts.experts_implementations[0] if facts.experts_implementations else None,
             parallelism=_parallelism(given, devices),
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"--baseline: {first['loc'][0]}: {complaint(first)}") from None
+        raise InputError(f"{source}: {first['loc'][0]}: {complaint(first)}") from None

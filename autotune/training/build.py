@@ -1,4 +1,4 @@
-"""Models with random weights: the heads that a type of model has, its library config, and the model itself.
+"""Models with random weights: the library config, and the model itself with the head of a task.
 
 A :class:`ModelSpec`, which `resolve` makes of what the user wrote, is a value that any process can build from. Weights
 are never read.
@@ -7,106 +7,24 @@ are never read.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError, one_line
 from autotune.training.facts import facts_of
-from autotune.training.inputs import is_supported
-from autotune.values.model import Kind, ModelFacts, ModelSpec, Task
+from autotune.training.heads import HEADS, check_task, remote_classes, shown
+from autotune.values.model import ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# The class that chooses the head by model type, and the table of transformers that names those types.
-HEADS = {
-    Task.CAUSAL_LM: ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
-    Task.SEQ2SEQ_LM: ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
-    Task.MASKED_LM: ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
-    Task.SEQUENCE_CLASSIFICATION: (
-        "AutoModelForSequenceClassification",
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-    ),
-    Task.IMAGE_CLASSIFICATION: (
-        "AutoModelForImageClassification",
-        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-    ),
-    Task.SPEECH_CTC: ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
-    Task.SPEECH_SEQ2SEQ: ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
-    Task.AUDIO_CLASSIFICATION: (
-        "AutoModelForAudioClassification",
-        "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-    ),
-}
-USUAL_TASK: dict[Kind, Task] = {
-    "decoder": Task.CAUSAL_LM,
-    "encoder": Task.SEQUENCE_CLASSIFICATION,
-    "encoder-decoder": Task.SEQ2SEQ_LM,
-    "vision": Task.IMAGE_CLASSIFICATION,
-    "speech": Task.SPEECH_CTC,
-    "speech-to-text": Task.SPEECH_SEQ2SEQ,
-}
-
 # What the library and torch raise at a request that they can't fulfil; a build of torch without CUDA an AssertionError.
 # Out of memory is a RuntimeError.
-_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError, AssertionError)
-
-
-def tasks_for(model_type: str, remote: Collection[str]) -> tuple[Task, ...]:
-    """Return the tasks for which the library, or the model's own code, has a head for this type.
-
-    Of a speech model these are heads for sound alone, and none if autotune can't make its inputs.
-    """
-    from transformers.models.auto import modeling_auto
-
-    found = tuple(
-        task for task, (head, table) in HEADS.items() if head in remote or model_type in getattr(modeling_auto, table)
-    )
-    if not any(task.takes_audio for task in found):
-        return found
-    return tuple(task for task in found if task.takes_audio) if is_supported(model_type) else ()
-
-
-def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
-    """Return the kind by the heads: BERT and its kin have both language heads, decoders only one."""
-    if tasks and all(task.takes_audio for task in tasks):
-        return "speech-to-text" if Task.SPEECH_SEQ2SEQ in tasks else "speech"
-    if getattr(config, "is_encoder_decoder", False):
-        return "encoder-decoder"
-    if Task.CAUSAL_LM in tasks and (Task.MASKED_LM not in tasks or getattr(config, "is_decoder", False)):
-        return "decoder"
-    if Task.MASKED_LM in tasks or Task.SEQUENCE_CLASSIFICATION in tasks:
-        return "encoder"
-    return "vision"
-
-
-def tasks_of(spec: ModelSpec) -> tuple[Task, ...]:
-    """Return the tasks for which this type of model has a head."""
-    return tasks_for(spec.model_type, remote_classes(spec))
-
-
-def default_task(spec: ModelSpec) -> Task:
-    """Return the task that a model of this kind is usually trained for."""
-    usual = USUAL_TASK[spec.kind]
-    if spec.source == "catalogue":
-        return usual
-    possible = tasks_of(spec)
-    return usual if usual in possible else possible[0]
-
-
-def check_task(spec: ModelSpec, task: Task) -> None:
-    """Refuse a task for which the model has no head.
-
-    Raises:
-        InputError: There is no such head; the message lists those there are.
-    """
-    possible = tasks_of(spec)
-    if task not in possible:
-        raise InputError(
-            f"{shown(spec.name)}: model type {spec.model_type!r} has no head for {task.value} "
-            f"(possible: {', '.join(t.value for t in possible)})"
-        )
+_REFUSALS = (
+    ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ImportError, AssertionError,
+    ArithmeticError,
+)  # fmt: skip
 
 
 def build_config(spec: ModelSpec, task: Task) -> PreTrainedConfig:
@@ -190,7 +108,9 @@ def build_model(
         # Wav2Vec2 makes one parameter by torch's legacy constructor, which ignores the device of the context.
         if any(parameter.device.type != torch.device(first).type for parameter in model.parameters()):
             model.to(first)
-    except _REFUSALS as error:
+    except (*_REFUSALS, RuntimeError) as error:
+        if not isinstance(error, _REFUSALS) and str(first) != "meta":  # of memory, perhaps
+            raise
         raise InputError(f"{shown(spec.name)}: can't be built: {one_line(error)}") from error
     if spec.config.get("tie_word_embeddings") is False:
         _untie(model)
@@ -215,11 +135,6 @@ def describe(spec: ModelSpec, task: Task) -> ModelFacts:
     return facts_of(model, task)
 
 
-def remote_classes(spec: ModelSpec) -> dict[str, str]:
-    """Return the classes that come with the model, by the name of their auto class, if they may run."""
-    return (spec.config.get("auto_map") or {}) if spec.trust_remote_code else {}
-
-
 def library_config(spec: ModelSpec) -> PreTrainedConfig:
     """Make the library config from the spec's figures, or with the model's own code if that is trusted."""
     from transformers import AutoConfig
@@ -229,13 +144,18 @@ def library_config(spec: ModelSpec) -> PreTrainedConfig:
     try:
         if "AutoConfig" in remote_classes(spec):
             return AutoConfig.from_pretrained(location, revision=spec.revision, trust_remote_code=True)
-        figures = copy.deepcopy(spec.config)
+        figures = json.loads(json.dumps(spec.config), object_hook=_float_of)
         figures.pop("model_type", None)  # the class has its own, which may be a narrower one
         if remote_classes(spec):
             figures["name_or_path"] = location  # where the library looks for the head's code
         return CONFIG_MAPPING[spec.model_type].from_dict(figures)
     except Exception as error:  # a config class may raise anything at figures that it doesn't expect
         raise InputError(f"{shown(spec.name)}: transformers refuses its config: {one_line(error)}") from error
+
+
+def _float_of(figures: dict[str, Any]) -> Any:
+    """Return infinity and its kin for how transformers 5 writes them, `{"__float__": "Infinity"}`."""
+    return float(figures["__float__"]) if figures.keys() == {"__float__"} else figures
 
 
 def _untie(model: PreTrainedModel) -> None:
@@ -252,8 +172,3 @@ def _untie(model: PreTrainedModel) -> None:
     outputs.weight = torch.nn.Parameter(outputs.weight.detach().clone())
     name = next(n for n, module in model.named_modules() if module is outputs)
     model.all_tied_weights_keys.pop(f"{name}.weight", None)
-
-
-def shown(name: str) -> str:
-    """Return a name that fits into a message of one line."""
-    return name if name.isprintable() else repr(name)

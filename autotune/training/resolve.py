@@ -7,11 +7,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
-from autotune.training.build import kind_of, library_config, remote_classes, shown, tasks_for
+from autotune.training.build import library_config
+from autotune.training.heads import architecture_of, cannot_train, kind_of, remote_classes, shown, tasks_for
 from autotune.values.catalogue import catalogue, entries_by_name
-from autotune.values.model import ModelSpec, Task
+from autotune.values.model import ModelSpec
 
 _HUB_TIMEOUT_S = 5.0
+
+# Sizes in a config.json that are above zero wherever they are given. 1000 layers are the most that were published
+# (arXiv:2203.00555), 10 million positions (Llama 4 Scout) the largest of the others.
+_SIZES = frozenset(
+    {
+        "hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embedding_size", "word_embed_proj_dim", "head_dim",
+        "num_hidden_layers",
+        "num_layers", "num_decoder_layers", "n_layers", "n_layer", "d_kv", "intermediate_size", "ffn_dim", "d_ff",
+        "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size",
+        "num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads", "encoder_attention_heads",
+        "decoder_attention_heads", "max_position_embeddings", "n_positions", "max_source_positions",
+        "max_target_positions", "image_size", "patch_size", "num_channels", "num_mel_bins", "num_experts_per_tok",
+        "state_size", "conv_kernel",
+    }
+)  # fmt: skip
+_MOST_LAYERS, _LARGEST = 4096, 1 << 24
+
+# Sizes that may be zero.
+_COUNTS = frozenset(
+    {"encoder_layers", "decoder_layers", "num_local_experts", "num_experts", "n_routed_experts", "type_vocab_size"}
+)
 
 
 def resolve(reference: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSpec:
@@ -106,6 +128,8 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
         _check_model_type(model_type, where, has_code=bool(code))
     if model_type == "mistral" and "layer_types" in config:
         model_type = "ministral"  # as the library has it when it reads such a file
+    if problem := _senseless_size(config):
+        raise InputError(f"{where}: {problem}")
     spec = ModelSpec(
         **asked,
         name=name,
@@ -118,11 +142,25 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     built = library_config(spec)
     tasks = tasks_for(built.model_type, remote_classes(spec))
     if not tasks:
-        raise InputError(
-            f"{where}: model type {built.model_type!r} has no head that can be trained here "
-            f"({', '.join(task.value for task in Task.heads())})"
-        )
+        raise InputError(cannot_train(where, architecture_of(config) or f"model type {built.model_type!r}"))
     return spec.model_copy(update={"model_type": built.model_type, "kind": kind_of(built, tasks)})
+
+
+def _senseless_size(config: dict[str, Any], place: str = "") -> str | None:
+    """Return what is wrong with the first senseless size in a config or in one inside it; None if there is none."""
+    for name, value in config.items():
+        is_inside = isinstance(value, dict) and name.endswith("_config")
+        if is_inside and (problem := _senseless_size(value, f"{place}{name}.")):
+            return problem
+        if value is None or name not in _SIZES | _COUNTS:
+            if "drop" in name and isinstance(value, int | float) and not 0 <= value <= 1:
+                return f"{place}{name}: expected a rate from 0 to 1, not {value}"
+            continue
+        least, most = int(name not in _COUNTS), _MOST_LAYERS if "layer" in name else _LARGEST
+        for size in value if isinstance(value, list) and value else [value]:
+            if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= most:
+                return f"{place}{name}: expected a whole number from {least} to {most}, not {json.dumps(size)[:40]}"
+    return None
 
 
 def _check_model_type(model_type: object, where: str, *, has_code: bool) -> None:
@@ -147,7 +185,9 @@ def _check_model_type(model_type: object, where: str, *, has_code: bool) -> None
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        # Infinity as transformers 4 wrote it becomes what transformers 5 writes, which is JSON.
+        content = json.loads(text, parse_constant=lambda name: {"__float__": name})
     except FileNotFoundError:
         raise InputError(f"{shown(str(file.parent))}: not the directory of a model, it has no config.json") from None
     except OSError as error:

@@ -100,6 +100,8 @@ def _malformed_json(path: Path) -> str | None:
                 continue
             try:
                 value = json.loads(line)
+            except RecursionError:
+                return f"line {number}: nested too deeply; mend or delete the line"
             except json.JSONDecodeError as error:
                 what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
                 return f"line {number}: not valid JSON ({what}); mend or delete the line"

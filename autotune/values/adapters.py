@@ -14,6 +14,10 @@ from autotune.value import Value
 Targets = Literal["all-linear", "attention", "all-linear+experts"]
 
 
+# Upper bound of a rank, and of the factor beside it: above the width of any published layer's input.
+LARGEST_RANK = 1 << 16
+
+
 class Adapter(Value):
     """Base class of the kinds of adapters."""
 
@@ -38,8 +42,10 @@ class Adapter(Value):
 class _LowRank(Adapter):
     """An adapter of low-rank factors beside frozen weights."""
 
-    rank: PositiveInt = Field(default=16, description="rank of the adapter's factors")
-    alpha: PositiveInt = Field(default=32, description="the adapter's output is scaled by alpha / rank")
+    rank: PositiveInt = Field(le=LARGEST_RANK, default=16, description="rank of the adapter's factors")
+    alpha: PositiveInt = Field(
+        le=LARGEST_RANK, default=32, description="the adapter's output is scaled by alpha / rank"
+    )
     target_modules: Targets = "all-linear"
 
     @property
@@ -84,7 +90,7 @@ class VeraAdapter(Adapter):
     on_quantized: ClassVar[bool] = True
 
     kind: Literal["vera"] = "vera"
-    rank: PositiveInt = Field(default=256, description="rank of the adapter's factors")
+    rank: PositiveInt = Field(le=LARGEST_RANK, default=256, description="rank of the adapter's factors")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout of the adapter's input")
     target_modules: Targets = "all-linear"
 
@@ -106,16 +112,16 @@ class LohaAdapter(_LowRank):
     """Products of two low-rank factors, element by element (arXiv:2108.06098)."""
 
     kind: Literal["loha"] = "loha"
-    rank: PositiveInt = Field(default=8, description="rank of the adapter's factors")
-    alpha: PositiveInt = Field(default=8, description="the adapter's output is scaled by alpha / rank")
+    rank: PositiveInt = Field(le=LARGEST_RANK, default=8, description="rank of the adapter's factors")
+    alpha: PositiveInt = Field(le=LARGEST_RANK, default=8, description="the adapter's output is scaled by alpha / rank")
 
 
 class LokrAdapter(_LowRank):
     """Kronecker products of low-rank factors (arXiv:2212.10650)."""
 
     kind: Literal["lokr"] = "lokr"
-    rank: PositiveInt = Field(default=8, description="rank of the adapter's factors")
-    alpha: PositiveInt = Field(default=8, description="the adapter's output is scaled by alpha / rank")
+    rank: PositiveInt = Field(le=LARGEST_RANK, default=8, description="rank of the adapter's factors")
+    alpha: PositiveInt = Field(le=LARGEST_RANK, default=8, description="the adapter's output is scaled by alpha / rank")
 
 
 class _Prompt(Adapter):

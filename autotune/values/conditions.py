@@ -1,12 +1,14 @@
 """Disturbances of a measurement: other processes, a throttled GPU, a slow clock; and which deserve a warning.
 
-`autotune.execution.noise` samples the conditions during the measured steps; `other_processes` here looks at the machine
-before a search.
+`autotune.execution.noise` samples the conditions during the measured steps; `other_processes` here names the processes
+that keep a machine busy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 
 import psutil
@@ -19,6 +21,9 @@ from autotune.values.nvml import index_of, nvml_handle
 # Share of the measured time from which on a disturbance is reported: on idle machines the kernel and its daemons stay
 # below 1 %, and 5 % is more than the confidence intervals that a search aims at.
 WORTH_A_WARNING = 0.05
+
+# A process that uses more of a core than this is busy.
+BUSY_PERCENT = 10.0
 
 # A GPU whose clock is below this share of its highest, without a throttle reason, is reported as slow.
 SLOW_CLOCK = 0.85
@@ -123,49 +128,49 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 
 class OtherProcess(Value):
-    """Another process on the device."""
+    """Another process that computes on the device."""
 
     pid: int
     name: str
     used_bytes: int | None
 
 
-def other_processes(hardware: Hardware) -> list[OtherProcess]:
-    """Return the other processes on a GPU; on the CPU, those that use more than half a core."""
-    if hardware.is_cpu:
-        return _busy_processes()
+def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[OtherProcess]:
+    """Return the busy processes beside this one and those it started, the busiest first.
+
+    A process is busy if it uses more than a tenth of a core. On a GPU only processes that have opened it are looked at;
+    one that merely holds memory there uses none.
+
+    Args:
+        hardware: The device.
+        within_s: Seconds for which they are watched.
+    """
+    on_device = None if hardware.is_cpu else _on_gpu(hardware)
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    watched = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in own and (on_device is None or process.pid in on_device):
+                process.cpu_percent(None)
+                watched.append(process)
+    time.sleep(within_s if watched else 0.0)
+    busy = []
+    for process in watched:
+        with contextlib.suppress(psutil.Error):
+            percent = process.cpu_percent(None)
+            if percent > BUSY_PERCENT:
+                used = process.memory_info().rss if on_device is None else on_device[process.pid]
+                busy.append((percent, OtherProcess(pid=process.pid, name=process.name(), used_bytes=used)))
+    return [process for _, process in sorted(busy, key=lambda found: -found[0])]
+
+
+def _on_gpu(hardware: Hardware) -> dict[int, int | None]:
+    """Return the memory of each computing process on a GPU; not every driver tells, in containers above all."""
     import pynvml
 
     try:
         handle = nvml_handle(index_of(hardware.device))
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except (pynvml.NVMLError, IndexError):  # not every driver tells, in containers above all
-        return []
-    found = []
-    for process in running:
-        try:
-            name = psutil.Process(process.pid).name()
-        except psutil.Error:
-            name = "?"
-        found.append(OtherProcess(pid=process.pid, name=name, used_bytes=process.usedGpuMemory))
-    return found
-
-
-def _busy_processes() -> list[OtherProcess]:
-    processes = []
-    for process in psutil.process_iter():
-        try:
-            process.cpu_percent(None)
-            processes.append(process)
-        except psutil.Error:
-            continue
-    psutil.cpu_percent(0.2)
-    busy = []
-    for process in processes:
-        try:
-            if process.pid != os.getpid() and process.cpu_percent(None) > 50:
-                used = process.memory_info().rss
-                busy.append(OtherProcess(pid=process.pid, name=process.name(), used_bytes=used))
-        except psutil.Error:
-            continue
-    return busy
+    except (pynvml.NVMLError, IndexError):
+        return {}
+    return {process.pid: process.usedGpuMemory for process in running}

@@ -19,6 +19,12 @@ from autotune.values.techniques import BackendName, Checkpointing, Mode, why_not
 # Upper bound of the micro-batch in samples: SigLIP's batch (arXiv:2303.15343), the largest published.
 LARGEST_BATCH = 1 << 20
 
+# numpy takes seeds of 32 bits; comparing losses takes the next one as well.
+LARGEST_SEED = (1 << 32) - 2
+
+# Upper bound of the processes that load data, and of batches that each prepares: more than a machine has cores.
+_MOST_WORKERS = 1024
+
 
 class Precision(StrEnum):
     """Number formats of weights and arithmetic; the levels in brackets are those of NVIDIA Apex AMP."""
@@ -150,11 +156,11 @@ class TrainConfig(Value):
     ] = Field(default=None, description="format of the frozen base weights; None: not quantized")
     dataloader_num_workers: Annotated[
         int, Knob("exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers")
-    ] = Field(default=0, ge=0, description="processes that load data")
+    ] = Field(default=0, ge=0, le=_MOST_WORKERS, description="processes that load data")
     # None: torch's 2.
     dataloader_prefetch_factor: Annotated[
         PositiveInt | None, Knob("exact", "prefetch", argument="unless default", is_traced=False)
-    ] = Field(default=None, description="batches that each worker prepares ahead")
+    ] = Field(default=None, le=_MOST_WORKERS, description="batches that each worker prepares ahead")
     dataloader_pin_memory: Annotated[bool, Knob("exact", "pin-memory", argument="always", is_traced=False)] = Field(
         default=True, description="copy to the device from pinned memory"
     )
@@ -183,6 +189,7 @@ class TrainConfig(Value):
         ),
     ] = Field(
         default=None,
+        le=1_000_000,
         exclude_if=lambda steps: steps is None,
         description="steps between calls of torch.cuda.empty_cache; None: never",
     )

@@ -29,6 +29,7 @@ class Phase(StrEnum):
     """A phase of a search: announced before the first trial, then given by the purposes of the trials."""
 
     LOOKING = "looking at the machine and the model"
+    WAITING = "waiting for a quiet machine"
     PREDICTING = "predicting"
     BASELINE = "baseline"
     SEARCHING = "searching"

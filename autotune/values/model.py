@@ -1,6 +1,6 @@
 """Models: a specification to build one from, and the facts of its classes that rules and predictions need.
 
-`autotune.training.build` resolves a name to a :class:`ModelSpec`, `autotune.training.facts` reads :class:`ModelFacts`.
+`autotune.training.resolve` makes a :class:`ModelSpec` of a name, `autotune.training.facts` reads :class:`ModelFacts`.
 """
 
 from __future__ import annotations

@@ -22,6 +22,19 @@ from autotune.values.workload import Workload
 SCHEMA_VERSION: Literal[1] = 1
 
 
+class Speedup(Value):
+    """Throughput of a configuration over that of a reference, both measured again in turn."""
+
+    ratio: float
+    interval: Interval
+    reference: str = Field(description="the reference in words")
+
+    @property
+    def bound(self) -> float | None:
+        """The factor by which it is faster at most; None: the interval is too wide to tell."""
+        return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.0 else None
+
+
 class Contender(Value):
     """A configuration with its measurement."""
 
@@ -30,19 +43,12 @@ class Contender(Value):
     measurement: Measurement | None = Field(description="None: no trial of it completed")
     trials: tuple[int, ...] = Field(description="numbers of the trials it was measured in")
     confirmed: bool = Field(default=False, description="whether it was measured again, in turn with the baseline")
+    speedup: Speedup | None = Field(default=None, description="over the baseline; None: not measured in turn with it")
 
     @property
     def allowance(self) -> Allowance:
         """The class of its deepest change."""
         return deepest_class(c.allowance for c in self.changes)
-
-
-class Speedup(Value):
-    """Throughput of the winner over that of a reference, both measured again in turn."""
-
-    ratio: float
-    interval: Interval
-    reference: str = Field(description="the reference in words")
 
 
 class Arguments(Value):
@@ -54,7 +60,7 @@ class Arguments(Value):
     adapter: dict[str, Any] | None
 
 
-Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed"]
+Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed", "couldn't tell"]
 
 
 class Compilation(Value):
@@ -93,7 +99,14 @@ class ResultData(Value):
         default=(), description="configurations that failed a check, and checks that were left out"
     )
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
+    challenger: Speedup | None = Field(
+        default=None,
+        description="if the baseline is kept: of the finalist whose interval has the highest upper end",
+    )
     kept_because: str | None = Field(default=None, description="why the baseline is kept and not an unconfirmed leader")
+    others_share: float | None = Field(
+        default=None, description='if the verdict is "couldn\'t tell": what other processes took of the machine'
+    )
     best_by_allowance: dict[Allowance, Contender] = Field(
         description="fastest configuration of each class up to the allowed one"
     )

@@ -8,19 +8,28 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 
 from pydantic import Field
 
+from autotune.units import show_time
 from autotune.value import Value
 from autotune.values.trial import TrialResult
 
+# `time.perf_counter()` when the command began; None: `find` or `resume` was called by a program of the user's.
+command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
+
+
+# Lap of the time that is spent waiting for a quiet machine.
+WAITING = "waiting"
+
 
 class Spent(Value):
-    """Seconds of a search by kind of work; they sum up to `total_s`."""
+    """Seconds of a search by kind of work; they sum up to `total_s`, waiting for a quiet machine left out."""
 
     starting: dict[str, float] = Field(
         default_factory=dict,
-        description="before the first trial: planning, launching (importing the libraries), describing, tracing",
+        description="before the first trial: planning, launching (importing libraries), describing, tracing, waiting",
     )
     first_steps_s: float = Field(description="each trial's first step, compilation included")
     warm_up_s: float = Field(description="further discarded steps")
@@ -37,19 +46,34 @@ class Spent(Value):
     )
 
     @property
+    def waiting_s(self) -> float:
+        """Seconds of waiting for a quiet machine."""
+        return self.starting.get(WAITING, 0.0)
+
+    @property
+    def waited(self) -> str:
+        """The waiting in words, to be added to a line; empty if it was no longer than a look at the machine."""
+        return f"; waiting for a quiet machine: {show_time(self.waiting_s)}" if self.waiting_s >= 2 else ""
+
+    @property
+    def starting_s(self) -> float:
+        """Seconds before the first trial, without the waiting."""
+        return sum(self.starting.values()) - self.waiting_s
+
+    @property
     def total_s(self) -> float:
-        """Seconds of the whole search, with those of parallel trials added up."""
+        """Seconds of the whole search without the waiting, with those of parallel trials added up."""
         return sum(self._parts().values())
 
     @property
     def elapsed_s(self) -> float:
         """Wall time of the whole search in seconds."""
-        return self.total_s - self.at_once_s
+        return self.total_s + self.waiting_s - self.at_once_s
 
     @property
     def outside_share(self) -> float:
         """Share of the total spent outside of steps and checks; a lost trial counts as busy with its steps."""
-        outside_s = sum(self.starting.values()) + self.trials_overhead_s + self.own_s
+        outside_s = self.starting_s + self.trials_overhead_s + self.own_s
         return outside_s / self.total_s if self.total_s else 0.0
 
     def shares(self) -> dict[str, float]:
@@ -66,7 +90,7 @@ class Spent(Value):
             "checks": self.checks_s,
             "lost trials": self.lost_s,
             "setting trials up": self.trials_overhead_s,
-            "starting the search": sum(self.starting.values()),
+            "starting the search": self.starting_s,
             "between trials": self.own_s,
         }
 
@@ -113,13 +137,14 @@ class Stopwatch:
 
     Args:
         lap: Name of the first lap.
+        since: Its start; by default now.
         clock: Returns seconds since a fixed moment.
     """
 
-    def __init__(self, lap: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, lap: str, *, since: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._lap = lap
-        self._since = self.started_at = clock()
+        self._since = self.started_at = clock() if since is None else since
         self._laps: dict[str, float] = {}
 
     def enter(self, lap: str) -> None:
@@ -127,6 +152,10 @@ class Stopwatch:
         now = self._clock()
         self._laps[self._lap] = self._laps.get(self._lap, 0.0) + now - self._since
         self._lap, self._since = lap, now
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since its start."""
+        return self._clock() - self.started_at
 
     def laps(self) -> dict[str, float]:
         """Return the seconds of each lap so far, the current one included."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -113,9 +113,7 @@ class Memory(Value):
     allocated_bytes: int | None = Field(default=None, description="CUDA: torch's max_memory_allocated")
     reserved_bytes: int | None = Field(default=None, description="CUDA: torch's max_memory_reserved")
     device_bytes: int | None = Field(default=None, description="CUDA: peak reserved, and what NVML reports beyond it")
-    resident_bytes: int | None = Field(
-        default=None, description="CPU: peak resident set less that of the imported libraries"
-    )
+    resident_bytes: int | None = Field(default=None, description="CPU: peak resident set less the libraries' own")
 
     @property
     def is_known(self) -> bool:
@@ -170,6 +168,11 @@ class Interval(Value):
     low: float
     high: float
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether its ends are within a factor of two; a wider interval isn't shown as figures."""
+        return self.low > 0 and self.high <= 2 * self.low
+
 
 class Measurement(Value):
     """The measurement of a completed trial."""
@@ -196,8 +199,7 @@ class Measurement(Value):
     )
     loss: float | None = Field(description="mean training loss over all steps; None: the user's loop returns none")
     alloc_retries: int | None = Field(
-        default=None,
-        description="CUDA: num_alloc_retries of torch's allocator during the measured steps",
+        default=None, description="CUDA: num_alloc_retries of torch's allocator during the measured steps"
     )
     effects: dict[str, str] = Field(description="what was verified to be in effect, by knob")
     warnings: tuple[str, ...] = ()
@@ -276,6 +278,8 @@ class DescribeRequest(Value):
     """Asks for the facts of a workload; answered before the first trial by a child that uses no device."""
 
     workload: Workload
+    arguments: dict[str, Any] = Field(default_factory=dict, description="the user's TrainingArguments, to be judged")
+    source: str = Field(default="--baseline", description="where they stand, as errors name it")
 
 
 class ExamineRequest(Value):

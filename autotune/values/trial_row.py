@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from autotune.units import show_rate
 from autotune.value import Value
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Change
-from autotune.values.trial import Interval, Prediction, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialResult, TrialStatus
 
 
 class TrialRow(Value):
@@ -26,6 +27,9 @@ class TrialRow(Value):
     status: TrialStatus
     samples_per_second: float | None = None
     interval: Interval | None = Field(default=None, description="of the samples per second")
+    config_samples_per_second: float | None = Field(
+        default=None, description="of its configuration, by all its trials that count: the finals, if it had any"
+    )
     tokens_per_second: float | None = None
     peak_bytes: int | None = Field(default=None, description="peak memory")
     prediction: Prediction | None = Field(default=None, description="made before the trial ran")
@@ -62,6 +66,12 @@ class TrialRow(Value):
         """Whether its rate compares with the others': checks train differently, and explaining follows the search."""
         usual = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
         return self.purpose in usual and self.samples_per_second is not None
+
+
+def shown_rate(measured: Measurement) -> str:
+    """Return samples per second for people: two digits and 'about' if the interval is too wide to be shown."""
+    rate = measured.samples_per_second
+    return show_rate(rate) if measured.shown_interval.is_narrow else f"about {show_rate(float(f'{rate:.2g}'))}"
 
 
 def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:

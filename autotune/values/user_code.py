@@ -76,6 +76,7 @@ class OwnCode(Value):
     weights: str = Field(default="float32", description="dtype of most weights of the model")
     reorders: bool = Field(default=False, description="whether trials set the order of the samples")
     pads: bool = Field(default=False, description="whether batches are padded to their longest sample")
+    has_rows: bool = Field(default=False, description="whether batches have a row for each sample")
     normalizes: bool = Field(default=False, description="whether the loss is averaged over the global batch")
     not_predicted: str | None = Field(default=None, description="why the cost model makes no predictions")
 
@@ -104,5 +105,6 @@ class OwnFound(Value):
     weights: str = Field(description="dtype of most weights of the model")
     reorders: bool
     pads: bool
+    has_rows: bool = False
     normalizes: bool
     not_predicted: str | None = None

@@ -139,7 +139,9 @@ class Proof:
         """Return the checks that were left out, with the reasons, a line each."""
         lines = []
         if self._plan.soak and self.soaked(winner) is None:
-            lines.append(f"not soaked: {self._why_not(self._state.trials(winner, Purpose.SOAK))}")
+            lines.append(
+                f"not checked on the longest samples: {self._why_not(self._state.trials(winner, Purpose.SOAK))}"
+            )
         if self._plan.skewed_routing and self.skewed_routing(winner) is None:
             lines.append(
                 f"measured with even routing only: {self._why_not(self._state.trials(winner, Purpose.ROUTING))}"
@@ -234,7 +236,7 @@ class Proof:
 
     def _why_not(self, trials: Sequence[TrialResult]) -> str:
         failed = next((r for r in reversed(trials) if r.measurement is None), None)
-        return _ending(failed) if failed is not None else "the search ended before, by its time or by hand"
+        return _ending(failed) if failed is not None else "the search ended first (its time was up, or it was stopped)"
 
     def _losses_s(self) -> float:
         """Return the expected seconds of all runs of one comparison."""

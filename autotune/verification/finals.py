@@ -142,6 +142,11 @@ class Finals:
                 break
         return latest[::-1]
 
+    def others_share(self) -> float:
+        """Return the mean share of the machine that other processes took in the final trials, as far as it matters."""
+        seen = [r.measurement.conditions for r in self._series() if r.measurement and r.measurement.conditions]
+        return statistics.fmean([c.could_cost(c.others_share) or 0.0 for c in seen] or [0.0])
+
     def _checks_began(self) -> bool:
         """Whether a check has followed the finals."""
         first = next(iter(self._series()), None)

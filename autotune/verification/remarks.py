@@ -17,6 +17,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.knob import Allowance
 from autotune.values.statistics import drift
 from autotune.values.trial import Measurement, TrialResult, TrialStatus
+from autotune.values.trial_row import shown_rate
 from autotune.verification.checks import largest_default
 from autotune.verification.finals import Finals
 from autotune.verification.state import SearchState
@@ -69,11 +70,9 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
     if fastest is None or fastest.measurement is None or not _is_shown_faster(fastest.measurement, answer):
         return None
     what = shown_changes(changes(fastest.request.config, plan))
-    rate, steps = show_rate(fastest.measurement.samples_per_second), len(fastest.measurement.step_times_s)
-    return (
-        f"trial {fastest.request.number} ({what}) gave {rate} samples/s, more than the answer: one trial of {steps} "
-        f"steps; {_reason(finals, fastest, answer)}"
-    )
+    number, rate, why = fastest.request.number, shown_rate(fastest.measurement), _reason(finals, fastest, answer)
+    than = "your baseline" if best == plan.baseline else "the winner"
+    return f"trial {number} ({what}) gave {rate} samples/s in the search, more than {than}: {why}"
 
 
 def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
@@ -91,8 +90,8 @@ def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
     if latest is not None and is_behind and _is_shown_faster(latest, answer):
         return "what it takes at the start isn't won back in a run of this length"
     if again is not None:
-        alike = ", which can't be told from an answer that changes less" if _is_shown_faster(again, answer) else ""
-        return f"measured again, in turn with the others, it gave {show_rate(again.samples_per_second)}{alike}"
+        alike = ", not clearly more than what changes less" if _is_shown_faster(again, answer) else ""
+        return f"measured again in turn it gave {shown_rate(again)}{alike}"
     if config in finals.contenders():
         return "there was no time to measure it again"
     finalists = plan.budget.finalists
@@ -151,16 +150,19 @@ def _drift(baseline_finals: Sequence[TrialResult]) -> list[str]:
     change = drift([times for _, times in measured])
     if change < WORTH_TELLING:
         return []
-    numbers = " and ".join(str(number) for number, _ in measured)
+    *others, last = (str(number) for number, _ in measured)
+    numbers = f"{', '.join(others)} and {last}"
+    far = f"{change:.0%}" if change < 1 else f"a factor of {show_rate(1 + change)}"
     return [
-        f"noise: the machine's speed drifted by {change:.0%} between trials of the baseline ({numbers}); "
+        f"noise: the machine's speed drifted by {far} between trials of the baseline ({numbers}); "
         "the finals are compared round by round, the trials of the search are not"
     ]
 
 
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
     """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
-    failures = [(r, r.outcome) for r in results if r.outcome.kind == "failure"]
+    ran = [r for r in results if r.duration_s > 0] or results  # a baseline that can't fit isn't run
+    failures = [(r, r.outcome) for r in ran if r.outcome.kind == "failure"]
     others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
     if others and len(others) == len(failures):
         result, failure = others[0]

@@ -6,8 +6,8 @@ which changes less of the user's training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, shown_changes
@@ -20,32 +20,45 @@ from autotune.values.result import Arguments, Compilation, Contender, ResultData
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialStatus
 from autotune.values.trial_row import TrialRow, rows_of
-from autotune.verification.finals import Finals
+from autotune.verification.finals import WORTH_DECIDING, Finals
 from autotune.verification.remarks import disturbance_notes, faster_trial, plain_notes, proof_notes
 from autotune.version import __version__
 
 RUNNERS_UP = 4
 
+# If finals are undecided and other processes took more than this share of the machine meanwhile, they are the cause.
+TELLING_SHARE = 0.25
 
-def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float] | None = None) -> ResultData | None:
+
+def assemble(
+    finals: Finals,
+    search_time_s: float,
+    starting: Mapping[str, float] | None = None,
+    *,
+    others_share: float | None = None,
+) -> ResultData | None:
     """Return the result by the trials so far; None if none has completed.
 
     Args:
         finals: The finals of the search.
         search_time_s: Seconds of the search so far.
         starting: Seconds before the first trial, by kind of work.
+        others_share: What other processes took of the machine, if for that reason no trial was begun.
     """
     plan, results, refused = finals.plan, finals.state.results, finals.state.refused
-    if finals.history.best() is None:
+    if others_share is not None:
+        decision = Decision(plan.baseline, "couldn't tell", others_share=others_share)
+    elif finals.history.best() is None:
         return None
-    proof = finals.proof
-    best, verdict, speedup, kept_because = verdict_of(finals)
+    else:
+        decision = verdict_of(finals)
+    proof, best, speedup = finals.proof, decision.best, decision.speedup
     soaked = proof.soaked(best)
     contenders = _contenders(finals)
     mapping = training_plan(best, plan.workload, plan.hardware)
     return ResultData(
         autotune_version=__version__,
-        verdict=verdict,
+        verdict=decision.verdict,
         **{**plan.problem_fields(), "baseline": _contender(finals, plan.baseline)},
         baseline_cause=_baseline_cause(finals),
         best=_contender(finals, best),
@@ -58,15 +71,17 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         soaked=soaked,
         skewed_routing=proof.skewed_routing(best),
         loss_check=proof.verdict(best),
-        proof_notes=proof_notes(finals, best),
+        proof_notes=proof_notes(finals, best) if results else (),
         objective=plan.objective,
         compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
-        kept_because=kept_because,
+        challenger=_challenger(finals) if best == plan.baseline else None,
+        kept_because=decision.kept_because,
+        others_share=decision.others_share,
         best_by_allowance=_by_allowance(plan.allowance, contenders),
-        runners_up=tuple(c for c in contenders if c.config not in (best, plan.baseline))[:RUNNERS_UP],
+        runners_up=_runners_up(contenders, (best, plan.baseline)),
         trials=(
-            *(_row(row, finals) for row in rows_of(results)),
+            *trial_rows(finals),
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
         ),
         notes=plan.notes + plain_notes(finals.state),
@@ -84,6 +99,7 @@ class Decision(NamedTuple):
     verdict: Verdict
     speedup: Speedup | None = None
     kept_because: str | None = None  # why the baseline is kept and not an unconfirmed leader
+    others_share: float | None = None  # of the machine, that other processes took, where that left it open
 
 
 def verdict_of(finals: Finals) -> Decision:
@@ -105,11 +121,25 @@ def verdict_of(finals: Finals) -> Decision:
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
     best = _simplest_of_the_fastest(finals, measured)
-    reference = finals.speedup(best, plan.baseline)
-    if best == plan.baseline or reference is None:
-        return Decision(best, "no clear winner")
-    speedup = Speedup(ratio=reference.ratio, interval=reference.interval, reference="the baseline")
-    return Decision(best, "faster", speedup)
+    speedup = _speedup(finals, best)
+    if speedup is not None:
+        return Decision(best, "faster", speedup)
+    others_share, challenger = finals.others_share(), _challenger(finals)
+    if others_share > TELLING_SHARE and (challenger is None or challenger.interval.high > WORTH_DECIDING):
+        return Decision(best, "couldn't tell", others_share=others_share)
+    return Decision(best, "couldn't tell" if challenger is not None and challenger.bound is None else "no clear winner")
+
+
+def _challenger(finals: Finals) -> Speedup | None:
+    """Return the speed-up of the finalist whose interval has the highest upper end."""
+    found = [speedup for c in finals.contenders() if (speedup := _speedup(finals, c)) is not None]
+    return max(found, key=lambda speedup: speedup.interval.high, default=None)
+
+
+def _speedup(finals: Finals, config: TrainConfig) -> Speedup | None:
+    """Return the speed-up of `config` over the baseline; None for the baseline, or if either has no final trial."""
+    found = finals.speedup(config, finals.plan.baseline) if config != finals.plan.baseline else None
+    return None if found is None else Speedup(ratio=found.ratio, interval=found.interval, reference="the baseline")
 
 
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
@@ -188,14 +218,22 @@ def _baseline_cause(finals: Finals) -> str | None:
 
 
 def _contender(finals: Finals, config: TrainConfig) -> Contender:
-    again = finals.merged(config)
     return Contender(
         config=config,
         changes=changes(config, finals.plan),
-        measurement=again or finals.state.measured(config),
+        measurement=measurement_of(finals, config),
         trials=tuple(r.request.number for r in finals.tried(config)),
-        confirmed=again is not None,
+        confirmed=finals.is_measured(config),
+        speedup=_speedup(finals, config),
     )
+
+
+def measurement_of(finals: Finals, config: TrainConfig) -> Measurement | None:
+    """Return what all outputs state of a configuration: its final trials as one, or else its trial of the search.
+
+    The search's trial of a finalist doesn't count: it ran at another time, and was chosen for being fast.
+    """
+    return finals.merged(config) or finals.state.measured(config)
 
 
 def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allowance, Contender]:
@@ -209,9 +247,21 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allow
     return found
 
 
-def _row(row: TrialRow, finals: Finals) -> TrialRow:
-    """Return a trial's row; a loss run that failed the check is marked invalid, although the trial completed."""
-    verdict = finals.proof.verdict(row.config) if row.purpose is Purpose.LOSS_CHECK else None
-    if verdict is None or verdict.passed:
-        return row
-    return row.model_copy(update={"status": TrialStatus.INVALID, "cause": row.cause or verdict.statement})
+def _runners_up(contenders: list[Contender], shown: Sequence[TrainConfig]) -> tuple[Contender, ...]:
+    """Return the fastest contenders that aren't `shown` elsewhere: those measured in the finals, then the others."""
+    others = (c for c in contenders if c.config not in shown)
+    return tuple(sorted(others, key=lambda c: not c.confirmed))[:RUNNERS_UP]
+
+
+def trial_rows(finals: Finals) -> list[TrialRow]:
+    """Return the rows of the trials; a loss run that failed the check is marked invalid, although it completed."""
+    configs = {r.request.config for r in finals.state.results}
+    rates = {c: m.samples_per_second for c in configs if (m := measurement_of(finals, c)) is not None}
+    found = []
+    for row in rows_of(finals.state.results):
+        update: dict[str, Any] = {"config_samples_per_second": rates.get(row.config)}
+        verdict = finals.proof.verdict(row.config) if row.purpose is Purpose.LOSS_CHECK else None
+        if verdict is not None and not verdict.passed:
+            update |= {"status": TrialStatus.INVALID, "cause": row.cause or verdict.statement}
+        found.append(row.model_copy(update=update))
+    return found

@@ -1,11 +1,14 @@
 """Errors of commands: one line and an exit code, an object with --json, a traceback with --debug."""
 
 import json
+import logging
 import signal
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from autotune.cli.console import Verbose, guarded
 from autotune.cli.main import app
 
 
@@ -49,3 +52,17 @@ def test_quiet_and_verbose_contradict_each_other(command):
     done = command("find", "--model", "gpt2", "--quiet", "--verbose")
     assert done.exit_code == 2
     assert done.stderr == "autotune: --quiet and --verbose contradict each other; drop one of the two\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--verbose",)])
+def test_what_bitsandbytes_lacks_on_a_processor_is_said_with_verbose_alone(caplog, options):
+    """It says so at its import, on a processor with bfloat16 instructions, about a kernel for inference."""
+
+    @guarded
+    def imports(verbose: Verbose = False) -> None:
+        logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward")
+
+    program = typer.Typer()
+    program.command()(imports)
+    assert CliRunner().invoke(program, options).exit_code == 0
+    assert len(caplog.records) == len(options)

@@ -12,6 +12,7 @@ from autotune.cli.main import app
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
+from autotune.values.user_code import OwnCode
 
 SHARDED = make_config(4, parallelism=Parallelism(world_size=2, sharding="zero_2"))
 
@@ -48,6 +49,27 @@ def test_all_files_are_written_beside_the_commands(export, result, tmp_path):
     }  # fmt: skip
     assert set(told["left_out"]) == {"accelerate-loop", "fsdp"}
     assert json.loads((tmp_path / "out/training_args.json").read_text()) == result.arguments.training_arguments
+
+
+@pytest.mark.parametrize("target", ["training-args", "accelerate"])
+def test_a_script_that_is_not_written_is_said_to_be_the_users(export, tmp_path, target):
+    done = export("--to", target, "--output", str(tmp_path / "a.file"))
+    write = f"autotune export {tmp_path / ANSWER_FILE} --to python --output train.py"
+    assert f"note:    train.py is a script of yours that takes these arguments, or that of: {write}" in done.stdout
+    assert "note:" not in export("--to", "python", "--output", str(tmp_path / "train.py")).stdout
+    assert "note" not in json.loads(export("--output", str(tmp_path / "out"), "--json").stdout)
+
+
+def test_a_users_script_is_run_with_the_answer_where_it_lies(result, tmp_path):
+    code = OwnCode(kind="script", shown="python run.py", command=("run.py",), directory="/")
+    workload = result.workload.model_copy(update={"own_code": code})
+    result.model_copy(update={"workload": workload}).save(tmp_path / ANSWER_FILE)
+    for target in ("training-args", "accelerate", "all"):
+        options = ["--to", target, "--output", str(tmp_path / target)]
+        done = CliRunner().invoke(app, ["export", str(tmp_path), *options])
+        launches = [line for line in done.stdout.splitlines() if line.startswith(("launch:", "note:"))]
+        assert launches == [f"launch:  autotune script --apply {tmp_path / ANSWER_FILE} -- python run.py"]
+    assert str(tmp_path / ANSWER_FILE) in (tmp_path / "all" / "launch.txt").read_text()
 
 
 def test_one_file_goes_where_it_is_wanted(export, result, tmp_path):

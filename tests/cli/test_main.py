@@ -1,5 +1,6 @@
 """The command line: errors are one line and an exit code, and its options don't change unnoticed."""
 
+import re
 import signal
 
 import pytest
@@ -13,11 +14,17 @@ COMMANDS = (
 )  # fmt: skip
 
 FIND_OPTIONS = {
-    "--model", "--task", "--data", "--text-field", "--seq-len", "--target-len", "--global-batch", "--baseline",
-    "--allow", "--effort", "--space", "--device", "--memory", "--max-trials", "--max-time", "--exhaustive", "--repeat",
-    "--check-loss", "--train-steps", "--train-tokens", "--run-dir", "--output", "--seed", "--revision",
-    "--trust-remote-code", "--no-record", "--report-to", "--quiet", "--verbose", "--json", "--debug", "--help",
-    "--devices", "--workers", "--engine", "--address", "--kind",
+    "Model and data": {
+        "--model", "--task", "--seq-len", "--target-len", "--global-batch", "--revision", "--trust-remote-code",
+        "--data", "--text-field", "--train-steps", "--train-tokens", "--seed",
+    },
+    "What may change": {"--baseline", "--allow", "--fix", "--only", "--space"},
+    "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss", "--exhaustive", "--repeat"},
+    "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind", "--no-wait"},
+    "Output": {
+        "--no-record", "--report-to", "--output", "--run-dir", "--dry-run", "--quiet", "--verbose", "--json", "--debug",
+        "--help",
+    },
 }  # fmt: skip
 
 
@@ -36,14 +43,36 @@ def test_help_lists_the_commands(autotune):
         assert command in done.stdout
 
 
-def test_options_of_find_are_frozen():
-    import typer
+def groups(command: str) -> dict[str, set[str]]:
+    """Return the options that the help of a command lists, by heading."""
+    found: dict[str, set[str]] = {}
+    for line in CliRunner().invoke(app, [command, "--help"]).stdout.splitlines():
+        if re.fullmatch(r"\S.*:", line):
+            group = found.setdefault(line[:-1], set())
+        elif re.match(r"  -", line):
+            group |= set(re.findall(r"(?<!\S)--[\w-]+", line[:34].partition("<")[0])[:1])
+    return found
 
-    from autotune.cli.main import app
 
-    find = typer.main.get_command(app).commands["find"]
-    params = find.get_params(find.make_context("find", ["--model", "gpt2"], resilient_parsing=True))
-    assert {o for p in params for o in p.opts if o.startswith("--")} == FIND_OPTIONS
+def test_options_of_find_are_frozen_each_in_its_group():
+    assert groups("find") == FIND_OPTIONS
+
+
+@pytest.mark.parametrize("command", ["script", "estimate"])
+def test_a_shared_option_is_in_the_same_group(command):
+    found = groups(command)
+    assert list(found)[-1] == "Output"
+    own = found.pop("The configuration")
+    for group, options in found.items():
+        for other, known in FIND_OPTIONS.items():
+            shared = options & known - own
+            assert other == group or not shared, shared
+
+
+@pytest.mark.parametrize("command", ["find", "script", "estimate"])
+def test_help_has_an_example_above_the_options(command):
+    text = CliRunner().invoke(app, [command, "--help"]).stdout
+    assert f"\n  Example: autotune {command} --m" in text.partition("Model and data:")[0]
 
 
 BAD_INPUT = {
@@ -64,6 +93,9 @@ BAD_INPUT = {
     "time below zero": (["--model", "gpt2", "--max-time", "-3m"], "--max-time"),
     "unknown allowance": (["--model", "gpt2", "--allow", "everything"], "--allow everything: expected exact, "),
     "unknown effort": (["--model", "gpt2", "--effort", "heroic"], "--effort heroic: expected quick, standard or "),
+    "unknown knob": (["--model", "gpt2", "--fix", "optm=sgd"], "--fix optm: no such knob (did you mean 'optim'?)"),
+    "unknown value of a knob": (["--model", "gpt2", "--fix", "precision=b16"], "(did you mean 'bf16'?)"),
+    "the second of two": (["--model", "gpt2", "--only", "optim", "--only", "acumulation"], "--only acumulation"),
     "unknown device": (["--model", "gpt2", "--device", "abacus"], "--device abacus"),
     "unknown search space": (["--model", "gpt2", "--space", "defalt"], "default"),
     "missing search space file": (["--model", "gpt2", "--space", "mine.yaml"], "mine.yaml"),

@@ -53,7 +53,7 @@ def test_what_was_written_is_told_as_json(command, run):
     told = json.loads(command("report", run, "--json").stdout)
     assert told["file"] == str(run / "report.html")
     assert told["format"] == "html"
-    assert told["answer"].startswith("Train with ")
+    assert told["answer"].startswith("1.98 x as fast as your baseline (")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
+from autotune.search.preview import Preview, preview
 from autotune.search.tuner import SearchInterrupted
 from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import load
@@ -56,6 +59,39 @@ def test_options_behind_the_script_are_the_scripts(here, monkeypatch):
     monkeypatch.setattr("autotune.api.find", lambda **given: asked.update(given) or sys.exit(0))
     CliRunner().invoke(app, ["script", "--effort", "quick", "python", "train.py", "--effort", "none", "--json"])
     assert (asked["effort"], asked["script"]) == ("quick", ["python", "train.py", "--effort", "none", "--json"])
+
+
+def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--model", tiny_llama, "--device", "cpu", "--effort", "quick", "--only", "optim,micro-batch", "--dry-run"]
+    done = CliRunner().invoke(app, ["find", *map(str, words)], env={"COLUMNS": "150"})
+    assert done.exit_code == 0, done.stderr
+    assert "16 configurations (--allow optimizer); at most 4 min 45 s and 12 trials" in done.stdout
+    assert "micro-batch 8, fp32, adamw_torch_fused" in done.stdout
+    assert re.search(r"0 │ +[\d.,]+ │ +[\d.]+ │ the baseline", done.stdout)
+    assert "predicting ..." in done.stderr
+    assert not any((tmp_path / "here").iterdir())
+    assert not list((tmp_path / "temporary").glob("autotune-*"))
+
+
+def test_a_dry_run_is_printed_as_json(here, monkeypatch):
+    asked = {}
+    found = preview(make_plan(), None)
+    monkeypatch.setattr("autotune.api.preview", lambda **given: asked.update(given) or found)
+    done = CliRunner().invoke(app, ["script", "--dry-run", "--json", "--quiet", "python", "train.py"])
+    assert Preview.model_validate_json(done.stdout) == found
+    assert (asked["script"], done.stderr) == (["python", "train.py"], "")
+
+
+def test_a_dry_run_refuses_what_a_search_refuses(here):
+    done = CliRunner().invoke(app, ["find", "--model", "gpt2", "--device", "cpu", "--space", "no.yaml", "--dry-run"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no.yaml" in done.stderr
+    assert not (here / "runs").exists()
 
 
 @pytest.mark.slow
@@ -156,3 +192,20 @@ def test_or_where_it_is_wanted_now(resume):
     done, asked = resume("-o", "elsewhere.json")
     assert str(asked["output"]) == "elsewhere.json"
     assert "written: elsewhere.json" in done.stdout
+
+
+def test_beside_processes_that_take_most_of_the_machine_nothing_is_told_and_that_is_no_error(
+    tiny_llama, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("AUTOTUNE_WAIT")
+    monkeypatch.setattr("autotune.search.run.others_share", lambda hardware: 0.85)
+    monkeypatch.setattr("autotune.search.run.WAIT_LIMIT_S", 0.0)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    words = ["--model", tiny_llama, "--device", "cpu", "--run-dir", tmp_path / "run", "--json"]
+    done = CliRunner().invoke(app, ["find", *map(str, words)])
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["verdict"], told["others_share"], told["trials"]) == ("couldn't tell", 0.85, [])
+    assert "other processes take 85% of the processor time" in done.stderr
+    assert "waiting for a quiet machine ..." in done.stderr
+    assert json.loads((tmp_path / "run" / "best-config.json").read_text()) == told

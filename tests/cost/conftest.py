@@ -12,7 +12,8 @@ import pytest
 
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import Profile
-from autotune.training.build import default_task, describe
+from autotune.training.build import describe
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.model import ModelFacts, ModelSpec, Task
 

@@ -2,7 +2,8 @@
 
 from autotune.cost.family import Family, Shape
 from autotune.cost.trace import micro_step
-from autotune.training.build import build_model, default_task
+from autotune.training.build import build_model
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.model import Task
 

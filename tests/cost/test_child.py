@@ -61,7 +61,7 @@ def test_the_same_reason_is_named_once(tracing):
 
 def test_no_family_is_begun_after_the_limit(tracing, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(child, "time", SimpleNamespace(process_time=clock, monotonic=Clock()))
 
     def take_40_seconds(family):
         clock.now_s += 40
@@ -72,6 +72,20 @@ def test_no_family_is_begun_after_the_limit(tracing, monkeypatch):
     assert [p.family for p in traces.profiles] == list(FAMILIES[:2])
     (failure,) = traces.failures
     assert "1 kinds of configurations are tried without one: tracing takes too long" in failure
+
+
+def test_time_that_other_processes_take_does_not_count(tracing, monkeypatch):
+    wall = Clock()
+    monkeypatch.setattr(child, "time", SimpleNamespace(process_time=Clock(), monotonic=wall))
+
+    def wait_an_hour(family):
+        wall.now_s += 3600
+        return make_profile(family)
+
+    tracing(wait_an_hour)
+    assert traces_of(request(limit_s=1.0)).failures == ()
+    (failure,) = traces_of(request(limit_s=1.0, within_s=5000)).failures  # unless the search has no more of it
+    assert failure.startswith("1 kinds of configurations are tried without one")
 
 
 def test_the_answer_lies_beside_the_request(tracing, tmp_path):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from factories import make_gpu, make_hardware
+from factories import make_config, make_gpu, make_hardware
 from profiles import MB, line, make_family, make_group, make_point, make_profile
 
 from autotune.cost.family import workspace_bytes
-from autotune.cost.memory import always_bytes, components, framework_bytes
+from autotune.cost.memory import always_bytes, components, framework_bytes, states_bytes
+from autotune.cost.optimizers import OPTIMIZERS
 from autotune.units import GIB
+from autotune.values.adapters import LoraAdapter
+from autotune.values.config import Parallelism
 
 SIZES = (1, 2, 3, 8, 64, 1000)
 WORKSPACES_BYTES = 2 * workspace_bytes("ampere")
@@ -133,3 +136,30 @@ def test_a_gpus_context_is_some_hundred_mib():
 def test_a_cpus_process_takes_little_beside_its_training():
     mean, _ = framework_bytes(make_hardware())
     assert 7 * MIB < mean < 20 * MIB
+
+
+def test_weights_gradients_and_states_need_no_trace():
+    assert states_bytes(10**6, make_config()) == 16 * MB  # fp32 and AdamW: 4 bytes each, and two states
+    assert states_bytes(10**6, make_config(precision="bf16")) == 16 * MB  # autocast: weights are in fp32
+    assert states_bytes(10**6, make_config(precision="pure_bf16")) == 8 * MB
+    assert states_bytes(10**6, make_config(optim="adafactor")) == 8 * MB
+    assert states_bytes(10**6, make_config(optim="adamw_bnb_8bit")) == 10 * MB
+    assert states_bytes(10**6, make_config(optim="paged_adamw_8bit")) == 8 * MB
+    assert states_bytes(10**6, make_config(adapter=LoraAdapter())) == 4 * MB
+    assert states_bytes(10**6, make_config(adapter=LoraAdapter(), quantization="nf4")) == MB / 2
+    assert states_bytes(10**6, make_config(optim="galore_adamw")) == 8 * MB
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_no_trace_says_less_than_the_arithmetic(optim):
+    parts = components(make_profile(), optim, 1, 1)
+    assert states_bytes(10**6, make_config(optim=optim)) <= parts.allocated + parts.paged
+
+
+def test_of_several_devices_each_has_its_part():
+    sharded = make_config(parallelism=Parallelism(world_size=4, sharding="fsdp_full"))
+    assert states_bytes(10**6, sharded) == 4 * MB
+    assert states_bytes(10**6, make_config(parallelism=Parallelism(world_size=4))) == 16 * MB
+    assert states_bytes(10**6, make_config(parallelism=Parallelism(world_size=4, tensor_parallel=2))) == 8 * MB
+    offloaded = Parallelism(world_size=4, sharding="zero_3", offload="parameters")
+    assert states_bytes(10**6, make_config(parallelism=offloaded)) == 0

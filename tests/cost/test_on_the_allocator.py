@@ -8,7 +8,7 @@ from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
-from autotune.training.build import default_task
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect

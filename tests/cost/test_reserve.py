@@ -10,7 +10,7 @@ from autotune.cost import profiler
 from autotune.cost.family import Shape
 from autotune.cost.profile import Excerpt, Repeat
 from autotune.cost.reserve import deepened, held_bytes
-from autotune.training.build import default_task
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 
 MIB = 1 << 20

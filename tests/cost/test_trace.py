@@ -5,7 +5,8 @@ import torch
 
 from autotune.cost.family import Family, Shape
 from autotune.cost.trace import make_inputs, micro_step
-from autotune.training.build import build_config, build_model, default_task
+from autotune.training.build import build_config, build_model
+from autotune.training.heads import default_task
 from autotune.values.model import Task
 
 MIXED = Family(device="cuda", dtype="float32", autocast="bfloat16", attn_implementation="sdpa")

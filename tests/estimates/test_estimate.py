@@ -11,7 +11,7 @@ from autotune.cost.profiler import profile
 from autotune.errors import InputError
 from autotune.estimates.estimate import shortfall
 from autotune.storage.home import rates_of
-from autotune.training.build import default_task
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter
 from autotune.values.catalogue.gpus import gpu_named, hypothetical

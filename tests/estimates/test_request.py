@@ -80,8 +80,8 @@ def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(tiny_llama
     found = report(
         options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "knobs": {"precision": "bf16"}})
     )
-    assert found.workload.sequence_length == 128
-    assert found.workload.global_batch_size == 16
+    assert found.workload.sequence_length == 64
+    assert found.workload.global_batch_size == 8
     assert found.device.hardware.is_cpu
     assert found.device.memory_bytes == pytest.approx(default_budget_bytes(detect("cpu")), rel=0.3)
     assert found.device.rates == "table"

@@ -6,7 +6,7 @@ import pytest
 from conftest import write_model
 from model_families import FAMILIES
 
-from autotune.training.build import default_task
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.trial import TrialStatus
 

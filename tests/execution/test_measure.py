@@ -266,6 +266,16 @@ def test_the_stopwatch_tells_first_step_discarded_and_measured_steps_apart(clock
     assert laps["measured_s"] == pytest.approx(4 * step_s(1))
 
 
+@pytest.mark.parametrize("left_steps", [3.0, 5.5, 20.5, 60.0])
+def test_measuring_ends_before_the_time_is_up_and_leaves_the_steps_so_far(clock, left_steps):
+    ends_at = clock.now + left_steps * step_s(1)
+    timer = timer_of(clock, more={"ends_at": ends_at}, discarded_steps=1, measure_steps=50)
+    train(timer, clock, slowness=[0.9, 1.1] * 50)
+    assert 1 <= len(timer.step_times_s()) <= 50
+    assert clock.now <= ends_at
+    assert clock.now >= min(ends_at - 0.25 * left_steps * step_s(1) - step_s(1), 50 * step_s(1))
+
+
 def test_memory_has_peaked_before_the_guard_is_relaxed_and_the_steps_count(clock):
     """The second step is the first that meets the optimizer's states."""
     relaxed = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from runner_contract import TrainingContract
 from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
 from autotune.execution.launcher import MARK_FILE
+from autotune.execution.places import check_place
 from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
@@ -197,6 +199,7 @@ KILLED_SEARCH = """
 import sys
 import autotune.execution.launcher
 from pathlib import Path
+from autotune.execution.places import check_place
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
 from autotune.values.hardware import detect
@@ -251,6 +254,51 @@ def test_describing_a_model_tells_its_facts(bench):
 
 
 def test_a_workload_that_cannot_be_described_raises_the_childs_error(bench):
-    workload = bench.request(workload={"fixed_arguments": {"learning_rat": 1}}).workload
+    request = DescribeRequest(workload=bench.request().workload, arguments={"learning_rat": 1})
     with pytest.raises(InputError, match=r"learning_rat.*did you mean"):
-        bench.runner.describe(DescribeRequest(workload=workload))
+        bench.runner.describe(request)
+
+
+def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=16 << 10))
+    with pytest.raises(InfrastructureError, match=r"the disk is full \(16 KiB are free\)"):
+        check_place(tmp_path)
+    monkeypatch.undo()
+    check_place(tmp_path)
+    with pytest.raises(InfrastructureError, match="was removed while the search ran"):
+        check_place(tmp_path / "gone")
+
+
+def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up(own_bench):
+    own_bench.runner.start()
+    began = time.monotonic()
+    own_bench.runner.ends_at = time.perf_counter() + 1.0
+    own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=60)
+    assert time.monotonic() - began < 10.0
+    with pytest.raises(InfrastructureError, match="a longer --max-time"):
+        own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=60)
+
+
+def test_a_launcher_is_waited_for_as_long_as_there_is_time(model, tmp_path, monkeypatch):
+    asleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr("autotune.execution.launcher.launch_command", lambda *arguments: asleep)
+    bench, began = Bench(model, tmp_path / "run"), time.monotonic()
+    bench.runner.ends_at = time.perf_counter() + 0.5
+    with bench.runner, pytest.raises(InfrastructureError, match="a longer --max-time"):
+        bench.runner.start()
+    assert time.monotonic() - began < 10.0
+
+
+def test_trials_have_limits_of_their_own(own_bench):
+    own_bench.runner.start()
+    own_bench.runner.ends_at = time.perf_counter() - 1.0
+    assert own_bench.misbehave("exit_without_a_word").status is TrialStatus.CRASHED
+
+
+def test_a_trial_whose_time_is_up_keeps_the_steps_that_it_has_measured(bench):
+    endless = {"measure_steps": 50_000, "measure_time_s": 1e9, "relative_interval": 1e-12}
+    result = bench.run(limits={"timeout_s": 20.0, **endless})
+    assert result.status is TrialStatus.COMPLETED
+    assert 10 <= len(result.measurement.step_times_s) < 50_000
+    assert 15.0 <= result.duration_s <= 20.5

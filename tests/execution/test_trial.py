@@ -1,13 +1,22 @@
-"""A loss that is no number is seen, whatever the Trainer's filter makes of it in what it logs."""
+"""When a trial ends measuring; a loss that is no number is seen, whatever the Trainer's filter makes of it."""
 
 import math
+import os
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from factories import make_limits, make_request
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from autotune.execution.trial import watch_losses
+from autotune.execution.job import PROCESS_FILE
+from autotune.execution.trial import Trial, watch_losses
+from autotune.values.checks import LossTask
+from autotune.values.time_spent import Stopwatch
+
+GUARD = SimpleNamespace(relax=None, step_ended=None, retries=None)
 
 
 class Scripted(nn.Module):
@@ -48,3 +57,20 @@ def test_a_single_loss_that_is_no_number_is_seen_though_the_trainer_hides_it(bad
 def test_losses_that_are_numbers_are_added_up(tmp_path):
     told, total = trained([2.0, 4.0], tmp_path)
     assert (told, total) == (3.0, 6.0)
+
+
+@pytest.mark.parametrize("importing_s", [None, 0.0, 20.0])
+def test_measuring_ends_before_the_process_is_killed_however_long_it_has_imported(importing_s, tmp_path):
+    stopwatch = Stopwatch("prepare_s")
+    if importing_s is not None:
+        (tmp_path / PROCESS_FILE).touch()
+        os.utime(tmp_path / PROCESS_FILE, (time.time() - importing_s,) * 2)
+    trial = Trial.begun(
+        make_request(accumulation_steps=2, limits=make_limits(timeout_s=60.0)), tmp_path, stopwatch, GUARD
+    )
+    assert trial.timer._ends_at == pytest.approx(stopwatch.started_at + 58.0 - (importing_s or 0.0), abs=1.0)
+
+
+def test_a_check_runs_all_its_steps_or_fails(tmp_path):
+    request = make_request(accumulation_steps=2, task=LossTask(steps=20, pass_steps=4, seed=0))
+    assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer._ends_at == math.inf

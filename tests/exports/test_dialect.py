@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from importlib import metadata
+
 import pytest
 import yaml
 from exporting import drafted
+from packaging.requirements import Requirement
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,21 @@ def test_what_tools_have_fields_for_is_carried():
         assert {name: document[name] for name in ("save_steps", "logging_steps", "neftune_noise_alpha")} == {
             "save_steps": 77, "logging_steps": 9, "neftune_noise_alpha": 5.0
         }  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "tool"), [("axolotl", "axolotl"), ("llama-factory", "LLaMA-Factory")])
+def test_a_file_says_which_versions_its_tool_requires(target, tool):
+    """In the metadata of its package, where that is installed."""
+    (text,) = drafted(target).files.values()
+    heading = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+    said = re.search(rf"{tool} ([\d.]+) requires (.*?) \(.*?\): not what was measured with", heading)
+    assert said is not None
+    package = tool.lower().replace("-", "")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    assert said[1] == metadata.version(package)
+    required = {r.name: r.specifier for r in map(Requirement, metadata.requires(package) or []) if r.marker is None}
+    for name in ("transformers", "torch", "accelerate", "peft"):
+        bounds = re.findall(r"[\d.]+\d", re.split(rf"{name} ", said[2])[1].split(",")[0].split(" and ")[0])
+        assert bounds
+        assert all(required[name].contains(bound) for bound in bounds), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from exporting import CPU, answer_with, drafted
+from exporting import CPU, answer_of, answer_with, drafted
+from factories import make_config, make_spec, make_workload
 from packaging.requirements import Requirement
+
+from autotune.exports import targets
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,6 +73,27 @@ def test_an_image_of_ranks_is_started_by_torchrun():
     assert "ENV OMP_NUM_THREADS=4\n" in files["Dockerfile"]
     assert "g++" in files["Dockerfile"]
     assert yaml.safe_load(files["compose.yaml"])["services"]["train"]["ipc"] == "host"
+
+
+@pytest.mark.parametrize("name", ["my model", "a$HOME"])
+def test_a_models_directory_is_mounted_where_the_script_looks_for_it(name, tmp_path):
+    folder = tmp_path / name
+    spec = make_spec(name=name, source="directory", path=str(folder))
+    draft = targets.draft(answer_of(make_config(4), workload=make_workload(model=spec)), "dockerfile")
+    service = yaml.safe_load(draft.files["compose.yaml"])["services"]["train"]
+    (mount,) = [volume for volume in service["volumes"] if isinstance(volume, dict)]
+    seen = {key: str(value).replace("$$", "$") for key, value in mount.items()}
+    assert seen == {"type": "bind", "source": str(folder), "target": str(folder), "read_only": "True"}
+    assert f'MODEL = "{folder}"' in draft.files["train.py"]
+    assert shlex.join(["--volume", f"{folder}:{folder}:ro"]) in draft.files["Dockerfile"]
+    compose_spec = pytest.importorskip("compose_spec")
+    compose_spec.ComposeSpecification.model_validate(yaml.safe_load(draft.files["compose.yaml"]))
+
+
+def test_a_model_of_the_hub_is_not_mounted():
+    files = drafted("dockerfile").files
+    assert "bind" not in files["compose.yaml"]
+    assert "--volume" not in files["Dockerfile"]
 
 
 def test_an_image_for_a_cpu_asks_for_no_gpu():

@@ -9,7 +9,7 @@ from exporting import GPU, answer_of
 from factories import make_config, make_hardware, make_plan, make_result, make_spec, make_workload
 
 from autotune.errors import InputError
-from autotune.exports import launch_files
+from autotune.exports import launch_files, targets
 from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, unsaid, user_launch
 from autotune.training.arguments import laid_over, plan
 from autotune.tuning_result import TuningResult, with_methods
@@ -238,10 +238,44 @@ def test_a_script_is_run_again_by_a_command_that_can_be_copied():
     assert found.launch_commands == ("autotune script --apply best-config.json -- python train.py --lr 1",)
 
 
-def test_a_trainer_is_trained_from_python():
+def test_the_file_of_arguments_says_what_is_in_code():
+    best = make_config(attn_implementation="eager", precision="pure_bf16", adapter={"rank": 4})
+    draft = targets.draft(user_answer(best), ARGUMENTS)
+    assert set(draft.lost) == {
+        "model.set_attn_implementation('eager')",
+        f"peft's {best.adapter.shown}",
+        "weights in bfloat16",
+    }
+
+
+def test_a_users_script_is_told_how_it_trains_where_a_target_can_not():
+    with pytest.raises(InputError, match=r"it trains by: autotune script --apply a.json -- python train.py --lr 1$"):
+        targets.draft(user_answer(make_config(16)), "trl", "a.json")
+
+
+def test_nothing_is_said_of_flags_where_the_scripts_own_arguments_are_kept():
+    (line,) = user_launch(user_answer(user_answer(make_config(16)).baseline.config), "best-config.json")
+    assert line.startswith("train with it: autotune script --apply")
+
+
+def test_a_trainer_is_trained_from_python(tmp_path):
     code = OwnCode(kind="pickle", shown="trainer Trainer", directory="/")
-    (line,) = user_launch(user_answer(make_config(16), code), "best-config.json")
+    answer = user_answer(make_config(16), code)
+    (line,) = user_launch(answer, "best-config.json")
     assert "result.training_arguments(output_dir)" in line
+    assert launch_files.launch_commands(answer) == ()
+    assert "launch.txt" not in {path.name for path in launch_files.save(answer, tmp_path)}
+    (line,) = targets.to_train(answer, "runs/a.json")
+    assert line == "# in your own code: autotune.load('runs/a.json').training_arguments(output_dir)"
+
+
+def test_lines_that_train_write_the_script_that_they_run():
+    assert targets.to_train(measured(1), "runs/a b") == (
+        "autotune export 'runs/a b' --to python --output train.py",
+        "python train.py",
+    )
+    (line,) = targets.to_train(user_answer(make_config(16)), "runs/a b")
+    assert line == "autotune script --apply 'runs/a b' -- python train.py --lr 1"
 
 
 @pytest.mark.parametrize("field", ["build_model", "training_data"])

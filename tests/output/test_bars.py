@@ -14,6 +14,7 @@ from autotune.output.run_report import Breakdown
 from autotune.units import GIB
 from autotune.values.explanation import Contribution, Explanation
 from autotune.values.time_spent import Spent
+from autotune.values.trial import Interval
 
 
 def explained(*parts: Contribution, baseline: float | None = 10.0, total: float | None = 3.0) -> Explanation:
@@ -41,6 +42,13 @@ def test_a_loss_leads_back():
 def test_what_was_not_measured_in_turn_looks_otherwise():
     steps = waterfall_steps(explained(part("precision", 3.0, "once")))
     assert steps[0].kind == "gain weak"
+
+
+def test_what_could_not_be_told_looks_so_too_and_has_no_whisker():
+    (step,) = waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
+    assert (step.kind, step.value, step.low, step.high) == ("gain weak", "couldn't tell", None, None)
+    told, *_ = waterfall_steps(explained(part("precision", 3.0)))
+    assert (told.kind, told.low, told.high) == ("gain", pytest.approx(27.0), pytest.approx(33.0))
 
 
 def test_a_knob_without_which_nothing_runs_has_words_for_a_bar():

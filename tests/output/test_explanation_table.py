@@ -22,7 +22,11 @@ def test_how_a_factor_is_known_names_the_trials():
     assert how_known(part("precision", None, "fails", cause="no memory", trials=("3",))) == "no memory"
 
 
-def test_a_factor_has_its_interval_where_it_has_an_end():
-    assert ratio_words(part("precision", 1.5)) == "×1.50 (1.35 to 1.65)"
-    endless = part("precision", 1.5).model_copy(update={"interval": Interval(low=0.0, high=math.inf)})
-    assert ratio_words(endless) == "×1.50"
+def test_a_factor_has_its_interval_and_is_not_shown_where_that_is_wider_than_a_factor_of_two():
+    assert ratio_words(part("precision", 1.5)) == "1.50 (1.35 to 1.65)"
+    for low, high in ((0.0, math.inf), (0.9, 2.0), (-1.0, 1.0)):
+        wide = part("precision", 1.5).model_copy(update={"interval": Interval(low=low, high=high)})
+        assert ratio_words(wide) == "couldn't tell"
+    faster = part("precision", 1.5).model_copy(update={"interval": Interval(low=1.2, high=3.0)})
+    slower = part("precision", 0.3).model_copy(update={"interval": Interval(low=0.1, high=0.9)})
+    assert (ratio_words(faster), ratio_words(slower)) == ("at least 1.20", "at most 0.90")

@@ -93,7 +93,7 @@ def test_trials_left_are_the_searchs_own(view):
 
 def test_the_best_is_shown_beside_the_baseline_and_the_budget(view):
     view.take(make_started())
-    assert "best precision bf16 34.2 samples/s · 1.62x the baseline" in text_of(view)
+    assert "best precision bf16 34.2 samples/s · 1.62 x the baseline" in text_of(view)
     assert "3.00 of 8.00 GiB at its peak" in text_of(view)
 
 

@@ -4,12 +4,15 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from factories import make_config
+from answers import BF16, BIG, answer
+from factories import make_budget, make_config
 from finished_searches import BASE, BEST, make_report, outcome
 
+from autotune.output.notebook import report_of
 from autotune.output.scatter import (
     Spot,
     best_over_time,
+    best_so_far,
     median_error,
     misses,
     pareto,
@@ -54,6 +57,24 @@ def test_a_configuration_is_one_spot_however_often_it_ran(report):
     )
 
 
+def test_a_finalist_has_the_rate_of_the_answers_table_and_not_of_its_lucky_trial():
+    searched = [(BASE, 10.0), (BIG, 56.0), (BF16, 55.0)]
+    result = answer(searched, [(BASE, 10.0), (BIG, 10.2), (BF16, 20.0)] * 2, budget=make_budget(finalists=3))
+    rates = {s.config: s.rate for s in spots(report_of(result))}
+    contenders = [result.baseline, result.best, *result.runners_up]
+    assert len(rates) == len(contenders) == 3
+    for contender in contenders:
+        assert rates[contender.config] == contender.measurement.samples_per_second
+    assert rates[BIG] == pytest.approx(10.2)
+
+
+def test_so_it_has_in_a_result_of_an_older_version():
+    result = answer([(BASE, 10.0), (BIG, 56.0)], [(BASE, 10.0), (BIG, 10.2)] * 2)
+    rows = (t.model_copy(update={"config_samples_per_second": None}) for t in result.trials)
+    old = report_of(result.model_copy(update={"trials": tuple(rows)}))
+    assert {s.config: s.rate for s in spots(old)}[BIG] == pytest.approx(10.2)
+
+
 def test_trials_to_explain_the_winner_are_of_another_day(report):
     later = {"purpose": Purpose.EXPLAIN, "samples_per_second": 1.0}
     slow = [report.trials[0].model_copy(update={**later, "config": c}) for c in (BEST, make_config(4))]
@@ -82,7 +103,18 @@ def test_a_budget_far_off_is_beyond_a_break_of_the_axis(tmp_path):
     assert float(line.get("x1")) > max(marked)
 
 
-def test_the_best_so_far_only_rises(report):
+def test_the_best_so_far_rises_until_the_finals_and_is_then_the_winners():
+    result = answer([(BASE, 20.0), (BF16, 60.0), (BIG, 80.0)], [(BASE, 21.0), (BIG, 21.7)] * 2)
+    found = report_of(result)
+    searched = [t for t in found.trials if t.is_compared and t.purpose is not Purpose.FINAL]
+    finals = [t for t in found.trials if t.purpose is Purpose.FINAL]
+    line = best_so_far(found, searched, finals, 99.0)
+    assert [rate for _, rate in line[:3]] == [20.0, 60.0, 80.0]
+    assert line[3] == (finals[-1].ended_s, result.best.measurement.samples_per_second)
+    assert line[-1] == (99.0, result.best.measurement.samples_per_second)
+
+
+def test_the_best_so_far_only_rises_where_the_finals_agree(report):
     (line,) = marks(best_over_time(report, 620.0), "best-line")
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.get("d").replace(" L", "L"))]
     assert heights == sorted(heights, reverse=True)

@@ -1,12 +1,36 @@
 """The answer as a table and lines."""
 
+import re
 from io import StringIO
 
-from answers import BASE, BIG, answer
-from factories import make_measurement
+import pytest
+from answers import ADAFACTOR, BASE, BF16, BIG, answer, noisy
+from factories import make_config, make_failure, make_measurement, make_workload
 from rich.console import Console
 
-from autotune.output.table import result_table
+from autotune.output.notebook import html_of, report_of
+from autotune.output.report_html import html_report
+from autotune.output.report_text import markdown_report
+from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
+from autotune.values.result import ResultData
+from autotune.values.trial import Interval, TrialStatus
+
+# Two steps of which one took thirty times as long as the other.
+WILD = make_measurement(10.0, step_times_s=(0.1, 3.0), samples_per_second_interval=Interval(low=0.09, high=469_458.0))
+
+
+def shown(result: ResultData, width: int = 160) -> list[str]:
+    console = Console(width=width, file=StringIO())
+    console.print(result_table(result, "best-config.json", "runs/gpt2"), crop=False)
+    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def row(result: ResultData, label: str) -> list[str]:
+    """The cells of the first row of that label."""
+    console = Console(width=160, file=StringIO())
+    console.print(result_table(result), crop=False)
+    lines = (re.split(r"\s{2,}", line.strip()) for line in console.file.getvalue().splitlines())
+    return next(cells for cells in lines if cells[0] == label)
 
 
 def test_what_is_there_to_be_pasted_is_never_wrapped():
@@ -19,11 +43,136 @@ def test_what_is_there_to_be_pasted_is_never_wrapped():
 
 
 def test_padding_of_the_baseline_is_told():
-    def shown(share: float) -> str:
-        console = Console(width=200, file=StringIO())
-        searched = [(BASE, make_measurement(10.0, padding_share=share)), (BIG, 15.0)]
-        console.print(result_table(answer(searched), "best-config.json", "runs/gpt2"))
-        return console.file.getvalue()
+    def of(share: float) -> str:
+        return "\n".join(shown(answer([(BASE, make_measurement(10.0, padding_share=share)), (BIG, 15.0)])))
 
-    assert "note: 40% of what the baseline runs is padding, which tokens/s leaves out" in shown(0.4)
-    assert "padding" not in shown(0.01)
+    assert "note: 40% of what the baseline runs is padding" in of(0.4)
+    assert "padding" not in of(0.01)
+
+
+def test_the_first_line_is_the_verdict_in_words():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    first, second, *_ = shown(result)
+    low, high = result.speedup.interval.low, result.speedup.interval.high
+    assert first == f"1.50 x as fast as your baseline ({low:.2f} to {high:.2f} x): micro-batch 16"
+    assert second.startswith("tiny (causal-lm), global batch 16")
+
+
+def test_a_surely_faster_winner_with_a_wide_interval_has_its_lower_end_alone():
+    speedup = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    wide = speedup.speedup.model_copy(update={"interval": Interval(low=1.2, high=3.0)})
+    best = speedup.best.model_copy(update={"speedup": wide})
+    result = speedup.model_copy(update={"speedup": wide, "best": best})
+    assert row(result, "winner")[1] == "at least 1.20"
+    assert verdict_line(result) == (
+        "at least 1.20 x as fast as your baseline, how much more couldn't be told: micro-batch 16"
+    )
+
+
+def test_a_kept_baseline_has_the_bound_of_the_best_challenger():
+    finals = [(BASE, make_measurement(10.0, spread=0.02)), (BIG, make_measurement(10.1, spread=0.02))] * 2
+    result = answer([(BASE, 10.0), (BIG, 10.5)], finals)
+    interval = result.runners_up[0].speedup.interval
+    assert result.challenger.bound == result.challenger.interval.high == interval.high
+    percent = re.fullmatch(
+        r"nothing tried is faster than your baseline by more than (\d+) %; the baseline is kept", verdict_line(result)
+    )[1]
+    assert int(percent) - 1 < 100 * (interval.high - 1) <= int(percent)
+
+
+def test_a_challenger_that_is_surely_slower_leaves_no_percentage():
+    result = answer([(BASE, 10.0), (BIG, 9.9)], [(BASE, 10.0), (BIG, 8.0)] * 2)
+    assert verdict_line(result) == "nothing tried is faster than your baseline; the baseline is kept"
+
+
+def test_what_was_not_told_is_said_and_not_shown_as_figures():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, WILD)])
+    assert result.verdict == "couldn't tell"
+    assert verdict_line(result).startswith("couldn't tell whether anything tried is faster than your baseline")
+    assert row(result, "runner-up")[1] == "couldn't tell"
+    assert row(result, "runner-up")[2].startswith("about ")
+    texts = ["\n".join(shown(result)), str(result), markdown_report(report_of(result)), html_of(result)]
+    for text in (*texts, html_report(report_of(result))):
+        visible = re.sub(r"<(style|script|svg).*?</\1>", "", text, flags=re.DOTALL)
+        for low, high in re.findall(r"\(([\d.,]+) to ([\d.,?]+)", visible):
+            assert float(high.replace(",", "")) <= 2.01 * float(low.replace(",", ""))
+
+
+def test_a_rate_without_a_useful_interval_is_rough():
+    assert measurement_detail(WILD) == "about 10 samples/s, peak 1.00 GiB"
+    assert measurement_detail(
+        make_measurement(719.0, samples_per_second_interval=WILD.samples_per_second_interval)
+    ) == ("about 720 samples/s, peak 1.00 GiB")
+    assert measurement_detail(make_measurement(10.0)).startswith("10 samples/s ± ")
+
+
+def test_ratios_stand_beside_the_baseline_with_their_intervals_where_measured_in_turn():
+    searched = [(BASE, 10.0), (BF16, 15.0), (BIG, 12.0)]
+    result = answer(searched, [(BASE, 10.0), (BF16, 15.0)] * 2)
+    assert row(result, "baseline")[1] == "1"
+    assert re.fullmatch(r"1\.50 \(1\.\d\d to 1\.\d\d\)", row(result, "winner")[1])
+    assert row(result, "runner-up *")[1] == "about 1.2"
+    unconfirmed = answer(searched)
+    assert row(unconfirmed, "winner *")[1] == "about 1.5"
+
+
+def test_a_baseline_that_did_not_complete_has_no_figures_and_its_cause_in_the_verdict():
+    cause = make_failure(TrialStatus.OUT_OF_MEMORY, "no memory left, however long the line that says so becomes")
+    result = answer([(BASE, cause), (BIG, 15.0)])
+    assert verdict_line(result) == (
+        "your baseline did not complete here (out of memory: no memory left, however long the line that says so "
+        "becomes); the fastest that does: micro-batch 16"
+    )
+    assert row(result, "baseline")[1:4] == ["–", "–", "–"]
+    assert row(result, "winner *")[1] == "15", "no multiple"
+
+
+def test_inferred_accumulation_is_told_only_of_trials_that_ran_a_part():
+    def footnote(steps_of_accumulation: int) -> str:
+        part = make_measurement(15.0, accumulation_steps=steps_of_accumulation)
+        workload = make_workload(global_batch_size=32)
+        whole = make_measurement(10.0, accumulation_steps=4)
+        result = answer([(BASE, whole), (make_config(16), part)], workload=workload)
+        (line,) = [line for line in remark_lines(result) if line.startswith("* ")]
+        return line
+
+    assert "inferred" not in footnote(2)
+    assert footnote(2) == "* measured once, not in turn with the baseline"
+    assert "not all micro-batches of a step ran" in footnote(1)
+
+
+def test_classes_with_the_same_fastest_configuration_stand_together():
+    searched = [(BASE, 10.0), (BF16, 15.0), (ADAFACTOR, 14.0)]
+    (line,) = [x for x in remark_lines(answer(searched)) if x.startswith("fastest seen")]
+    assert line == (
+        "fastest seen by what may change (--allow): exact: the baseline; "
+        "numerics, optimizer, method: about 1.5 x with micro-batch 16, precision bf16"
+    )
+    assert not [x for x in remark_lines(answer([(BASE, 10.0), (BIG, 15.0)])) if x.startswith("fastest seen")]
+
+
+@pytest.mark.parametrize(
+    ("number", "rest"), [(3, None), (4, "1 more note in the report"), (6, "3 more notes in the report")]
+)
+def test_three_notes_are_shown_and_the_others_counted(number, rest):
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    notes = tuple(f"disturbance {n}" for n in range(number))
+    result = result.model_copy(update={"proof_notes": (), "disturbances": notes})
+    lines = shown(result)
+    assert sum(line.startswith("note: ") for line in lines) == 3
+    assert [line for line in lines if line.endswith("in the report")] == ([] if rest is None else [rest])
+    assert [line for line in remark_lines(result) if line.startswith("disturbance")] == list(notes)
+
+
+def test_an_answer_of_an_older_version_has_no_bound():
+    result = answer([(BASE, 10.0), (BIG, 10.1)], [(BASE, noisy(10.0)), (BIG, noisy(10.1))] * 2)
+    document = result.model_dump(mode="json", exclude={"challenger": True})
+    for contender in (document["baseline"], document["best"], *document["runners_up"]):
+        del contender["speedup"]
+    for contender in document["best_by_allowance"].values():
+        del contender["speedup"]
+    for trial in document["trials"]:
+        del trial["config_samples_per_second"]
+    old = ResultData.model_validate(document)
+    assert verdict_line(old) == "nothing tried is clearly faster than your baseline; the baseline is kept"
+    assert "runner-up" in "".join(shown(old))

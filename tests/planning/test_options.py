@@ -12,7 +12,7 @@ import autotune
 from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.estimates.request import EstimateOptions
-from autotune.planning.options import SearchOptions, WorkloadOptions, fields_by_name, options_of
+from autotune.planning.options import SearchOptions, WorkloadOptions, fields_by_name, options_of, project_defaults
 from autotune.values.budget import Effort
 
 # Arguments of `find` that are Python's own: what is trained as an object, and who is told.
@@ -87,6 +87,27 @@ def test_names_of_trackers_are_read_as_they_are_typed(given, read):
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        "precision=bf16,adapter-target-modules=all-linear",
+        ["precision=bf16", "adapter_target_modules=all-linear"],
+        {"bf16": True, "adapter.target_modules": "all-linear"},
+    ],
+)
+def test_fixed_values_are_read_as_text_list_or_mapping(given):
+    options = options_of(SearchOptions, {"model": "m", "fix": given})
+    assert options.fix == ("precision=bf16", "adapter-target-modules=all-linear")
+    assert SearchOptions.model_validate_json(options.model_dump_json()) == options
+
+
+def test_knobs_to_search_are_read_by_their_options():
+    given = ["optim, per_device_train_batch_size", "optim"]
+    assert options_of(SearchOptions, {"model": "m", "only": given}).only == ("optim", "micro-batch")
+    with pytest.raises(InputError, match=r"--only optm: no such knob \(did you mean 'optim'\?\)"):
+        options_of(SearchOptions, {"model": "m", "only": "optm"})
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"memory": "24 bananas"}, "--memory 24 bananas: expected an amount of memory such as 24GiB"),
@@ -132,3 +153,67 @@ def test_values_are_written_by_the_names_of_the_fields():
 def test_options_out_of_range_are_refused_when_made(field, value):
     with pytest.raises(ValidationError, match=field):
         SearchOptions(model="gpt2", **{field: value})
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A git repository; its member writes [tool.autotune] into pyproject.toml."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "sub" / "deep").mkdir(parents=True)
+
+    def write(table: str, folder: Path = tmp_path) -> Path:
+        (folder / "pyproject.toml").write_text(f"[tool.autotune]\n{table}\n")
+        return tmp_path
+
+    return write
+
+
+def test_a_project_gives_defaults_by_the_names_of_options(project):
+    folder = project('memory = "1GiB"\nmax-time = 90\nfix = {bf16 = true}\nonly = ["optim"]\nrecord = false')
+    assert project_defaults(folder) == (
+        Path("pyproject.toml"),
+        {"memory": 1 << 30, "max_time": 90.0, "fix": ["precision=bf16"], "only": ["optim"], "record": False},
+    )
+
+
+def test_the_nearest_file_with_the_table_counts_up_to_the_root_of_the_repository(project, tmp_path):
+    folder = project('effort = "quick"')
+    (folder / "sub" / "pyproject.toml").write_text("[tool.other]\n")
+    path, found = project_defaults(folder / "sub" / "deep")
+    assert (path, found) == (Path("../../pyproject.toml"), {"effort": "quick"})
+    (folder / "sub" / ".git").write_text("gitdir: elsewhere")  # a worktree, or a repository inside
+    assert project_defaults(folder / "sub" / "deep") is None
+
+
+def test_without_a_repository_the_working_directory_alone_counts(project):
+    folder = project('effort = "quick"')
+    (folder / ".git").rmdir()
+    assert project_defaults(folder / "sub") is None
+    assert project_defaults(folder) is not None
+
+
+def test_files_of_a_project_lie_beside_its_file(project):
+    folder = project('model = "gpt2"\nspace = "mine.yaml"\ndata = "texts.jsonl"\noutput = "best.json"')
+    (folder / "mine.yaml").touch()
+    found = project_defaults(folder / "sub")[1]
+    assert found == {"model": "gpt2", "space": "../mine.yaml", "data": "../texts.jsonl", "output": "../best.json"}
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("max-tme = 3", "pyproject.toml: [tool.autotune] max-tme: no such option (did you mean 'max-time'?)"),
+        ('effort = "heroic"', "pyproject.toml: [tool.autotune] --effort heroic: expected quick, standard or thorough"),
+        ('fix = "optm=sgd"', "pyproject.toml: [tool.autotune] --fix optm: no such knob (did you mean 'optim'?)"),
+        ("trust-remote-code = true", "pyproject.toml: [tool.autotune] trust-remote-code: say it on the command line"),
+        ('address = "ray://x"', "pyproject.toml: [tool.autotune] address: say it on the command line"),
+        ('output = "../best.json"', "pyproject.toml: [tool.autotune] output: outside of the project; say it on the"),
+        ("effort = ", "pyproject.toml: not TOML: Invalid value"),
+        ("[tool]\nautotune = 3", "pyproject.toml: not TOML: "),
+    ],
+)
+def test_what_a_project_can_not_say_is_refused_with_file_and_key(project, table, said):
+    with pytest.raises(InputError) as caught:
+        project_defaults(project(table))
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)

@@ -5,7 +5,7 @@ from factories import make_facts
 from plans import outlined, planned
 
 from autotune.errors import InputError
-from autotune.planning.planner import machine_notes
+from autotune.planning.planner import disk_notes
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Parallelism
@@ -38,7 +38,7 @@ def test_what_can_not_be_used_is_refused_in_one_line(options, said):
 
 def test_every_default_that_decides_the_figures_is_said():
     notes = "\n".join(outlined().notes)
-    for word in ("tuning for the CPU", "sequence length 128", "global batch 16 samples", "memory budget"):
+    for word in ("tuning for the CPU", "sequence length 64", "global batch 8 samples", "memory budget"):
         assert word in notes
 
 
@@ -61,8 +61,8 @@ def test_the_default_budget_leaves_a_margin_of_the_free_memory():
 
 
 def test_a_sequence_longer_than_the_model_is_refused():
-    with pytest.raises(InputError, match=r"--seq-len 128: .*gpt2 has 100 positions; use at most that"):
-        planned(facts=make_facts(max_sequence_length=100), model="gpt2")
+    with pytest.raises(InputError, match=r"--seq-len 64: .*gpt2 has 50 positions; use at most that"):
+        planned(facts=make_facts(max_sequence_length=50), model="gpt2")
 
 
 def test_a_target_longer_than_the_model_is_refused():
@@ -74,6 +74,19 @@ def test_limits_of_the_user_replace_those_of_the_effort():
     budget = outlined(effort=Effort.QUICK, max_trials=3, max_time_s=20).budget
     assert (budget.max_trials, budget.max_time_s, budget.trial_timeout_s) == (3, 20, 20)
     assert budget.measure_steps == Budget.of(Effort.QUICK).measure_steps
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "at most 40 min and 40 trials (--effort)"),
+        ({"max_time_s": 80}, "at most 80 s (--max-time) and 40 trials (--effort)"),
+        ({"max_trials": 3}, "at most 40 min (--effort) and 3 trials (--max-trials)"),
+        ({"max_time_s": 80, "max_trials": 3}, "at most 80 s (--max-time) and 3 trials (--max-trials)"),
+    ],
+)
+def test_each_limit_names_the_option_it_comes_from(given, said):
+    assert said in planned(**given).notes
 
 
 def test_a_recording_has_no_limits_but_those_that_are_given():
@@ -106,7 +119,7 @@ def test_states_of_another_optimizer_are_not_counted_as_adamws(arguments):
 
 def test_a_full_disk_is_noted(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5 << 20})())
-    notes = machine_notes(outlined().hardware, tmp_path)
+    notes = disk_notes(tmp_path)
     assert any("only 5 MiB of disk are free" in note for note in notes)
 
 
@@ -134,8 +147,8 @@ def test_losses_that_can_not_be_compared_are_refused_before_the_first_trial():
 def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer(eight_cores):
     plan = planned(devices=4)
     assert plan.baseline.parallelism == Parallelism(world_size=4)
-    assert plan.workload.global_batch_size == 16  # of all together, as with one
-    assert plan.baseline.per_device_train_batch_size == 4
+    assert plan.workload.global_batch_size == 8  # of all together, as with one
+    assert plan.baseline.per_device_train_batch_size == 2
     assert plan.workload.accumulation_steps(plan.baseline) == 1
     assert plan.hardware.count == 4
     space = plan.search_space()
@@ -160,7 +173,7 @@ def test_the_memory_budget_is_each_processs_own(eight_cores):
 
 
 def test_a_world_larger_than_the_search_has_devices_is_refused(eight_cores):
-    plan = planned(devices=2)
+    plan = planned(devices=2, global_batch=16)
     larger = plan.baseline.model_copy(
         update={"parallelism": Parallelism(world_size=4), "per_device_train_batch_size": 4}
     )

@@ -141,6 +141,20 @@ def test_every_knob_that_was_named_is_varied_and_no_other():
         assert len(open_choices[name]) > 1, (name, space.left_out)
 
 
+def test_a_knob_that_is_honoured_can_be_fixed_or_searched_alone():
+    plan = plan_of(make_hardware(), KNOBS, global_batch=16, fix={"precision": "bf16"})
+    assert {config.precision for config in plan.every_config()} == {"bf16"}
+    assert {config.per_device_train_batch_size for config in plan.every_config()} > {8}
+    plan = plan_of(make_hardware(), KNOBS, global_batch=16, only="precision")
+    assert {config.per_device_train_batch_size for config in plan.every_config()} == {8}
+
+
+@pytest.mark.parametrize(("option", "value"), [("fix", "optim=sgd"), ("only", "optim")])
+def test_a_knob_that_is_not_honoured_can_not_be_fixed_or_searched(option, value):
+    with pytest.raises(InputError, match=f"--{option} optim: your function isn't said to honour it"):
+        plan_of(make_hardware(), KNOBS, global_batch=16, **{option: value})
+
+
 def test_nothing_is_promised_that_isnt_done():
     plan = plan_of(make_hardware(), KNOBS, global_batch=16)
     assert plan.workload.task is Task.OWN

@@ -110,8 +110,8 @@ def found(**fields):
     return OwnFound(**{**defaults, **fields})
 
 
-def plan(**fields):
-    options = SearchOptions(model="", device="cpu")
+def plan(fix=(), **fields):
+    options = SearchOptions(model="", device="cpu", fix=fix)
     subject = UserTrainer(options, code_of(["python", "train.py"]))
     first = dataclasses.replace(outline(options, subject=subject), hardware=make_hardware())
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
@@ -164,3 +164,9 @@ def test_the_command_that_started_a_search_is_told_for_scripts_alone():
 def test_a_global_batch_that_nobody_trains_with_is_refused_by_name():
     with pytest.raises(InputError, match=r"your TrainingArguments: the global batch .*: use at most 1048576"):
         plan(arguments={"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048})
+
+
+def test_what_the_code_decides_can_not_be_fixed_at_another_value():
+    assert plan(fix="optim=adamw_torch").baseline.optim == "adamw_torch"
+    with pytest.raises(InputError, match="--fix optim=sgd: optim stays as it is: it hands over an optimizer"):
+        plan(fix="optim=sgd")

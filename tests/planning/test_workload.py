@@ -48,8 +48,8 @@ def test_the_task_is_the_usual_one_of_the_model_unless_another_is_asked_for():
 
 def test_samples_of_speech_are_counted_in_frames():
     found = outlined(model="wav2vec2-base")
-    assert (found.workload.task, found.workload.sequence_length) == (Task.SPEECH_CTC, 128)
-    assert "samples of 128 frames of sound (--seq-len)" in found.notes
+    assert (found.workload.task, found.workload.sequence_length) == (Task.SPEECH_CTC, 64)
+    assert "samples of 64 frames of sound (--seq-len)" in found.notes
     assert found.workload.tokens_per_sample is None
 
 
@@ -105,13 +105,13 @@ def test_what_nobody_trains_with_is_refused_in_a_moment(options, said):
     ],
 )
 def test_a_baseline_that_nobody_trains_with_is_refused_in_a_moment(arguments, document):
-    with pytest.raises(InputError, match=r"--baseline: the global batch \d+: use at most 1048576"):
+    with pytest.raises(InputError, match=r"args\.json: the global batch \d+: use at most 1048576"):
         outlined(baseline=arguments(**document))
 
 
 def test_a_baseline_is_refused_beside_a_free_global_batch_as_well(arguments):
     found = outlined(baseline=arguments(per_device_train_batch_size=HUGE), global_batch="any")
-    with pytest.raises(InputError, match="--baseline: per_device_train_batch_size: expected 1048576 or less"):
+    with pytest.raises(InputError, match=r"args\.json: per_device_train_batch_size: expected 1048576 or less"):
         complete(found, make_facts())
 
 

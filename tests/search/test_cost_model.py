@@ -5,12 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import CRASHED, make_config, make_gpu, make_measurement, make_plan, make_result, make_space_file
-from profiles import make_family, make_profile, make_rates
+from factories import (
+    CRASHED,
+    make_config,
+    make_facts,
+    make_gpu,
+    make_measurement,
+    make_plan,
+    make_result,
+    make_space_file,
+)
+from profiles import make_family, make_group, make_model, make_profile, make_rates
 
 from autotune.cost.child import ENTRY, TraceRequest, Traces
 from autotune.cost.family import family_of
-from autotune.search.cost_model import cost_model, learn
+from autotune.errors import NothingFitsError
+from autotune.search.cost_model import check_fits, cost_model, learn
 from autotune.storage.home import read_observations, write_rates
 from autotune.units import GIB
 from autotune.value import write_value
@@ -70,6 +80,14 @@ def predict(tmp_path, notes):
 def test_the_child_is_asked_for_the_families_of_the_search_the_baselines_first(predict):
     _, asker = predict(baseline=make_config(precision="fp32"))
     assert asker.request.families == (FP32, BF16)
+
+
+@pytest.mark.parametrize(("left_s", "at_most_s"), [(40.0, 10.0), (-5.0, 1.0)])
+def test_tracing_leaves_most_of_a_short_time_to_the_trials(tmp_path, left_s, at_most_s):
+    asker = Asker(tmp_path, None)
+    cost_model(make_plan(space=SPACE), asker, tmp_path, lambda event: None, left_s=left_s)
+    ((*_, timeout_s),) = asker.asked
+    assert timeout_s == at_most_s
 
 
 def test_a_family_is_asked_for_once_whatever_the_micro_batch(predict):
@@ -164,3 +182,33 @@ def test_families_are_those_of_the_configurations(predict):
     _, asker = predict()
     plan = make_plan(space=SPACE)
     assert set(asker.request.families) == {family_of(c, plan.hardware) for c in plan.every_config()}
+
+
+def test_a_search_in_which_nothing_can_fit_ends_before_the_first_trial(notes):
+    # 5,000 million parameters: AdamW takes 74.5 GiB for them, and there is no other optimizer.
+    plan = make_plan(space=SPACE, facts=make_facts(parameters=5 * 10**9), memory_bytes=8 * GIB)
+    with pytest.raises(NothingFitsError, match=r"optimizer states alone take 74\.51 GiB; the budget is 8\.00 GiB"):
+        check_fits(plan, None, notes.append)
+
+
+def test_what_fits_is_searched_without_a_word(predict, notes):
+    plan = make_plan(space=SPACE)
+    check_fits(plan, predict()[0], notes.append)
+    assert notes == []
+
+
+def test_the_lightest_configuration_takes_the_place_of_a_baseline_that_can_not_fit(notes):
+    space = make_space_file({"optim": ["adamw_torch", "adafactor"], "per_device_train_batch_size": "lattice"})
+    matrix = make_group(1000, 1000, count=2000)
+    profile = make_profile(FP32, parameters=(matrix,), excerpt=make_profile().excerpt)
+    plan = make_plan(space=space, facts=make_facts(parameters=2 * 10**9), memory_bytes=20 * GIB)
+    check_fits(plan, make_model([profile]), lambda event: notes.append(event.text))
+    assert notes[0].startswith("the baseline is not run: weights, gradients and optimizer states alone take 29.80 GiB")
+    assert "the lightest configuration predicted to fit, optim adafactor" in notes[1].replace("micro-batch 1, ", "")
+
+
+def test_what_can_not_fit_by_arithmetic_is_not_traced(predict):
+    space = make_space_file({"precision": ["fp32", "bf16", "pure_bf16"], "per_device_train_batch_size": "lattice"})
+    _, asker = predict(space=space, facts=make_facts(parameters=10**9), memory_bytes=12 * GIB)
+    kinds = [(f.dtype, f.autocast) for f in asker.request.families]
+    assert kinds == [("float32", None), ("bfloat16", None)]  # the baseline's own, and that of 7.5 GiB

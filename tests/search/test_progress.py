@@ -20,6 +20,7 @@ from autotune.values.trial import Memory, Prediction, Purpose
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
 from autotune.verification.state import SearchState
+from autotune.verification.verdict import assemble
 
 BASE, FAST, OTHER = make_config(), make_config(16), make_config(4)
 PREDICTION = Prediction(samples_per_second=20.0, peak_bytes=2 * GIB)
@@ -96,6 +97,19 @@ def test_finals_outrank_what_the_search_saw(told):
         standing = told.ended(FAST, 20.0, Purpose.FINAL)
     assert standing.leader.samples_per_second == pytest.approx(20.0)
     assert standing.leader.speedup == pytest.approx(2.0, rel=0.01)
+
+
+def test_the_best_is_revised_when_the_finals_put_it_lower(told):
+    told.ended(BASE, 20.0)
+    told.ended(FAST, 80.0)
+    assert told.events[-1].best_samples_per_second == 80.0
+    for _ in range(2):
+        told.ended(BASE, 21.0, Purpose.FINAL)
+        told.ended(FAST, 21.7, Purpose.FINAL)
+    event = told.events[-1]
+    answer = assemble(told.teller._finals, 60.0)
+    assert event.best_samples_per_second == event.standing.leader.samples_per_second
+    assert event.best_samples_per_second == answer.best.measurement.samples_per_second < 22.0
 
 
 def test_a_leader_that_fails_its_final_leads_no_more(told):

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from exporting import answer_of
-from factories import make_config
+from factories import Clock, make_config, make_result
+from plans import planned
+from typer.testing import CliRunner
 
+from autotune.cli.main import app
 from autotune.errors import InputError, MachineError
 from autotune.execution.pool import LocalPool, OnePlace
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import outline
-from autotune.search.run import backend_of, check, deliver, wanted_file
+from autotune.search import run
+from autotune.search.run import backend_of, check, conduct, deliver, wanted_file
+from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.tuning_result import TuningResult, load
 from autotune.units import GIB
+from autotune.value import write_value
+from autotune.values.conditions import OtherProcess
+from autotune.values.events import Event, Note, Phase, PhaseBegan
 from autotune.values.placement import Fleet
+from autotune.values.time_spent import Stopwatch
+from autotune.values.trial import Purpose
 
 CORES = len(os.sched_getaffinity(0))
 two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
@@ -130,3 +142,143 @@ def test_a_pipe_or_a_link_is_written_to(tmp_path):
     deliver(result, link)
     assert load(tmp_path / "target") == result
     assert (tmp_path / "link").is_symlink()
+
+
+class BusyMachine:
+    """A machine of which other processes take so much at each look, a second apart; the last share stays.
+
+    `begin` begins a search there that has no backend: it fails as soon as it uses one.
+    """
+
+    def __init__(self, directory: RunDirectory, shares: Sequence[float]) -> None:
+        self.directory = directory
+        self.clock = Clock()
+        self.events: list[Event] = []
+        self._shares = list(shares)
+
+    def look(self, hardware: object) -> float:
+        self.clock.now_s += 1.0
+        return self._shares.pop(0) if len(self._shares) > 1 else self._shares[0]
+
+    def begin(self, **options):
+        plan = planned(model="gpt2", **options)
+        self.directory.write_plan(plan)
+        return conduct(plan, self.directory, None, self.events.append, Stopwatch("planning", clock=self.clock))
+
+    @property
+    def notes(self) -> list[str]:
+        return [e.text for e in self.events if isinstance(e, Note)]
+
+
+class Began(Exception):
+    """The search has begun."""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch) -> Iterator:
+    monkeypatch.delenv("AUTOTUNE_WAIT")
+
+    def made(*shares: float) -> BusyMachine:
+        found = BusyMachine(directory, shares)
+        monkeypatch.setattr(run, "others_share", found.look)
+        monkeypatch.setattr(run, "other_processes", lambda hardware: [OtherProcess(pid=7, name="cc1", used_bytes=None)])
+        monkeypatch.setattr(run.time, "monotonic", found.clock)
+        monkeypatch.setattr(run, "_searched", began)
+        return found
+
+    def began(*_: object) -> None:
+        raise Began
+
+    with RunDirectory.create(tmp_path / "run") as directory:
+        yield made
+
+
+def test_on_a_quiet_machine_a_search_begins_after_one_look(machine):
+    quiet = machine(0.10)
+    with pytest.raises(Began):
+        quiet.begin()
+    assert quiet.clock.now_s == 1.0
+    assert quiet.events == []
+
+
+def test_a_busy_machine_is_waited_for_and_that_is_said(machine):
+    busy = machine(0.9, 0.8, 0.05)
+    with pytest.raises(Began):
+        busy.begin(max_time_s=300.0)
+    assert busy.clock.now_s == 3.0
+    assert PhaseBegan(phase=Phase.WAITING) in busy.events
+    assert busy.notes == [
+        "other processes take 90% of the processor time: cc1 (pid 7); "
+        "waiting up to 30 s for a quiet machine (--no-wait)"
+    ]
+
+
+@pytest.mark.parametrize("share", [0.15, 0.25, 0.5])
+def test_beside_others_that_leave_half_of_it_a_search_goes_on(machine, share):
+    busy = machine(0.9, share)
+    with pytest.raises(Began):
+        busy.begin(max_time_s=300.0)
+    assert busy.clock.now_s == pytest.approx(30.0, abs=1.0)
+    assert busy.notes[1] == f"other processes still take {share:.0%}: intervals will be wider than without them"
+
+
+def test_the_wait_is_bounded_by_a_minute(machine):
+    busy = machine(0.3)
+    with pytest.raises(Began):
+        busy.begin(max_time_s=36_000.0)
+    assert busy.clock.now_s == pytest.approx(60.0, abs=1.0)
+
+
+def test_where_others_take_most_of_it_nothing_can_be_told_and_the_baseline_is_the_answer(machine, tmp_path):
+    busy = machine(0.85)
+    result = busy.begin(max_time_s=100.0, output=str(tmp_path / "mine.json"))
+    assert (result.verdict, result.others_share) == ("couldn't tell", pytest.approx(0.85))
+    assert result.best == result.baseline
+    assert result.best.measurement is None
+    assert result.spent.waiting_s == pytest.approx(10.0, abs=1.0)
+    assert load(tmp_path / "mine.json").training_arguments("out").per_device_train_batch_size == 8
+    written = json.loads((busy.directory.path / ANSWER_FILE).read_text())
+    assert (written["verdict"], written["others_share"]) == ("couldn't tell", pytest.approx(0.85))
+
+
+def test_that_answer_is_shown_without_a_table_and_can_be_exported_and_reported(machine, tmp_path):
+    busy = machine(0.85)
+    shown = str(load_written(busy))
+    assert "couldn't tell: other processes took 85% of the machine" in shown
+    assert "--no-wait" in shown
+    assert "samples/s" not in shown
+    assert "Couldn&#39;t tell" in load(busy.directory.path / ANSWER_FILE)._repr_html_()
+    path = str(busy.directory.path)
+    for command in (["export", path, "--output", str(tmp_path / "out")], ["report", path]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+
+
+def test_a_search_that_could_not_be_begun_begins_when_it_is_resumed_on_a_quiet_machine(machine):
+    assert machine(0.85).begin(max_time_s=100.0).verdict == "couldn't tell"
+    with pytest.raises(Began):
+        machine(0.0).begin(max_time_s=100.0)
+
+
+def load_written(busy: BusyMachine) -> TuningResult:
+    busy.begin()
+    return load(busy.directory.path / ANSWER_FILE)
+
+
+def test_who_does_not_want_to_wait_does_not(machine, monkeypatch):
+    busy = machine(0.85)
+    with pytest.raises(Began):
+        busy.begin(wait=False)
+    monkeypatch.setenv("AUTOTUNE_WAIT", "off")
+    with pytest.raises(Began):
+        busy.begin()
+    assert busy.clock.now_s == 0.0
+
+
+def test_a_search_that_has_trials_goes_on_beside_others(machine):
+    busy = machine(0.85)
+    trial = busy.directory.path / "trials" / "0000"
+    trial.mkdir(parents=True)
+    write_value(make_result(purpose=Purpose.BASELINE), trial / "result.json")
+    with pytest.raises(Began):
+        busy.begin(max_time_s=100.0)

@@ -13,6 +13,7 @@ from factories import (
     ScriptedRunner,
     make_budget,
     make_config,
+    make_facts,
     make_failure,
     make_gpu,
     make_measurement,
@@ -33,6 +34,7 @@ from autotune.space.file import load_space
 from autotune.space.history import History
 from autotune.storage.results import read_result
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
+from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
 from autotune.values.checks import LossCurve, Routed, Soaked
 from autotune.values.config import TrainConfig
@@ -66,6 +68,7 @@ class Search:
         parameters: dict | None = None,
         *,
         duration_s: Callable[[TrialRequest], float] = lambda request: 10.0,
+        starting: dict[str, float] | None = None,
         **plan,
     ) -> None:
         space = make_space_file(parameters or PARAMETERS)
@@ -76,6 +79,7 @@ class Search:
         self.events: list[Event] = []
         self._outcome = outcome
         self._duration_s = duration_s
+        self._starting = starting
         self.runner = ScriptedRunner(directory, outcome)
 
     def run(self, *, stop_after: int | None = None) -> ResultData:
@@ -89,7 +93,14 @@ class Search:
 
         self.runner = ScriptedRunner(self.directory, outcome, duration_s=self._duration_s, clock=self.clock)
         directory = RunDirectory(self.directory)
-        tuner = Tuner(self.plan, directory, OnePlace(self.runner), self.events.append, clock=self.clock)
+        tuner = Tuner(
+            self.plan,
+            directory,
+            OnePlace(self.runner),
+            self.events.append,
+            clock=self.clock,
+            starting=self._starting,
+        )
         self.study = tuner.study
         return tuner.run()
 
@@ -105,6 +116,25 @@ class Search:
 def search(tmp_path):
     """Return a function that makes the search of the test."""
     return lambda *args, **fields: Search(tmp_path, *args, **fields)
+
+
+def test_a_baseline_whose_states_alone_exceed_the_budget_is_not_run(search):
+    # 2,000 million parameters: AdamW takes 29.8 GiB for them, Adafactor 14.9 GiB.
+    run = search(lambda request: 10.0, facts=make_facts(parameters=2 * 10**9), memory_bytes=20 * GIB)
+    result = run.run()
+    assert {r.config.optim for r in run.runner.requests if r.config.precision != "pure_bf16"} == {"adafactor"}
+    assert BASE not in [r.config for r in run.runner.requests]
+    (baseline,) = [r for r in RunDirectory(run.directory).results() if r.request.purpose is Purpose.BASELINE]
+    assert baseline.status is TrialStatus.OUT_OF_MEMORY
+    assert "not run: weights, gradients and optimizer states alone take 29.80 GiB" in baseline.outcome.cause
+    assert result.best.config != BASE
+    assert result.speedup is None
+
+
+def test_experts_and_the_users_own_training_are_not_refused_by_arithmetic(search):
+    run = search(lambda request: 10.0, facts=make_facts(parameters=2 * 10**9, experts=8), memory_bytes=20 * GIB)
+    run.run()
+    assert run.runner.requests[0].config == BASE
 
 
 def table(seed: int) -> dict[str, dict]:
@@ -537,6 +567,20 @@ def test_time_is_kept_for_the_finals(search):
     assert result.verdict != "unconfirmed"
 
 
+@pytest.mark.parametrize("trial_s", [3.0, 10.0, 40.0, 1e6])
+@pytest.mark.parametrize("starting_s", [0.0, 50.0, 150.0])
+def test_the_seconds_before_the_first_trial_count_and_no_trial_outlasts_the_limit(search, trial_s, starting_s):
+    budget = make_budget(max_trials=15, max_time_s=200.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
+    run = search(steady, duration_s=lambda request: trial_s, budget=budget, starting={"launching": starting_s})
+    if trial_s > 200.0 - starting_s:
+        with pytest.raises(InfrastructureError, match="no trial completed"):
+            run.run()
+    else:
+        run.run()
+    assert len(run.finished) >= 1
+    assert starting_s + run.clock.now_s <= 200.0
+
+
 def test_a_trial_that_hangs_does_not_take_the_time_of_the_finals(search):
     def hangs_sometimes(request: TrialRequest) -> float:
         return 1e6 if request.config.precision == "pure_bf16" else 15.0
@@ -765,7 +809,7 @@ def test_where_nothing_fits_when_soaked_the_baseline_is_the_answer_and_that_is_t
     result = search(checked(unfit=tuple(run.plan.every_config())), SMALL, **PROVEN).run()
     assert result.best.config == BASE
     assert result.soaked is None
-    assert result.proof_notes[-1].startswith("not soaked: soak, trial")
+    assert result.proof_notes[-1].startswith("not checked on the longest samples: soak, trial")
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])
@@ -815,4 +859,4 @@ def test_checks_that_there_is_no_time_for_are_not_begun_and_that_is_told(search)
     result = run.run()
     assert run.count(Purpose.LOSS_CHECK) < 3
     assert result.loss_check is None
-    assert any("the search ended before, by its time or by hand" in note for note in result.proof_notes)
+    assert any("the search ended first (its time was up, or it was stopped)" in note for note in result.proof_notes)

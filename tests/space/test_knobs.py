@@ -5,7 +5,18 @@ from factories import make_config, make_facts, make_gpu, make_hardware, make_pro
 from pydantic import ValidationError
 
 from autotune.errors import InputError
-from autotune.space.knobs import allowance_of, changes, knobs, point_of, refused, shown, shown_changes
+from autotune.space.knobs import (
+    allowance_of,
+    changes,
+    fixed_values,
+    fixed_words,
+    knob_named,
+    knobs,
+    point_of,
+    refused,
+    shown,
+    shown_changes,
+)
 from autotune.values.adapters import ADAPTERS, LoraAdapter
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.knob import Allowance
@@ -224,3 +235,51 @@ def test_changes_are_told_in_the_order_of_the_fields_with_before_and_after():
 def test_an_adapter_is_told_by_rank_and_targets():
     (change,) = changes(make_config(adapter={"rank": 4}), problem())
     assert (change.before, change.after) == ("none", "lora rank 4 on all-linear")
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "values"),
+    [
+        (["micro-batch=8"], ("micro-batch=8",), {"per_device_train_batch_size": 8}),
+        (["per_device_train_batch_size = 8"], ("micro-batch=8",), {"per_device_train_batch_size": 8}),
+        (["parallelism.sharding=zero_2"], ("sharding=zero_2",), {"parallelism.sharding": "zero_2"}),
+        (["tf32=on", "compile=none"], ("tf32=true", "compile=none"), {"tf32": True, "torch_compile_backend": None}),
+        (["bf16=true"], ("precision=bf16",), {"precision": "bf16"}),
+        (["gradient_checkpointing=false"], ("checkpointing=none",), {"checkpointing": "none"}),
+        (["adapter_rank=8"], ("adapter-rank=8",), {"adapter": "lora", "adapter.rank": 8}),
+    ],
+)
+def test_fixed_values_are_read_by_any_name_of_a_knob(written, options, values):
+    assert fixed_words(written) == options
+    assert fixed_values(written) == fixed_values(options) == values
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (["precison=bf16"], "--fix precison: no such knob (did you mean 'precision'?)"),
+        (["learning_rate=1e-4"], "--fix learning_rate: no such knob; there are micro-batch, precision, tf32, optim,"),
+        (["gradient_accumulation_steps=4"], "--fix gradient_accumulation_steps: follows from micro-batch and"),
+        (["precision"], "--fix precision: expected a knob and its value, such as precision=bf16"),
+        (["precision=b16"], "--fix precision=b16: expected fp32, fp16, bf16 or pure_bf16 (did you mean 'bf16'?)"),
+        (["attention=spda"], "--fix attention: 'spda' is unknown (did you mean 'sdpa'?)"),
+        (["attention=flash"], "--fix attention: 'flash' is unknown; there are eager, sdpa, flash_attention_2,"),
+        (["optim=adamw_bnb_4bit"], "--fix optim=adamw_bnb_4bit: transformers has no optimizer"),
+        (["micro-batch=0"], "--fix micro-batch=0: expected a number above 0"),
+        (["devices=2"], "--fix devices=2: say --devices 2"),
+        (["tf32=maybe"], "--fix tf32=maybe: expected true or false"),
+        (["bf16=true", "precision=fp32"], "--fix precision=fp32: precision is fixed at bf16 too; drop one"),
+        (["adapter=none", "adapter-rank=8"], "--fix adapter-rank=8: there is no adapter (--fix adapter=none)"),
+    ],
+)
+def test_what_can_not_be_fixed_is_refused_in_one_line(written, said):
+    with pytest.raises(InputError) as caught:
+        fixed_values(written)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_knob_is_found_by_any_of_its_names():
+    names = ("attention", "attn_implementation", "Attn-Implementation")
+    assert {knob_named(name, "--only").parameter for name in names} == {"attn_implementation"}
+    with pytest.raises(InputError, match="--only optimiser: no such knob"):
+        knob_named("optimiser", "--only")

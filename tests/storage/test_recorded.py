@@ -5,6 +5,7 @@ import math
 import pytest
 from factories import (
     OUT_OF_MEMORY,
+    make_config,
     make_facts,
     make_failure,
     make_gpu,
@@ -15,10 +16,11 @@ from factories import (
     make_spec,
     make_workload,
 )
+from recorded_searches import recorded_search, recorded_trial
 
 from autotune.storage.recorded import RecordedTrial, key_of, versions_of
 from autotune.values.model import Task
-from autotune.values.trial import Memory, TrialStatus
+from autotune.values.trial import Memory, Purpose, TrialStatus
 from autotune.values.workload import LengthProfile
 
 LENGTHS = LengthProfile(samples=9, mean=20, minimum=1, median=20, p95=40, maximum=64)
@@ -112,3 +114,18 @@ def test_of_a_failure_the_log_is_not_kept():
     assert (kept.status, kept.samples_per_second, kept.peak_bytes) == (TrialStatus.OUT_OF_MEMORY, None, 7)
     assert kept.outcome["log_tail"] == ""
     assert RecordedTrial.of(make_result(outcome=OUT_OF_MEMORY), "2026").peak_bytes is None
+
+
+def test_the_best_of_a_search_is_its_answer_as_the_finals_measured_it():
+    best, lucky = make_config(16), make_config(4)
+    searched = [recorded_trial(best, 20.0), recorded_trial(lucky, 80.0)]
+    finals = [recorded_trial(best, rate, purpose=Purpose.FINAL) for rate in (15.0, 15.0)]
+    assert recorded_search(*searched).best_samples_per_second == 80.0, "no answer yet"
+    answered = {"best_config_id": best.config_id}
+    assert recorded_search(*searched, **answered).best_samples_per_second == 20.0
+    assert recorded_search(*searched, *finals, **answered).best_samples_per_second == pytest.approx(15.0)
+    failed = recorded_trial(best, OUT_OF_MEMORY)
+    assert (
+        recorded_search(recorded_trial(outcome=OUT_OF_MEMORY, purpose=Purpose.BASELINE), failed).best_samples_per_second
+        is None
+    )

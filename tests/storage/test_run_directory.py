@@ -1,5 +1,6 @@
 """The lock of a run directory: one search at a time, from its first moment on."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from factories import make_plan
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.errors import RunDirectoryError
+from autotune.errors import InfrastructureError, InputError, RunDirectoryError
 from autotune.storage.run_directory import RunDirectory, read_plan
 
 IN_USE = "another search is running in it"
@@ -97,6 +98,21 @@ def test_a_directory_that_came_to_nothing_is_removed_and_free_again(tmp_path, ho
     assert not (tmp_path / "run").exists()
     with RunDirectory.create(tmp_path / "run"):
         assert RunDirectory(tmp_path / "run").is_running()
+
+
+def test_a_directory_that_an_error_names_is_left_there(tmp_path):
+    path = tmp_path / "run"
+    log = path / "log.txt"
+
+    def fail():
+        log.write_text("why")
+        raise InputError(f"it failed (its output: {log})")
+
+    with pytest.raises(InputError), RunDirectory.create(path):
+        fail()
+    assert log.read_text() == "why"
+    with RunDirectory.create(path):
+        pass
 
 
 def test_a_directory_removed_between_opening_and_locking_is_made_anew(tmp_path, monkeypatch):
@@ -201,3 +217,65 @@ def test_a_plan_that_is_damaged_is_refused_in_a_line(planned, content):
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
     assert "search.json can't be read" in done.stderr
+
+
+def full(path=None):
+    return OSError(errno.ENOSPC, "No space left on device", path)
+
+
+def search_in(path, what):
+    """Begin a search in `path` that has one trial; then `what` happens."""
+    with RunDirectory.create(path) as directory:
+        directory.write_plan(make_plan())
+        (path / "trials" / "0000").mkdir(parents=True)
+        (path / "trials" / "0000" / "result.json").write_text("{}")
+        what()
+
+
+def fails(error):
+    raise error
+
+
+def test_a_disk_that_is_full_before_the_first_trial_leaves_no_directory(tmp_path):
+    said = r"run: the disk is full \(\d+ KiB are free\): make room$"
+    with pytest.raises(InfrastructureError, match=said), RunDirectory.create(tmp_path / "run"):
+        fails(full())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_full_in_a_search_keeps_its_trials(tmp_path):
+    with pytest.raises(InfrastructureError, match="finished trials are kept: `autotune resume"):
+        search_in(tmp_path / "run", lambda: fails(full()))
+    assert (tmp_path / "run" / "trials" / "0000" / "result.json").exists()
+
+
+def test_a_directory_that_was_removed_meanwhile_is_no_success(tmp_path):
+    with pytest.raises(InfrastructureError, match="run: was removed while the search ran"):
+        search_in(tmp_path / "run", lambda: shutil.rmtree(tmp_path / "run"))
+
+
+def test_another_error_of_the_file_system_names_the_file(tmp_path):
+    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run" / "search.json"))
+    with pytest.raises(InfrastructureError, match=r"search.json: can't be written: Permission denied"):
+        search_in(tmp_path / "run", lambda: fails(error))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"memory_bytes": "much"}, "memory_bytes: expected a whole number; it was changed by hand"),
+        ({"nonsense": 1}, "nonsense: is unknown; it was changed by hand"),
+    ],
+)
+def test_a_plan_that_does_not_validate_names_file_and_field(tmp_path, changes, said):
+    plan = json.loads(make_plan().model_dump_json())
+    (tmp_path / "search.json").write_text(json.dumps({**plan, **changes}))
+    with pytest.raises(RunDirectoryError, match=f"{tmp_path}: search.json can't be read: {said}"):
+        read_plan(tmp_path)
+
+
+def test_a_full_disk_leaves_no_temporary_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: fails(full()))
+    with pytest.raises(OSError, match="No space left"):
+        RunDirectory(tmp_path).write_plan(make_plan())
+    assert not list(tmp_path.iterdir())

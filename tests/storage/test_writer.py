@@ -210,6 +210,15 @@ class TestARecordThatIsAway:
         assert "1 trial is not written yet; it is waited for up to 60 s" in heard.notes[1]
         assert "can be written again" in heard.notes[2]
 
+    @pytest.mark.usefixtures("locked")
+    def test_after_the_time_of_the_search_it_is_hardly_waited_for(self, database, directory, heard, monkeypatch):
+        monkeypatch.setattr(writer, "LAST_WAIT_S", 60.0)
+        began = time.monotonic()
+        with RecordWriter(hasty(database), PLAN, directory, heard, ends_at=began) as recording:
+            recording(ended())
+        assert time.monotonic() - began < 5.0
+        assert "history sync" in heard.notes[-1]
+
     def test_what_is_missing_in_the_end_is_told_and_can_be_made_good(
         self, database, locked, directory, heard, monkeypatch
     ):
@@ -271,6 +280,13 @@ class TestARecordThatIsAway:
         assert RecordWriter(database, PLAN, directory, heard).earlier() == []
         gate.set()
         assert "no answer" in heard.notes[0]
+
+    def test_earlier_searches_take_a_quarter_of_a_short_time_at_most(self, database, directory, heard, monkeypatch):
+        gate, began = threading.Event(), time.monotonic()
+        monkeypatch.setattr(database, "searches", lambda **of: gate.wait(60))
+        assert RecordWriter(database, PLAN, directory, heard, ends_at=began + 12.0).earlier() == []
+        gate.set()
+        assert 2.0 <= time.monotonic() - began < 6.0
 
     def test_one_that_is_damaged_is_told_and_not_waited_for(self, tmp_path, directory, heard, monkeypatch):
         (tmp_path / "record.db").write_bytes(b"no database" * 200)

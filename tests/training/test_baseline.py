@@ -1,6 +1,5 @@
 """The reference of a search: the user's own arguments, or the Trainer's defaults."""
 
-import dataclasses
 import json
 
 import pytest
@@ -10,9 +9,9 @@ from autotune.errors import InputError
 from autotune.training.baseline import (
     UserArguments,
     baseline_config,
+    check_arguments,
     default_micro_batch,
     read_arguments,
-    unknown_argument,
 )
 from autotune.values.config import TrainConfig
 
@@ -70,8 +69,7 @@ def test_the_files_of_transformers_own_making_can_be_read(read, tmp_path):
 
     written = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, learning_rate=3e-4, hub_token="secret")
     arguments = read(written.to_json_string())
-    known = frozenset(f.name for f in dataclasses.fields(TrainingArguments))
-    assert unknown_argument(arguments.fixed, known) is None
+    check_arguments({**arguments.searched, **arguments.fixed}, "args.json")
     again = TrainingArguments(str(tmp_path), **arguments.fixed)
     assert again.learning_rate == 3e-4
     assert again.hub_token is None
@@ -122,12 +120,49 @@ def test_switches_that_are_off_are_no_reason_to_refuse(read):
 
 
 def test_an_argument_that_does_not_exist_is_named_with_a_suggestion():
-    known = frozenset({"eval_strategy", "learning_rate"})
-    assert unknown_argument({"learning_rate": 1}, known) is None
-    line = unknown_argument({"evaluation_strategy": "no"}, known)
-    assert line is not None
-    assert "'evaluation_strategy' is no argument" in line
-    assert "did you mean 'eval_strategy'?" in line
+    check_arguments({"learning_rate": 1}, "args.json")
+    said = r"args.json: 'evaluation_strategy' is no argument .* \(did you mean 'eval_strategy'"
+    with pytest.raises(InputError, match=said):
+        check_arguments({"evaluation_strategy": "no"}, "args.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"learning_rate": "fast"}, 'learning_rate: expected a number, not "fast"'),
+        ({"lr_scheduler_type": "sideways"}, "lr_scheduler_type: expected linear, cosine, "),
+        ({"adam_beta1": 5}, "adam_beta1: Invalid beta parameter"),
+        ({"learning_rate": 1e-4, "weight_decay": -1}, "weight_decay: Invalid weight_decay"),
+        ({"lr_scheduler_kwargs": {"speed": 1}}, "lr_scheduler_kwargs: "),
+        ({"max_grad_norm": -1}, "max_grad_norm: expected 0 or more"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "waits for evaluations"),
+        ({"bf16": "perhaps"}, "bf16: expected true or false"),
+        ({"optim": "adamw_torc"}, "(did you mean 'adamw_torch'"),
+    ],
+)
+def test_a_value_that_no_training_takes_is_named(given, said):
+    with pytest.raises(InputError) as error:
+        check_arguments(given, "args.json")
+    assert str(error.value).startswith("args.json: ")
+    assert said in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ddp_backend": "gloo", "ddp_timeout": 60},
+        {"bf16": True, "tf32": True, "bf16_full_eval": True, "torch_compile": True},
+        {"eval_strategy": "steps", "load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 500},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-6}, "warmup_steps": 0.1},
+        {"lr_scheduler_type": "constant", "neftune_noise_alpha": 5, "weight_decay": 0},
+        {"optim": "adamw_bnb_8bit", "report_to": ["wandb"], "push_to_hub": True, "label_names": ["labels"]},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    ],
+    ids=str,
+)
+def test_what_the_libraries_take_is_taken(given):
+    check_arguments(given, "args.json")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +225,7 @@ def test_the_users_arguments_become_the_baselines_knobs(read, document, field, v
 def test_arguments_that_contradict_themselves_are_refused_in_one_line(read, document, said):
     with pytest.raises(InputError) as error:
         baseline_of(read, **document)
-    assert str(error.value).startswith("--baseline: ")
+    assert str(error.value).startswith("--baseline ")
+    assert "args.json: " in str(error.value)
     assert said in str(error.value)
     assert "\n" not in str(error.value)

@@ -8,7 +8,8 @@ import pytest
 from factories import make_spec
 from tiny_models import NO_DROPOUT, TINY, on_cpu, tiny, without_dropout, write_model
 
-from autotune.training.build import build_model, default_task, describe, tasks_of
+from autotune.training.build import build_model, describe
+from autotune.training.heads import default_task, tasks_of
 from autotune.training.resolve import resolve
 from autotune.values.model import Task
 

@@ -9,7 +9,8 @@ from transformers import BitsAndBytesConfig
 
 from autotune.cost.tape import Recorder
 from autotune.training.adapters import adapter_arguments, prepare_model, quantization_arguments
-from autotune.training.build import HEADS, build_config, build_model
+from autotune.training.build import build_config, build_model
+from autotune.training.heads import HEADS
 from autotune.training.random_weights import (
     BLOCK,
     quantization_of,

@@ -14,7 +14,8 @@ import pytest
 from tiny_models import TINY, on_cpu, tiny, write_model
 
 from autotune.errors import InputError, UnknownModelError
-from autotune.training.build import build_config, check_task, default_task, describe, tasks_of
+from autotune.training.build import build_config, describe
+from autotune.training.heads import check_task, default_task, tasks_of
 from autotune.training.resolve import resolve
 from autotune.values.catalogue import catalogue
 from autotune.values.model import ModelSpec, Task
@@ -349,7 +350,7 @@ def test_mistral_with_layers_of_several_types_is_ministral(tmp_path):
         ({"model_type": None}, "lacks model_type"),
         ({"model_type": 3}, "lacks model_type"),
         ({"model_type": "lama"}, "model type 'lama' is unknown to transformers .* \\(did you mean 'llama'"),
-        ({"model_type": "llama", "hidden_size": "wide"}, "transformers refuses its config"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "hidden_size: expected a whole number"),
         ({"model_type": "pop2piano", "is_encoder_decoder": True}, "no head that can be trained here"),
         ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "quantized already \\(gptq\\)"),
     ],
@@ -454,3 +455,23 @@ def test_the_librarys_own_class_is_used_if_the_models_code_is_not_trusted(tmp_pa
     classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     spec = tiny(tmp_path, "llama", auto_map=classes)
     assert type(on_cpu(spec, Task.CAUSAL_LM)).__name__ == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"num_hidden_layers": -4}, "num_hidden_layers: expected a whole number from 1 to 4096, not -4"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number from 1"),
+        ({"num_hidden_layers": 10**15}, "num_hidden_layers: expected a whole number from 1 to 4096"),
+        ({"hidden_size": 0}, "hidden_size: expected"),
+        ({"vocab_size": "many"}, 'vocab_size: expected a whole number from 1 to 16777216, not "many"'),
+        ({"text_config": {"hidden_size": -1}}, "text_config.hidden_size: expected"),
+        ({"attention_dropout": 2}, "attention_dropout: expected a rate from 0 to 1, not 2"),
+    ],
+)
+def test_a_senseless_size_is_named_with_its_file(tmp_path, figures, said):
+    folder = write_model(tmp_path / "mine", {**TINY["llama"], **figures})
+    with pytest.raises(InputError) as error:
+        resolve(str(folder))
+    assert str(error.value).startswith(f"{folder / 'config.json'}: ")
+    assert said in str(error.value)

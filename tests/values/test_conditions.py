@@ -1,8 +1,14 @@
 """What of a trial's surroundings is worth a warning."""
 
-import pytest
-from factories import make_hardware
+import os
+import signal
+import subprocess
+import sys
 
+import pytest
+from factories import make_gpu, make_hardware
+
+from autotune.values import conditions
 from autotune.values.conditions import Conditions, other_processes, throttle_reasons, worst_of
 
 
@@ -68,7 +74,32 @@ def test_the_bits_are_those_of_nvml():
     assert throttle_reasons(pynvml.nvmlClocksEventReasonGpuIdle) == ()
 
 
-def test_this_process_is_not_somebody_else():
-    import os
+BURN = "import time\nprint(flush=True)\nwhile True: pass"
 
-    assert os.getpid() not in [p.pid for p in other_processes(make_hardware())]
+
+def test_neither_this_process_nor_one_that_it_started_is_somebody_else():
+    with subprocess.Popen([sys.executable, "-c", BURN], stdout=subprocess.PIPE) as own:
+        own.stdout.readline()
+        found = [p.pid for p in other_processes(make_hardware())]
+        own.kill()
+    assert not {os.getpid(), own.pid} & {*found}
+
+
+@pytest.fixture
+def strangers():
+    """The pids of two processes whose parent has ended: one computes, the other sleeps."""
+    script = f"{sys.executable} -c '{BURN}' >/dev/null 2>&1 & echo $!; sleep 600 >/dev/null 2>&1 & echo $!"
+    started = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    pids = [int(pid) for pid in started.stdout.split()]
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("hardware", [make_hardware(), make_gpu()])
+def test_somebody_elses_process_is_busy_if_it_takes_processor_time(hardware, strangers, monkeypatch):
+    computing, sleeping = strangers
+    monkeypatch.setattr(conditions, "_on_gpu", lambda hardware: dict.fromkeys(strangers, 38 << 20))
+    found = [p.pid for p in other_processes(hardware, within_s=1.0)]
+    assert computing in found
+    assert sleeping not in found

@@ -51,6 +51,16 @@ def test_outside_is_neither_step_nor_check():
     assert spent.outside_share == pytest.approx((8.0 + 1.0 + 2.0) / 20.0)
 
 
+def test_waiting_for_a_quiet_machine_is_no_part_of_the_shares():
+    spent = spent_on([completed(0)], 12.0, {"launching": 8.0, "waiting": 30.0})
+    without = spent_on([completed(0)], 12.0, {"launching": 8.0})
+    assert spent.shares() == without.shares()
+    assert spent.outside_share == without.outside_share
+    assert spent.elapsed_s == pytest.approx(without.elapsed_s + 30.0)
+    assert (spent.waited, without.waited) == ("; waiting for a quiet machine: 30 s", "")
+    assert spent_on([completed(0)], 12.0, {"waiting": 1.2}).waited == ""  # the look at a quiet machine
+
+
 def test_what_was_measured_before_this_was_recorded_is_lost_time_and_no_error():
     old = TrialResult(request=make_request(number=0), outcome=make_measurement(), duration_s=10.0)
     assert spent_on([old], 11.0, {}).lost_s == 10.0

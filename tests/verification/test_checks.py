@@ -152,13 +152,16 @@ def test_a_soak_that_was_cut_short_refuses_nobody_and_is_told():
     search.answer(TIMED_OUT)
     assert search.proof.next(FAST) is None
     assert search.proof.refusal(FAST) is None
-    assert search.proof.gaps(FAST)[0] == "not soaked: soak, trial 2: timed out: cut short"
+    assert search.proof.gaps(FAST)[0] == "not checked on the longest samples: soak, trial 2: timed out: cut short"
 
 
 def test_who_has_not_been_checked_for_lack_of_time_is_told():
     soaked, compared = Search().proof.gaps(FAST)
-    assert soaked == "not soaked: the search ended before, by its time or by hand"
-    assert compared == "losses were not compared with the baseline's: the search ended before, by its time or by hand"
+    assert soaked == "not checked on the longest samples: the search ended first (its time was up, or it was stopped)"
+    assert (
+        compared
+        == "losses were not compared with the baseline's: the search ended first (its time was up, or it was stopped)"
+    )
 
 
 def test_a_winner_whose_own_loss_run_fails_is_refused():

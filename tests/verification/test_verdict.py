@@ -13,6 +13,7 @@ from factories import (
 
 from autotune.output.table import verdict_line
 from autotune.training.arguments import plan as training_plan
+from autotune.values.conditions import Conditions
 from autotune.values.knob import Allowance
 from autotune.values.problem import Objective
 from autotune.values.trial import Outcome, TrialStatus
@@ -51,9 +52,38 @@ def test_finals_and_not_the_search_decide():
     assert result.best.measurement.samples_per_second == pytest.approx(14.0)
 
 
-def test_overlapping_with_the_baseline_is_no_clear_winner_and_the_baseline_is_kept():
-    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2)
-    assert (result.verdict, result.best.config, result.speedup) == ("no clear winner", BASE, None)
+@pytest.mark.parametrize(("spread", "verdict"), [(0.05, "no clear winner"), (0.2, "couldn't tell")])
+def test_overlapping_with_the_baseline_keeps_it_and_a_wide_interval_tells_nothing(spread, verdict):
+    finals = [(BASE, make_measurement(10.0, spread=spread)), (BIG, make_measurement(10.5, spread=spread))] * 2
+    result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
+    assert (result.verdict, result.best.config, result.speedup) == (verdict, BASE, None)
+    assert result.others_share is None
+
+
+def beside_others(rate: float, share: float) -> Outcome:
+    return make_measurement(rate, spread=0.05, conditions=Conditions(others_share=share))
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(0.0, "no clear winner"), (0.2, "no clear winner"), (0.3, "couldn't tell")]
+)
+def test_finals_that_are_undecided_beside_other_processes_can_not_tell(share, verdict):
+    finals = [(BASE, beside_others(10.0, share)), (BIG, beside_others(10.5, share))] * 2
+    result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
+    assert (result.verdict, result.best.config) == (verdict, BASE)
+    if verdict == "couldn't tell":
+        assert verdict_line(result).startswith("couldn't tell: other processes took 30% of the machine")
+    else:
+        assert result.others_share is None
+
+
+@pytest.mark.parametrize("rate", [5.0, 15.0])
+def test_finals_that_are_decided_tell_whatever_others_took(rate):
+    def steady(rate: float) -> Outcome:
+        return make_measurement(rate).model_copy(update={"conditions": Conditions(others_share=0.6)})
+
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, steady(10.0)), (BIG, steady(rate))] * 2)
+    assert result.verdict == ("faster" if rate > 10 else "no clear winner")
 
 
 def test_a_baseline_faster_than_all_is_kept():
@@ -180,6 +210,15 @@ def test_runners_up_are_the_next_fastest_without_best_and_baseline():
               for n in range(RUNNERS_UP + 2)]  # fmt: skip
     result = answer([(BASE, 13.5), (BIG, 15.0), *others])
     assert [c.config for c in result.runners_up] == [config for config, _ in others[:RUNNERS_UP]]
+
+
+def test_runners_up_of_the_finals_come_before_single_trials_of_the_search():
+    others = [
+        (make_config(16, attn_implementation="eager", dataloader_num_workers=n), 20.0 - n) for n in range(RUNNERS_UP)
+    ]
+    result = answer([(BASE, 10.0), (BIG, 21.0), *others], [(BASE, 10.0), (BIG, 10.2)] * 2)
+    assert result.best.config == BASE
+    assert [c.config for c in result.runners_up] == [BIG, *(config for config, _ in others[: RUNNERS_UP - 1])]
 
 
 def test_the_story_has_every_trial_and_every_refusal():

@@ -1,0 +1,123 @@
+"""What a search would try, refuse and predict, without a trial: `autotune find --dry-run`."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Literal
+
+from pydantic import Field
+
+from autotune.cost.model import CostModel
+from autotune.planning.plan import SearchPlan
+from autotune.search.guide import Guide
+from autotune.search.sampler import CostModelSampler
+from autotune.space.knobs import changes, knobs
+from autotune.space.space import SearchSpace
+from autotune.units import show_memory
+from autotune.value import Value
+from autotune.values.budget import Budget
+from autotune.values.config import TrainConfig
+from autotune.values.problem import Change, Problem
+from autotune.values.trial import Prediction
+
+# Points that are looked at; of a larger space the first ones are.
+_MOST_POINTS = 50_000
+
+# Trials whose order is predicted; later ones depend on what these measure.
+_FIRST_TRIALS = 6
+
+
+class ExpectedTrial(Value):
+    """One of the first trials, and what is predicted for it before anything is measured."""
+
+    config: TrainConfig
+    changes: tuple[Change, ...]
+    predicted: Prediction | None = Field(description="None: nothing can be predicted")
+
+
+class Preview(Problem):
+    """A search before its first trial."""
+
+    schema_version: Literal[1] = 1
+    budget: Budget = Field(description="limits of the search and of each trial")
+    configurations: int = Field(description="that may be tried, the baseline included")
+    knobs: dict[str, tuple[str, ...]] = Field(
+        description="knobs of which several values may be tried, with these, written as for --fix"
+    )
+    values_refused: dict[str, tuple[str, ...]] = Field(description="values that no configuration may have, by reason")
+    refused: dict[str, int] = Field(description="numbers of configurations that may not be tried, by reason")
+    first_trials: tuple[ExpectedTrial, ...] = Field(
+        description="in their order if each gives what is predicted; none if every configuration is measured"
+    )
+    notes: tuple[str, ...]
+
+
+def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
+    """Return what a search would do.
+
+    Args:
+        plan: The plan of the search.
+        model: The cost model before the first trial; None if nothing can be predicted.
+    """
+    space = plan.search_space()
+    refused: Counter[str] = Counter()
+    legal: dict[TrainConfig, None] = {plan.baseline: None}
+    points = list(itertools.islice(space.every_point(), _MOST_POINTS + 1))
+    for point in points[:_MOST_POINTS]:
+        config = space.config(point)
+        reason = space.refusal(config)
+        if reason is None:
+            legal[config] = None
+        else:
+            refused[reason] += 1
+    notes = plan.notes
+    if len(points) > _MOST_POINTS:
+        notes += (f"the first {_MOST_POINTS:,} points of a larger space are counted",)
+    too_large = Guide(model, plan, space).too_large() if model is not None else 0
+    if too_large:
+        refused[f"predicted to need more than the budget of {show_memory(plan.memory_bytes)}"] = too_large
+    return Preview(
+        **plan.problem_fields(),
+        budget=plan.budget,
+        configurations=len(legal) - too_large,
+        knobs=_values(space, list(legal)),
+        values_refused=_values_refused(space),
+        refused=dict(refused.most_common()),
+        first_trials=() if plan.exhaustive else tuple(_first_trials(plan, model)),
+        notes=notes,
+    )
+
+
+def _values(space: SearchSpace, configs: list[TrainConfig]) -> dict[str, tuple[str, ...]]:
+    """Return the values of each knob that has several among the configurations, in the order of the space."""
+    options = {knob.parameter: knob.option for knob in knobs()}
+    points = [space.point(config) for config in configs]
+    found = {}
+    for dimension in space.dimensions:
+        there = {point[dimension.name] for point in points if dimension.name in point}
+        if len(there) > 1:
+            found[options[dimension.name]] = tuple(
+                _written(str(choice)) for choice in dimension.choices if choice in there
+            )
+    return found
+
+
+def _values_refused(space: SearchSpace) -> dict[str, tuple[str, ...]]:
+    """Return the values that the space leaves out, such as 'precision fp16', by reason."""
+    options = {knob.parameter: knob.option for knob in knobs()}
+    found: dict[str, tuple[str, ...]] = {}
+    for choice, reason in space.left_out.items():
+        name, _, value = choice.partition("=")
+        found[reason] = (*found.get(reason, ()), f"{options[name]} {_written(value)}")
+    return found
+
+
+def _written(value: str) -> str:
+    return value.lower() if value in ("None", "True", "False") else value
+
+
+def _first_trials(plan: SearchPlan, model: CostModel | None) -> list[ExpectedTrial]:
+    sampler = CostModelSampler(plan, model)
+    configs = sampler.foreseen(min(_FIRST_TRIALS, plan.budget.max_trials + 1))
+    return [ExpectedTrial(config=c, changes=changes(c, plan), predicted=sampler.prediction(c)) for c in configs]

@@ -1,0 +1,103 @@
+"""Operators on the meta device: equal ones run once, and a tape is the same as if each had run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from autotune.cost import meta, tape
+from autotune.cost.family import Family, Shape
+from autotune.cost.profiler import profile
+from autotune.cost.tape import Recorder
+from autotune.training import resolve
+from autotune.values.model import Task
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meta, "_RESULTS", {})
+
+
+class _Counted:
+    """An operator that counts its calls."""
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+        self._schema = operator._schema
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self._operator(*args, **kwargs)
+
+
+def test_an_equal_operator_is_not_run_again() -> None:
+    add = _Counted(torch.ops.aten.add.Tensor)
+    one, other = torch.empty(3, 5, device="meta"), torch.empty(5, device="meta")
+    first, second = meta.run_once(add, (one, other), {}), meta.run_once(add, (one, other), {})
+    assert add.calls == 1
+    assert (second.shape, second.stride(), second.dtype) == (first.shape, first.stride(), first.dtype)
+    assert second.untyped_storage()._cdata != first.untyped_storage()._cdata
+    assert meta.run_once(add, (one.bfloat16(), other.bfloat16()), {}).dtype is torch.bfloat16
+    assert meta.run_once(add, (one.t().contiguous().t(), other), {}).stride() == (1, 3)
+    assert add.calls == 3
+
+
+def test_kinds_of_numbers_are_told_apart() -> None:
+    whole = torch.empty(3, dtype=torch.long, device="meta")
+    multiply = torch.ops.aten.mul.Tensor
+    kinds = [meta.run_once(multiply, (whole, number), {}).dtype for number in (1, 1.0, True)]
+    assert kinds == [torch.int64, torch.float32, torch.int64]
+
+
+def test_views_changes_in_place_and_tensors_with_values_are_always_run() -> None:
+    empty, real = torch.empty(4, 6, device="meta"), torch.ones(4, 6)
+    for operator, args in (
+        (torch.ops.aten.view.default, (empty, [24])),
+        (torch.ops.aten.mul_.Tensor, (empty, 2.0)),
+        (torch.ops.aten.add.Tensor, (real, real)),
+    ):
+        counted = _Counted(operator)
+        for _ in range(2):
+            meta.run_once(counted, args, {})
+        assert counted.calls == 2
+    assert torch.equal(meta.run_once(torch.ops.aten.add.Tensor, (real, real), {}), 2 * real)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "changes"),
+    [
+        ("t5-small", Task.SEQ2SEQ_LM, {"autocast": "bfloat16", "checkpointing": "full"}),
+        ("bert-tiny", Task.SEQUENCE_CLASSIFICATION, {"autocast": "float16"}),
+        ("switch-base-8", Task.SEQ2SEQ_LM, {}),
+    ],
+)
+def test_a_profile_is_the_same_as_if_every_operator_had_run(
+    name: str, task: Task, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = Family.model_validate({"device": "cuda", "dtype": "float32", "attn_implementation": "eager", **changes})
+    spec, shape = resolve.resolve(name), Shape(task=task, length=16, target_length=16)
+    found = profile(spec, family, shape)
+    monkeypatch.setattr(tape, "run_once", lambda func, args, kwargs: func(*args, **kwargs))
+    assert found == profile(spec, family, shape)
+
+
+def test_most_operators_of_equal_layers_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: Counter[str] = Counter()
+    original = meta._results
+
+    def counted(out: Any, args: Any, kwargs: Any) -> Any:
+        ran["first"] += 1
+        return original(out, args, kwargs)
+
+    monkeypatch.setattr(meta, "_results", counted)
+    layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8, device="meta") for _ in range(10)))
+    recorder = Recorder(list(layers.parameters()))
+    with recorder:
+        layers(torch.empty(2, 8, device="meta")).sum().backward()
+    worked = np.flatnonzero(recorder.tape().kinds)
+    assert len(worked) > 3 * ran["first"]

@@ -1,0 +1,219 @@
+"""Trainings of library models with a planted fault, and honest ones, looked at as `find` looks at a user's Trainer.
+
+Each Trainer is made by a pickled function and described by `run_describe`, which a search runs before its first trial;
+honest ones and those that drop samples are also run as trials.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import optimizer_steps
+import pytest
+from optimizer_steps import arguments_for, build, collator_for, samples_for
+from torch.nn.functional import cross_entropy
+from transformers import DataCollatorWithFlattening, Trainer
+
+from autotune.execution.describe import run_describe
+from autotune.training.resolve import resolve
+from autotune.value import sha256_of, write_value
+from autotune.values.model import Task
+from autotune.values.trial import DescribeRequest, Description, Refusal, TrialStatus
+from autotune.values.user_code import CODE_FILE, OwnCode
+from autotune.values.workload import Workload
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAULTY = ("Llama", "T5", "BERT")
+HONEST = (*FAULTY, "ViT", "Whisper", "Mixtral")
+
+
+def token_loss(outputs, labels, num_items, *, shifts, reduction):
+    """Return the loss of each label that counts, summed or averaged."""
+    logits = outputs["logits"].float()
+    if shifts:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction=reduction)
+    return loss if num_items is None else loss / num_items
+
+
+class OwnLoss(Trainer):
+    """A loss of its own: a mean over the labels of the step, as it should be."""
+
+    reduction, divides = "sum", True
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]
+        assert not self.divides or num_items_in_batch is not None
+        count = num_items_in_batch if self.divides else None
+        return token_loss(model(**inputs), labels, count, shifts=self._loss_shifts_labels, reduction=self.reduction)
+
+
+class SummedButClaimed(OwnLoss):
+    divides, loss_is_scaled_for_ga = False, True
+
+
+class SummedAndDivided(OwnLoss):
+    divides, loss_is_scaled_for_ga = False, False
+
+
+class MeanButClaimed(OwnLoss):
+    reduction, divides, loss_is_scaled_for_ga = "mean", False, True
+
+
+class MeanOfBatches(OwnLoss):
+    reduction, divides, loss_is_scaled_for_ga = "mean", False, False
+
+
+class LastAlone(OwnLoss):
+    """Forgets what it has accumulated."""
+
+    def training_step(self, model, *args, **kwargs):
+        model.zero_grad()
+        return super().training_step(model, *args, **kwargs)
+
+
+class Half:
+    """A collator that leaves every other sample out."""
+
+    def __init__(self, collate):
+        self.collate = collate
+
+    def __call__(self, samples):
+        return self.collate(samples[::2])
+
+
+def made(kind, name, directory, collator=lambda collate: collate):
+    """Return a function that makes a Trainer, and has all it needs."""
+
+    def make():
+        args = arguments_for(directory, 4, 2)
+        trainer = kind(
+            model=build(name),
+            args=args,
+            train_dataset=4 * samples_for(name),
+            data_collator=collator(collator_for(name)),
+        )
+        trainer.model_accepts_loss_kwargs = True  # some heads swallow the count of labels
+        return trainer
+
+    return make
+
+
+@pytest.fixture
+def pickled(tmp_path, monkeypatch):
+    """Return a function that pickles a maker of Trainers where a search has it, and returns the user's code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for module in (sys.modules[__name__], optimizer_steps):  # which a trial's process can't import
+        cloudpickle.register_pickle_by_value(module)
+
+    def pickle(make, folder):
+        content = cloudpickle.dumps(make)
+        folder.mkdir(exist_ok=True, parents=True)
+        (folder / CODE_FILE).write_bytes(content)
+        return OwnCode(kind="pickle", shown="make_trainer make", directory=str(tmp_path), sha256=sha256_of(content))
+
+    yield pickle
+    for module in (sys.modules[__name__], optimizer_steps):
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def look(tmp_path, pickled, tiny_llama):
+    """Return a function that describes what a maker makes."""
+
+    def described(make):
+        code = pickled(make, tmp_path / "data")
+        spec = resolve(str(tiny_llama))
+        workload = Workload(model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
+        (tmp_path / "describe").mkdir()
+        write_value(DescribeRequest(workload=workload), tmp_path / "describe" / "request.json")
+        run_describe(tmp_path / "describe")
+        text = (tmp_path / "describe" / "description.json").read_text()
+        return Refusal.model_validate_json(text) if '"message"' in text else Description.model_validate_json(text)
+
+    return described
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (SummedAndDivided, "the loss is a sum over the micro-batch, and divided by the number of micro-batches"),
+        (MeanButClaimed, "the gradients of micro-batches are added up: the loss is not divided by their number"),
+        (MeanOfBatches, "the loss is a mean over each micro-batch, however many labels that has"),
+        (LastAlone, "only the last micro-batch of a step counts"),
+    ],
+)
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_loss_that_changes_with_the_split_is_named(look, tmp_path, name, kind, said):
+    found = look(made(kind, name, tmp_path))
+    assert said in found.facts.split_changes
+    assert any(said in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_sum_that_is_claimed_to_be_divided_is_named(look, tmp_path, name):
+    found = look(made(SummedButClaimed, name, tmp_path))
+    assert found.facts.split_changes is None
+    assert any("the loss is a sum over the samples of a step" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_collator_that_drops_samples_is_refused(look, tmp_path, name):
+    found = look(made(Trainer, name, tmp_path, Half))
+    assert found.message.startswith("your data collator Half makes 8 rows of 16 samples: it drops the others")
+
+
+@pytest.mark.parametrize("kind", [Trainer, OwnLoss])
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_training_passes(look, tmp_path, name, kind):
+    found = look(made(kind, name, tmp_path))
+    assert isinstance(found, Description), found
+    assert found.facts.split_changes is None
+    assert not any("gradient" in note or "loss" in note for note in found.notes), found.notes
+    assert found.own.has_rows
+
+
+def trial_of(bench, look, pickled, make):
+    """Describe what a maker makes, and run it as a trial of micro-batches of 4."""
+    found = look(make)
+    known = {name: getattr(found.own, name) for name in ("weights", "reorders", "pads", "has_rows", "normalizes")}
+    code = pickled(make, bench.run_directory / "data").model_copy(update=known)
+    fields = {"model": found.own.spec, "task": found.own.task, "global_batch_size": 8, "own_code": code}
+    return bench.run(
+        workload={**fields, "sequence_length": found.own.sequence_length},
+        config={"per_device_train_batch_size": 4, "attn_implementation": None, "optim": "adamw_torch"},
+    )
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_training_completes_its_trial(bench, look, pickled, tmp_path, name):
+    result = trial_of(bench, look, pickled, made(Trainer, name, tmp_path))
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+
+
+class Early:
+    """A collator that keeps all 16 samples of the first batch it makes, and 2 of others."""
+
+    def __init__(self, collate):
+        self.collate = collate
+
+    def __call__(self, samples):
+        return self.collate(samples if len(samples) > 4 else samples[:2])
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_samples_that_are_dropped_later_make_the_trial_invalid(bench, look, pickled, tmp_path, name):
+    result = trial_of(bench, look, pickled, made(Trainer, name, tmp_path, Early))
+    assert result.status is TrialStatus.INVALID
+    assert "your data collator Early makes" in result.outcome.cause
+    assert "it drops the others" in result.outcome.cause
+
+
+def test_a_collator_that_packs_all_samples_into_one_row_drops_none(look, tmp_path):
+    make = made(Trainer, "Llama", tmp_path, lambda _: DataCollatorWithFlattening(return_position_ids=True))
+    found = look(make)
+    assert isinstance(found, Description), found
+    assert not found.own.has_rows

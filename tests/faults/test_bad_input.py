@@ -1,0 +1,122 @@
+"""Every kind of bad input is one line and an exit code, within ten seconds, without a traceback or a warning.
+
+The input is data, in `options` and `files`. Every thirteenth kind is tried by default, all of them with `-m slow`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from exporting import answer_of
+from factories import make_config
+from faults import files, options
+from faults.command_line import run
+
+LONGEST_S = 10.0
+
+MODEL = {"m/config.json": files.LLAMA}
+FIND = ["find", "--model", "m", "--device", "cpu", "--max-trials", "1", "--quiet"]
+ESTIMATE = ["estimate", "--model", "m", "--gpu", "a100-80gb", "--micro-batch", "1", "--seq-len", "64", "--quiet"]
+
+
+class Case(NamedTuple):
+    """A kind of bad input, and the exit code that it deserves."""
+
+    words: list[str]
+    files: Mapping[str, Any] = MappingProxyType({})
+    environment: Mapping[str, str] = MappingProxyType({})
+    code: int = 2
+
+    @property
+    def name(self) -> str:
+        contents = [str(content) for content in self.files.values() if content is not files.LLAMA]
+        return " ".join([*self.words, *self.environment.values(), *contents])[:90].encode("unicode_escape").decode()
+
+
+def of_options() -> list[Case]:
+    adapter = ["--adapter", "lora"]
+    cases = []
+    for option, values in options.ESTIMATE.items():
+        base = ESTIMATE + adapter * option.startswith("--adapter-")
+        cases += [Case([*base, option, value], MODEL) for value in values]
+    cases += [Case([*FIND, option, value], MODEL) for option, values in options.FIND.items() for value in values]
+    lacking = ((option, value) for option, values in options.LACKING.items() for value in values)
+    cases += [Case([*FIND, option, value], MODEL, code=3) for option, value in lacking]
+    cases += [Case(shlex.split(line), MODEL) for line in options.COMMANDS]
+    return cases + [
+        Case(["history"], environment={name: value}) for name, values in options.ENVIRONMENT.items() for value in values
+    ]
+
+
+def of_files() -> list[Case]:
+    models = [*files.NO_JSON.values(), *files.MODELS]
+    baselines = [*files.NO_JSON.values(), *files.BASELINES]
+    cases = [Case(ESTIMATE, {"m/config.json": content}) for content in models]
+    cases += [Case([*FIND, "--baseline", "b.json"], {**MODEL, "b.json": content}) for content in baselines]
+    cases += [Case([*FIND, "--space", "s.yaml"], {**MODEL, "s.yaml": content}) for content in files.SPACES]
+    prices = [*ESTIMATE, "--tokens", "1B", "--prices", "p.yaml"]
+    cases += [Case(prices, {**MODEL, "p.yaml": content}) for content in files.PRICES]
+    cases += [Case([*FIND, "--data", name], {**MODEL, name: content}) for name, content in files.DATA]
+    for command in ("report", "resume", "explain"):
+        cases += [Case([command, "run"], {"run/search.json": content}) for content in files.NO_JSON.values()]
+    for content in [*files.NO_JSON.values(), *answers()]:
+        cases.append(Case(["export", "best.json", "--to", "python"], {"best.json": content}))
+        apply = ["script", "--apply", "best.json", "--", "python", "t.py"]
+        cases.append(Case(apply, {"t.py": "", "best.json": content}))
+    return cases
+
+
+def answers() -> list[Any]:
+    """Return answers of which a field or a version was changed by hand."""
+    good = json.loads(answer_of(make_config(16)).model_dump_json())
+    made = [{**good, **change} for change in files.ANSWERS]
+    for version in files.VERSIONS:
+        made.append(copy.deepcopy(good))
+        made[-1]["hardware"]["versions"] = {"transformers": version}
+    return made
+
+
+CASES = of_options() + of_files()
+
+
+def test_there_are_as_many_kinds_as_are_promised():
+    assert len({repr(case) for case in CASES}) >= 500
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_in_a_fresh_process():
+    """A command has the library warn of nothing, which it reads when it is imported."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    yield
+    logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{number} {case.name}", marks=[pytest.mark.slow] if number % 13 else [])
+        for number, case in enumerate(CASES)
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(case, tmp_path):
+    done = run(case.words, tmp_path, case.files, {"HF_HUB_OFFLINE": "1", **case.environment})
+    assert done.exit_code == case.code, done.stderr
+    lines = done.stderr.strip().splitlines()
+    if lines[0].startswith("Usage: "):  # of the library that reads the command line
+        assert lines[3].startswith("Error: ")
+    else:
+        assert len(lines) == 1, done.stderr
+        assert lines[0].startswith("autotune: ")
+        assert len(lines[0]) > len("autotune: ") + 10
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.seconds < LONGEST_S

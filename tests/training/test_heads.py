@@ -1,0 +1,89 @@
+"""The heads of a type of model, the one that config.json names, and what is said of another."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_models import TINY, tiny, write_model
+
+from autotune.errors import InputError
+from autotune.training.build import build_config
+from autotune.training.heads import default_task, head_notes, tasks_of
+from autotune.training.resolve import resolve
+from autotune.values.model import Task
+
+
+def test_a_task_without_a_head_is_refused_with_those_there_are():
+    with pytest.raises(InputError, match=r"'t5' has no head for image-classification .*seq2seq-lm"):
+        build_config(resolve("t5-small"), Task.IMAGE_CLASSIFICATION)
+
+
+def test_the_tasks_of_a_type_are_the_heads_it_has():
+    assert set(tasks_of(resolve("bert-base-uncased"))) == {
+        Task.CAUSAL_LM,
+        Task.MASKED_LM,
+        Task.SEQUENCE_CLASSIFICATION,
+    }
+    assert tasks_of(resolve("resnet-50")) == (Task.IMAGE_CLASSIFICATION,)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "task"),
+    [
+        ("bert", "BertForMaskedLM", Task.MASKED_LM),
+        ("bert", "BertForSequenceClassification", Task.SEQUENCE_CLASSIFICATION),
+        ("bert", "BertModel", Task.SEQUENCE_CLASSIFICATION),
+        ("llama", "LlamaForCausalLM", Task.CAUSAL_LM),
+        ("llama", "LlamaForSequenceClassification", Task.SEQUENCE_CLASSIFICATION),
+        ("llama", "LLaMAForCausalLM", Task.CAUSAL_LM),  # no class of transformers
+        ("t5", "T5ForConditionalGeneration", Task.SEQ2SEQ_LM),
+        ("vit", "ViTModel", Task.IMAGE_CLASSIFICATION),
+        ("wav2vec2", "Wav2Vec2ForSequenceClassification", Task.AUDIO_CLASSIFICATION),
+        ("whisper", "WhisperForConditionalGeneration", Task.SPEECH_SEQ2SEQ),
+    ],
+)
+def test_the_head_that_the_config_names_is_trained(tmp_path, name, architecture, task):
+    assert default_task(tiny(tmp_path, name, architectures=[architecture])) is task
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "others"),
+    [
+        ({"model_type": "clip"}, "CLIPModel", "image-classification"),
+        ({"model_type": "segformer"}, "SegformerForSemanticSegmentation", "image-classification"),
+        (TINY["bert"], "BertForTokenClassification", "causal-lm or masked-lm or sequence-classification"),
+        ({"model_type": "llama4"}, "Llama4ForConditionalGeneration", "causal-lm"),
+    ],
+)
+def test_a_head_that_can_not_be_trained_is_refused_by_its_name_with_the_ways_out(
+    tmp_path, config, architecture, others
+):
+    spec = resolve(str(write_model(tmp_path / "mine", {**config, "architectures": [architecture]})))
+    with pytest.raises(InputError, match=f"mine: {architecture} has no head that can be trained here") as refusal:
+        default_task(spec)
+    assert "autotune script -- python train.py" in str(refusal.value)
+    assert str(refusal.value).endswith(f"--task {others}")
+
+
+def test_a_type_of_model_without_heads_is_refused_by_its_architecture(tmp_path):
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+    with pytest.raises(InputError, match=r"LlavaForConditionalGeneration has no head .*autotune script -- python"):
+        resolve(str(write_model(tmp_path, config)))
+
+
+def test_another_head_than_the_named_one_is_said(tmp_path):
+    named = tiny(tmp_path, "bert", architectures=["BertForMaskedLM"])
+    (line,) = head_notes(named, Task.SEQUENCE_CLASSIFICATION)
+    assert line.startswith("trained is BertForSequenceClassification (--task sequence-classification) in place of")
+    (line,) = head_notes(named, Task.MASKED_LM)
+    assert line == "the head is that of BertForMaskedLM in config.json: masked-lm (--task)"
+    assert head_notes(tiny(tmp_path, "llama", architectures=["LlamaForCausalLM"]), Task.CAUSAL_LM) == []
+    assert head_notes(tiny(tmp_path, "bert"), Task.MASKED_LM) == []
+    assert head_notes(resolve("bert-base-uncased"), Task.SEQUENCE_CLASSIFICATION) == []
+
+
+def test_a_part_for_images_that_is_not_fed_is_said(tmp_path):
+    config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}
+    spec = resolve(str(write_model(tmp_path, config)))
+    assert default_task(spec) is Task.CAUSAL_LM
+    (line,) = head_notes(spec, Task.CAUSAL_LM)
+    assert line.startswith("images are left out: the trials train on text alone")
