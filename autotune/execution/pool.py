@@ -53,6 +53,7 @@ class OnePlace(Pool):
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self.takes_turns = runner.takes_turns
         self._request: TrialRequest | None = None
 
     def free(self) -> int:
@@ -101,6 +102,8 @@ class LocalPool(Pool):
         places: Where trials run.
         entry: ``module:function`` that a trial's process runs; another one than the default is for tests.
     """
+
+    takes_turns = True
 
     def __init__(
         self, run_directory: Path, hardware: Hardware, places: Sequence[Place], *, entry: str = DEFAULT_ENTRY

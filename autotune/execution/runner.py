@@ -45,7 +45,13 @@ _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 
 
 class Runner(Protocol):
-    """Turns a request into a result, whatever happens on the way."""
+    """Turns a request into a result, whatever happens on the way.
+
+    Attributes:
+        takes_turns: Whether several trials can be alive at once and compute in turn.
+    """
+
+    takes_turns: bool = False
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial.
@@ -55,12 +61,12 @@ class Runner(Protocol):
         """
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
-        """Run trials that are alive at once and compute in turn; a runner that can't runs them one after another.
+        """Run trials that are alive at once and compute in turn, if it `takes_turns`.
 
         Raises:
             InfrastructureError: No trial can be run at all.
         """
-        return [self.run(request) for request in requests]
+        raise AssertionError("this runner takes no turns")
 
 
 def trial_directory(run_directory: Path, number: int) -> Path:
@@ -84,6 +90,8 @@ class LocalRunner(Runner):
     Attributes:
         ends_at: `time.perf_counter()` until which the first trial has to begin: whatever runs before it is ended then.
     """
+
+    takes_turns = True
 
     def __init__(
         self,

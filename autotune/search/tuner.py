@@ -92,7 +92,7 @@ class Tuner:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(direction="maximize", sampler=self._sampler)
         self._state = self._sampler.state
-        self._finals = Finals(self._state)
+        self._finals = Finals(self._state, takes_turns=pool.takes_turns)
         self._pace = Pace(self._finals, clock, sum((starting or {}).values()))
         self._teller = Teller(self._finals, self._pace, observer)
         self._running: dict[int, tuple[Purpose, Trial]] = {}  # by the number of the request

@@ -33,10 +33,12 @@ class Finals:
 
     Args:
         state: The search; later trials in it are taken into account.
+        takes_turns: Whether trials can be alive at once and compute in turn.
     """
 
-    def __init__(self, state: SearchState) -> None:
+    def __init__(self, state: SearchState, *, takes_turns: bool = False) -> None:
         self.state = state
+        self._takes_turns = takes_turns
         self.plan = state.plan
         self.history = state.history
         self.proof = Proof(state)
@@ -107,7 +109,8 @@ class Finals:
         measured = [m for c in contenders if (m := self.state.measured(c)) is not None and m.memory.is_known]
         together = sum(m.memory.peak_bytes for m in measured)
         return (
-            len(contenders) > 1
+            self._takes_turns
+            and len(contenders) > 1
             and len(measured) == len(contenders)
             and together <= self.plan.hardware.free_bytes * (1 - DEFAULT_MARGIN)
             and all(c.parallelism.is_single and not c.dataloader_num_workers for c in contenders)
