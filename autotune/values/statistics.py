@@ -94,8 +94,8 @@ def ratio_of_means(
 def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, Interval]:
     """Return the ratio of two times that were measured in turn, and its 95 % interval.
 
-    What both of a pair share, such as a slower machine, cancels out, and a disturbance that hits one of them counts as
-    one pair, however long it was: the estimate is the median of the means of all two pairs of logarithms (Hodges and
+    What both of a pair share, such as a slower machine, cancels out, and of twelve pairs or more one may be disturbed
+    however much: the estimate is the median of the means of all two pairs of logarithms (Hodges and
     Lehmann 1963), its interval that of the signed-rank test. What a process keeps for its life, such as where its
     memory lies, adds `PROCESS_SPREAD`.
 
@@ -109,7 +109,7 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, 
     middle = statistics.median(averages)
     count = len(logs)
     # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
-    outside = int(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
+    outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
     if count < _LEAST_PAIRS or outside < 1:
         return math.exp(middle), Interval(low=0.0, high=math.inf)
     kept_for_life = 1.96 * PROCESS_SPREAD * math.sqrt(1 / len(runs))

@@ -25,7 +25,10 @@ FINALIST_SHARE = 0.9
 # `tests/verification/test_finals.py` counts by how much, and docs/search.md reports it.
 MOST_ROUNDS = 2.0
 WORTH_DECIDING = 1.02  # with a smaller lead the simpler configuration would win anyway
-TOO_WIDE = 1.5  # a speed-up whose interval has a larger ratio of its ends needs more rounds
+TOO_WIDE = 1.3  # a speed-up whose interval has a larger ratio of its ends needs more rounds
+
+
+_Turns = dict[tuple[int, ...], list[float]]
 
 
 class Finals:
@@ -64,9 +67,15 @@ class Finals:
         return ([self.plan.baseline] if completed else []) + finalists
 
     def _has_fallen(self, config: TrainConfig) -> bool:
-        """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search."""
+        """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search.
+
+        One that ran in turn with the baseline and is clearly faster is good enough.
+        """
         seen, times = self.state.measured(config), self._step_times(config)
         if seen is None or not times or self._rounds(config) < self.plan.budget.final_rounds:
+            return False
+        pairs = self._pairs(self._turns(self.plan.baseline), self._turns(config))
+        if pairs and paired_ratio(pairs)[1].low > 1.0:
             return False
         rate = self.plan.workload.samples_per_step(config) / statistics.fmean(t for steps in times for t in steps)
         return rate < FINALIST_SHARE * seen.samples_per_second
@@ -244,7 +253,8 @@ class Finals:
         ours, theirs = self._sample_times(config), self._sample_times(reference)
         if not ours or not theirs:
             return None
-        if pairs := self._pairs(reference, config):
+        theirs_in_turn = self._turns(reference, start_s=self._start_s(reference))
+        if pairs := self._pairs(theirs_in_turn, self._turns(config, start_s=self._start_s(config))):
             return Comparison(*paired_ratio(pairs))
         others = [t for c in self.contenders() if c not in (config, reference) and (t := self._sample_times(c))]
         return Comparison(*ratio_of_means(theirs, ours, others))
@@ -264,15 +274,13 @@ class Finals:
         whole = self.merged(config)
         return self.plan.objective.start_s_per_sample(whole) if whole else 0.0
 
-    def _pairs(self, a: TrainConfig, b: TrainConfig) -> list[list[tuple[float, float]]]:
-        """Return the seconds per sample of both in each pair of turns, a list for each pair of trials in turn."""
-        ours, theirs = self._turns(a), self._turns(b)
-        return [list(zip(ours[group], theirs[group], strict=False)) for group in ours.keys() & theirs.keys()]
+    def _pairs(self, a: _Turns, b: _Turns) -> list[list[tuple[float, float]]]:
+        """Return the times of both in each pair of turns, a list for each pair of trials in turn."""
+        return [list(zip(a[numbers], b[numbers], strict=False)) for numbers in a.keys() & b.keys()]
 
-    def _turns(self, config: TrainConfig) -> dict[tuple[int, ...], list[float]]:
-        """Return the mean seconds per sample of each turn, by the numbers of the trials in turn."""
-        samples, start_s = self.plan.workload.samples_per_step(config), self._start_s(config)
-        found = {}
+    def _turns(self, config: TrainConfig, *, start_s: float = 0.0) -> _Turns:
+        """Return the mean seconds per sample of each turn, `start_s` added, by the numbers of the trials in turn."""
+        samples, found = self.plan.workload.samples_per_step(config), {}
         for r in self.trials(config):
             if r.measurement is not None and (size := r.measurement.steps_per_turn) is not None:
                 times = r.measurement.step_times_s

@@ -175,11 +175,13 @@ def _compilation(finals: Finals, best: TrainConfig, baseline: TrainConfig) -> Co
 def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
     """Return the simplest of the contenders that aren't clearly slower than the fastest.
 
-    If the fastest is clearly faster than the baseline, only contenders that are so too are considered.
+    Beside the baseline only those count that are clearly faster than it; if none is, it is the baseline.
     """
     plan = finals.plan
 
     def rate(config: TrainConfig) -> float:
+        if (lead := finals.speedup(config, plan.baseline)) is not None:
+            return lead.ratio
         measured = finals.merged(config)
         return plan.objective.rate(measured) if measured else 0.0
 
@@ -187,10 +189,10 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
         lead = finals.speedup(config, than)
         return lead is not None and lead.interval.low > 1.0
 
+    if plan.baseline in contenders:
+        contenders = [c for c in contenders if is_clearly_faster(c, plan.baseline)] or [plan.baseline]
     fastest = max(contenders, key=rate)
     alike = [c for c in contenders if not is_clearly_faster(fastest, c)]
-    if plan.baseline in contenders and plan.baseline not in alike:
-        alike = [c for c in alike if is_clearly_faster(c, plan.baseline)]
     return min(alike, key=lambda c: _complexity(plan, c))
 
 

@@ -302,3 +302,32 @@ def test_a_trial_whose_time_is_up_keeps_the_steps_that_it_has_measured(bench):
     assert result.status is TrialStatus.COMPLETED
     assert 10 <= len(result.measurement.step_times_s) < 50_000
     assert 15.0 <= result.duration_s <= 20.5
+
+
+def in_turn(bench, *configs, **limits):
+    requests = [
+        bench.request(config=config, limits={"measure_time_s": 2.0, "measure_steps": 4000, **limits})
+        for config in configs
+    ]
+    numbers = tuple(request.number for request in requests)
+    return bench.runner.run_in_turn([r.model_copy(update={"in_turn_with": numbers}) for r in requests])
+
+
+def test_trials_in_turn_are_alive_at_once_and_each_waits_while_the_other_computes(bench):
+    first, second = in_turn(bench, {}, {"optim": "adafactor"})
+    assert [r.status for r in (first, second)] == [TrialStatus.COMPLETED] * 2
+    assert first.request.config != second.request.config
+    turns = [len(r.measurement.step_times_s) / r.measurement.steps_per_turn for r in (first, second)]
+    assert turns[0] == turns[1] >= 1
+    for ours, theirs in ((first, second), (second, first)):
+        assert ours.outcome.phases.waited_s > theirs.outcome.phases.measured_s / 2
+        assert ours.active_s < ours.duration_s
+        assert read_value(TrialResult, bench.directory(ours) / "result.json") == ours
+
+
+def test_when_one_of_the_trials_in_turn_runs_out_of_memory_the_others_are_measured_alone(bench):
+    ours, large = in_turn(bench, {}, LARGE, memory_bytes=SMALL_BYTES)
+    assert large.status is TrialStatus.OUT_OF_MEMORY
+    assert ours.status is TrialStatus.COMPLETED
+    assert ours.measurement.steps_per_turn is None
+    assert completes(bench)

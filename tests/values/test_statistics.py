@@ -7,9 +7,11 @@ import statistics
 import pytest
 
 from autotune.values.statistics import (
+    PROCESS_SPREAD,
     drift,
     half_width,
     next_run_interval,
+    paired_ratio,
     rate_interval,
     ratio_of_means,
     relative_half_width,
@@ -175,3 +177,45 @@ def test_drift_is_what_the_steps_do_not_explain():
     assert drift([[1.0, 1.01, 0.99], [1.12, 1.13, 1.11]]) == pytest.approx(0.12)
     assert drift([[1.0, 1.3, 0.7], [1.12, 1.42, 0.82]]) == 0.0
     assert drift([[1.0, 1.01]]) == drift([]) == drift([[1.0], [2.0]]) == 0.0
+
+
+def test_what_both_of_a_pair_share_cancels_out():
+    pairs = [(2.0 * slow, 1.0 * slow) for slow in (1.0, 1.5, 3.0, 1.2, 1.0, 2.0, 1.1, 1.0)]
+    ratio, interval = paired_ratio([pairs])
+    assert ratio == pytest.approx(2.0)
+    assert interval.low == pytest.approx(2.0 * math.exp(-1.96 * PROCESS_SPREAD))
+
+
+def test_of_twelve_pairs_one_may_be_disturbed_however_much():
+    pairs = [(2.0 + 0.01 * n, 1.0) for n in range(11)]
+    for disturbed in (4.0, 400.0):
+        _, interval = paired_ratio([[*pairs, (disturbed, 1.0)]])
+        assert 2.0 < interval.low < 2.05 < interval.high < 2.15
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_few_pairs_have_no_interval(count):
+    _, interval = paired_ratio([[(2.0, 1.0)] * count])
+    assert (interval.low, interval.high) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("least", [8, 19])
+def test_intervals_of_pairs_hold_the_truth_under_drift_and_bursts(least):
+    """Turns whose noise lasts over several of them, on a machine that drifts; measuring ends when it is narrow."""
+    noise, held, cases = random.Random(5), 0, 300
+    for _ in range(cases):
+        drift = burst = 0.0
+        left, kept, pairs, interval = 0, noise.gauss(0.0, PROCESS_SPREAD), [], None
+        while interval is None or (interval.high > 1.1 * interval.low and len(pairs) < 2 * least):
+            drift += noise.gauss(0.0, 0.03)
+            times = []
+            for level in (0.0, kept - math.log(1.2)):
+                if noise.random() < 0.15:
+                    left, burst = noise.randint(1, 4), noise.uniform(0.0, 0.5)
+                left -= 1
+                times.append(math.exp(drift + level + noise.gauss(0.0, 0.08) + (burst if left >= 0 else 0.0)))
+            pairs.append((times[0], times[1]))
+            if len(pairs) >= least:
+                _, interval = paired_ratio([pairs])
+        held += interval.low <= 1.2 <= interval.high
+    assert held / cases >= 0.95

@@ -1,0 +1,117 @@
+"""Trials in turn: a token goes round, one computes at a time, and the first process decides when it is enough."""
+
+import os
+import threading
+import time
+
+import pytest
+from factories import make_limits
+
+from autotune.execution.turns import Turns, ring
+
+LIMITS = make_limits(measure_time_s=1e6, relative_interval=0.05, measure_steps=4000)
+NEVER = float("inf")
+
+
+class Ring:
+    """Processes as threads, each of which closes its ends of the pipes when it ends."""
+
+    def __init__(self, *steps_s, limits=LIMITS, ends_at=NEVER, dies=()):
+        self.log, self.turns = [], []
+        self._limits, self._ends_at, self._dies = limits, ends_at, dict(dies)
+        self._threads = [
+            threading.Thread(target=self._run, args=(place, ends, steps_s[place]))
+            for place, ends in enumerate(ring(len(steps_s)))
+        ]
+        for thread in self._threads:
+            thread.start()
+        for thread in self._threads:
+            thread.join(timeout=30)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, place, ends, step_s):
+        turns = Turns(*ends, place=place)
+        self.turns.append((place, turns))
+        try:
+            turns.begin()
+            self._compute(place, "warm up")
+            goes_on, count = turns.warmed_up(), 0
+            while goes_on:
+                if self._dies.get(place) == count:
+                    return
+                self._compute(place, "turn")
+                goes_on, count = turns.end_turn(step_s(count), self._limits, self._ends_at), count + 1
+            if turns.broken:
+                self._compute(place, "alone")
+        finally:
+            for end in ends:
+                os.close(end)
+
+    def _compute(self, place, what):
+        self.log.append((place, what, "begins"))
+        time.sleep(0.001)
+        self.log.append((place, what, "ends"))
+
+    def of(self, place):
+        return next(turns for at, turns in self.turns if at == place)
+
+
+def steady(seconds):
+    return lambda count: seconds
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_one_computes_at_a_time_and_all_have_as_many_turns(count):
+    run = Ring(*(steady(1.0 + place) for place in range(count)))
+    for begins, ends in zip(run.log[::2], run.log[1::2], strict=True):
+        assert (begins[:2], begins[2], ends[2]) == (ends[:2], "begins", "ends")
+    order = [(place, what) for place, what, when in run.log if when == "begins"]
+    assert order[:count] == [(place, "warm up") for place in range(count)]
+    assert order[count:] == [(place, "turn") for place in range(count)] * (len(order[count:]) // count)
+
+
+def test_the_first_process_learns_the_time_of_each():
+    run = Ring(steady(1.0), steady(2.0), steady(3.0))
+    assert set(run.of(0).rounds) == {(1.0, 2.0, 3.0)}
+    assert run.of(1).rounds == []
+
+
+def test_it_ends_when_the_ratio_is_known_and_noise_takes_longer():
+    noisy = [1.0, 1.3, 0.9, 1.2, 1.1]
+    quiet, loud = Ring(steady(1.0), steady(2.0)), Ring(steady(1.0), lambda count: 2 * noisy[count % 5])
+    assert len(quiet.of(0).rounds) == 1 + 12
+    assert len(loud.of(0).rounds) > len(quiet.of(0).rounds)
+
+
+def test_it_ends_when_the_time_of_all_is_up_or_the_next_round_would_be_too_late():
+    noisy = lambda count: 1.0 + count % 7  # noqa: E731
+    limits = LIMITS.model_copy(update={"measure_time_s": 0.1, "relative_interval": 1e-9})
+    assert 2 <= len(Ring(steady(1.0), noisy, limits=limits).of(0).rounds) < 200
+    assert len(Ring(steady(1.0), noisy, ends_at=time.perf_counter()).of(0).rounds) == 2
+
+
+@pytest.mark.parametrize("dies", [0, 1, 2])
+def test_when_one_dies_the_others_go_on_alone_one_after_the_other(dies):
+    run = Ring(steady(1.0), steady(1.0), steady(1.0), dies=[(dies, 2)])
+    alone = [(place, when) for place, what, when in run.log if what == "alone"]
+    others = sorted({0, 1, 2} - {dies})
+    assert sorted(place for place, _ in alone[::2]) == others
+    for begins, ends in zip(alone[::2], alone[1::2], strict=True):
+        assert begins[0] == ends[0], "one computes while another does"
+
+
+def test_one_that_dies_before_it_has_warmed_up_leaves_the_others_alone_from_the_start():
+    ends = ring(2)
+    for end in ends[0]:
+        os.close(end)
+    second = Turns(*ends[1], place=1)
+    second.begin()
+    assert second.broken
+    assert not second.warmed_up()
+
+
+def test_a_turn_has_several_short_steps_and_one_long_one():
+    turns = Turns(0, 0, place=0)
+    assert turns.steps(2.0, most=4000) == 1
+    assert turns.steps(0.05, most=4000) == 5
+    assert turns.steps(0.001, most=4000) == 4000 // 201
