@@ -31,8 +31,8 @@ VARIABLE = "AUTOTUNE_TURNS"
 # A turn lasts at least so long, so that what the others left in the processor's caches doesn't count.
 TURN_S = 0.25
 
-# Rounds that are measured, the first of them left out: at the least, unless the time is up, and at the most. From twelve
-# pairs on the interval stands one that is disturbed.
+# Rounds that are measured, the first of them left out: at the least, unless the time is up, and at the most. From
+# twelve pairs on, the interval stands one that is disturbed.
 _LEAST_ROUNDS, _MOST_ROUNDS = 12, 200
 
 _READ_BYTES = 4096
