@@ -1,4 +1,4 @@
-"""Runs a newcomer's first search again and again, on an idle machine and beside a busy process: is it decided?
+"""Runs a newcomer's first search again and again, idle and beside a busy process, and counts decided answers.
 
     python benchmarks/first_search.py --runs 10 --beside 0.25
 
