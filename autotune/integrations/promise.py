@@ -88,7 +88,8 @@ class Production(Value):
             return f"too few steps to tell the throughput; promised: {promised} samples/s"
         line = f"{show_rate(self.samples_per_second)} samples/s over {self.steps} steps, "
         if self.promise.interval.low <= self.samples_per_second <= self.promise.interval.high:
-            line += f"as promised: {promised}"
+            told = "as promised:" if self.promise.interval.is_narrow else "which can't be told from the promised"
+            line += f"{told} {promised}"
         else:
             line += f"{self.ratio:.2f} times the promised {promised}"
             if self.is_slower:
