@@ -196,6 +196,7 @@ class CudaGuard(MemoryGuard):
         super().__init__(budget_bytes)
         self._device, self._cuda = device, torch.cuda
         self._used_before: int | None = None
+        self._known_beside: int | None = None
 
     def __enter__(self) -> Self:
         self._used_before = cuda_used_bytes(self._device)
@@ -246,8 +247,15 @@ class CudaGuard(MemoryGuard):
         self._cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), self._device)
         return cap_bytes
 
+    def relax(self) -> None:
+        """Take what lies beside the allocator as known by now, since other trials come to the device."""
+        self.check()
+        self._known_beside = self._beside()
+
     def _beside(self) -> int | None:
         """Return what this process takes of the device beside the allocator's reservation; None: unknown."""
+        if self._known_beside is not None:
+            return self._known_beside
         now = cuda_used_bytes(self._device)
         if now is None or self._used_before is None:
             return None

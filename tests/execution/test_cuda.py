@@ -71,6 +71,19 @@ def test_the_devices_memory_is_told_in_full(cuda):
 
 
 @pytest.mark.cuda
+def test_trials_in_turn_are_measured_beside_each_other_and_each_has_its_own_memory(cuda):
+    configs = [{}, {"precision": "bf16", "per_device_train_batch_size": 8}]
+    alone = [measured(cuda, config).memory.device_bytes for config in configs]
+    limits = {"memory_bytes": 4 * GIB, "measure_time_s": 1.0, "measure_steps": 4000}
+    requests = [cuda.request(config=config, limits=limits) for config in configs]
+    numbers = tuple(request.number for request in requests)
+    results = cuda.runner.run_in_turn([r.model_copy(update={"in_turn_with": numbers}) for r in requests])
+    assert [r.status for r in results] == [TrialStatus.COMPLETED] * 2, [r.outcome for r in results]
+    assert all(r.measurement.steps_per_turn for r in results)
+    assert [r.measurement.memory.device_bytes for r in results] == pytest.approx(alone, abs=32 * MIB)
+
+
+@pytest.mark.cuda
 def test_running_out_of_memory_is_real_and_the_next_trial_runs(cuda):
     large = {"per_device_train_batch_size": 4096}
     result = cuda.run(config=large, limits={"memory_bytes": 1 * GIB})
