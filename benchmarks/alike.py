@@ -20,7 +20,8 @@ from typing import Any
 from provenance import provenance, results_path
 
 from autotune.execution.runner import LocalRunner
-from autotune.training.resolve import default_task, resolve
+from autotune.training.heads import default_task
+from autotune.training.resolve import resolve
 from autotune.value import write_text
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, default_budget_bytes, detect
