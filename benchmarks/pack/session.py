@@ -70,7 +70,9 @@ class Session:
     def runner(self) -> LocalRunner:
         """The runner that parts share, whose launcher starts with the first trial."""
         if self._runner is None:
-            self._runner = LocalRunner(self.scratch / "trials", self.hardware)
+            directory = self.scratch / "trials"
+            directory.mkdir(exist_ok=True)
+            self._runner = LocalRunner(directory, self.hardware)
         return self._runner
 
     def end_runner(self) -> None:
