@@ -85,7 +85,7 @@ def _results(out: Any, args: Any, kwargs: Any) -> _Results:
     """Return what describes new dense tensors of the meta device; None of anything else."""
     outputs = out if isinstance(out, tuple) else (out,)
     tensors = [t for t in outputs if t is not None]
-    storages = [t.untyped_storage()._cdata for t in [*tensors, *_tensors(args), *_tensors(tuple(kwargs.values()))]]
+    storages = [t.untyped_storage()._cdata for t in [*tensors, *tensors_in(args), *tensors_in(tuple(kwargs.values()))]]
     is_plain = all(type(t) is torch.Tensor and t.is_meta and t.storage_offset() == 0 for t in tensors)
     if not is_plain or len({*storages[: len(tensors)]} - {*storages[len(tensors) :]}) < len(tensors):
         return None  # one of them is an argument, or is there twice
@@ -95,9 +95,10 @@ def _results(out: Any, args: Any, kwargs: Any) -> _Results:
     return (not isinstance(out, tuple), found) if sizes == again else None
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Return the tensors in the arguments or results of an operator."""
     if isinstance(values, torch.Tensor):
         return [values]
     if isinstance(values, list | tuple):
-        return [t for value in values for t in _tensors(value)]
+        return [t for value in values for t in tensors_in(value)]
     return []

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from autotune.cost.meta import run_once
+from autotune.cost.meta import run_once, tensors_in
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE, NORMALISATION, VIEW
 
 # What a storage holds; those of weights are not on the tape. A fresh gradient is one that has just been computed: where
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         name = func._schema.name.partition("::")[2]
-        outputs = _tensors(out)
+        outputs = tensors_in(out)
         fresh = [tensor for tensor in outputs if self._is_new(tensor)]
         inplace = name.endswith("_") or "out" in kwargs
         works = (bool(fresh) or inplace) and name not in _NO_WORK
@@ -118,7 +118,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flops, kind = float(counter(*args, **kwargs, out_val=out)), CONTRACTION
             else:
                 kind = NORMALISATION if any(word in name for word in _NORMALISATIONS) else ELEMENTWISE
-            inputs = _tensors(args) + _tensors(tuple(kwargs.values()))
+            inputs = tensors_in(args) + tensors_in(tuple(kwargs.values()))
             moved = float(sum(t.nbytes for t in inputs) + sum(t.nbytes for t in outputs))
             if kind == ELEMENTWISE:
                 flops = float(max((t.numel() for t in outputs), default=0))
@@ -221,12 +221,3 @@ def _add_in_place(storage: _Storage) -> None:
 
 def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return the tensors in the arguments or results of an operator."""
-    if isinstance(values, torch.Tensor):
-        return [values]
-    if isinstance(values, list | tuple):
-        return [t for value in values for t in _tensors(value)]
-    return []
