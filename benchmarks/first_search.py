@@ -4,7 +4,7 @@
 
 A search is decided if its verdict is "faster" with an interval no wider than 1.3 to 1, or if it keeps the baseline and
 nothing is faster by more than 10 %. Each search has a record of its own and runs the command of the README. The last
-line is the result as JSON.
+line is the result as JSON. What a stopped run of the same day has stored is gone on with.
 """
 
 from __future__ import annotations
@@ -103,13 +103,19 @@ def main() -> None:
     hardware = detect("cpu")
     output = results_path("first-search", hardware).with_suffix(".json")
     output.parent.mkdir(parents=True, exist_ok=True)
-    found = []
-    for number in range(2 * options.runs):  # in turn, so that what is stored of a stopped run has both
-        found.append(search(options.beside if number % 2 else 0.0))
+    searched = "autotune " + " ".join(COMMAND)
+    stored = json.loads(output.read_text()) if output.exists() else {"searched": searched, "searches": []}
+    if stored["searched"] != searched:
+        sys.exit(f"{output} has searches by another command: move it away")
+    found = stored["searches"]
+    for number in range(len(found), 2 * options.runs):  # in turn, so that what is stored of a stopped run has both
+        origin = provenance(hardware)
+        began = {"date": origin["date"], "commit": origin["commit"]}
+        found.append({**began, **search(options.beside if number % 2 else 0.0)})
         print(f"{number}: {found[-1]}", file=sys.stderr, flush=True)
-        document = {**provenance(hardware), "searched": "autotune " + " ".join(COMMAND), "searches": found}
-        write_text(json.dumps(document, indent=2) + "\n", output)
-    print(json.dumps(document))
+        stored = {**origin, "searched": searched, "searches": found}
+        write_text(json.dumps(stored, indent=2) + "\n", output)
+    print(json.dumps(stored))
 
 
 if __name__ == "__main__":

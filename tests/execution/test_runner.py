@@ -301,7 +301,6 @@ def test_a_trial_whose_time_is_up_keeps_the_steps_that_it_has_measured(bench):
     result = bench.run(limits={"timeout_s": 20.0, **endless})
     assert result.status is TrialStatus.COMPLETED
     assert 10 <= len(result.measurement.step_times_s) < 50_000
-    assert 15.0 <= result.duration_s <= 20.5
 
 
 def in_turn(bench, *configs, **limits):
