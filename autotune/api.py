@@ -42,6 +42,9 @@ def find(
     text_field: str | None = None,
     seq_len: int | None = None,
     target_len: int | None = None,
+    images: int | None = None,
+    image_size: int | None = None,
+    freeze_vision: bool = False,
     global_batch: int | Literal["any"] | None = None,
     baseline: str | Path | None = None,
     allow: Allowance | str = Allowance.OPTIMIZER,
@@ -89,13 +92,16 @@ def find(
         make_trainer: A function that makes such a Trainer, if it can't be pickled or is too large.
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
         task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
-            'image-classification', 'speech-ctc', 'speech-seq2seq' or 'audio-classification';
+            'image-classification', 'speech-ctc', 'speech-seq2seq', 'audio-classification' or 'image-text-to-text';
             by default that of config.json, or the architecture's usual one.
         data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
+        images: Images of a sample of a vision-language model; 1 by default. Their tokens are part of `seq_len`.
+        image_size: Edge of these images in pixels; by default what the model was made for.
+        freeze_vision: Train all but the part of a vision-language model that sees the images.
         global_batch: Samples per optimizer step, the same in every trial; 64 by default, 8 on the CPU; with 'any' it
             is the micro-batch times the number of devices.
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.

@@ -16,7 +16,7 @@ from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, restricted
 from autotune.planning.user_loop import Knobs, UserLoop
 from autotune.planning.user_trainer import UserTrainer
-from autotune.planning.workload import Outline, Subject, objective_of
+from autotune.planning.workload import Outline, Subject
 from autotune.training.baseline import baseline_config, read_arguments
 from autotune.units import GIB, show_memory, show_time
 from autotune.values import hardware as machine
@@ -25,6 +25,7 @@ from autotune.values.checks import planned_loss_steps
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.placement import Allotment
+from autotune.values.problem import Objective
 from autotune.values.workload import Workload
 
 LOW_DISK_BYTES = 1 << 30  # less free disk than this is noted
@@ -268,3 +269,18 @@ def _extent(plan: SearchPlan) -> str:
         f"{points} points to measure{times}: roughly {show_time(points * plan.repeats * trial_s)} at {trial_s:.0f} s "
         "a trial, less where steps are short; it can be stopped and resumed at any time"
     )
+
+
+def objective_of(options: SearchOptions, workload: Workload) -> Objective:
+    """Return the objective: the throughput of the steady state, or of a run of given length with its start.
+
+    Raises:
+        InputError: `--train-tokens` was given, but the workload has no tokens.
+    """
+    if options.train_steps is not None:
+        return Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
+    if options.train_tokens is None:
+        return Objective()
+    if workload.tokens_per_sample is None:
+        raise InputError(f"--train-tokens: {workload.task} has no tokens; use --train-steps")
+    return Objective(run_samples=options.train_tokens / workload.tokens_per_sample)

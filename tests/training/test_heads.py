@@ -65,8 +65,10 @@ def test_a_head_that_can_not_be_trained_is_refused_by_its_name_with_the_ways_out
 
 
 def test_a_type_of_model_without_heads_is_refused_by_its_architecture(tmp_path):
-    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
-    with pytest.raises(InputError, match=r"LlavaForConditionalGeneration has no head .*autotune script -- python"):
+    config = {"model_type": "llava_onevision", "architectures": ["LlavaOnevisionForConditionalGeneration"]}
+    with pytest.raises(
+        InputError, match=r"LlavaOnevisionForConditionalGeneration has no head .*autotune script -- python"
+    ):
         resolve(str(write_model(tmp_path, config)))
 
 
