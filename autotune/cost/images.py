@@ -51,16 +51,25 @@ def _sizes_only(value: Any) -> Any:
     return value
 
 
-def split(func: Callable[..., Any], tensor: torch.Tensor, sizes: list[int], dim: int) -> Any:
+def to(func: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Return a tensor as another type, on the device where it is."""
+    kept = [arg.dtype if isinstance(arg, torch.Tensor) else arg for arg in args]
+    kept = [arg for arg in kept if not isinstance(arg, torch.device | str)]
+    kwargs.pop("device", None)
+    return func(tensor, *kept, **kwargs) if kept or kwargs else tensor
+
+
+def split(func: Callable[..., Any], tensor: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
     """Return a split into the parts of images, where parts that repeat are one with a dimension for the images.
 
     Of rows these are the rows of all images. Of the (1, heads, length, width) that attention looks at one image after
-    another, it is a batch of them.
+    another, it is a batch of them. Any other split is left as it is.
     """
-    if dim == 0:
-        return (tensor,) if len(set(sizes)) == 1 else func(tensor, sizes, dim)
-    if tensor.dim() != 4 or tensor.shape[0] != 1:
-        return func(tensor, sizes, dim)
+    sizes = list(split_size) if isinstance(split_size, list | tuple) else []
+    if dim == 0 and len(set(sizes)) == 1:
+        return (tensor,)
+    if not sizes or dim != 2 or tensor.dim() != 4 or tensor.shape[0] != 1:
+        return func(tensor, split_size, dim)
     period = next(p for p in range(1, len(sizes) + 1) if sizes == sizes[:p] * (len(sizes) // p))
     times = len(sizes) // period
     images = tensor[0].unflatten(1, (times, tensor.shape[2] // times)).transpose(0, 1)

@@ -241,12 +241,8 @@ class Semantics(TorchFunctionMode):
         labels = args[1].numel() // args[0].shape[1]
         return CtcLoss.apply(args[0], labels, self._recorder)  # type: ignore[no-untyped-call]
 
-    def _split(self, func: Any, args: Any, kwargs: Any) -> Any:
-        given = {**dict(zip(("tensor", "sizes", "dim"), args, strict=False)), **kwargs}
-        sizes = given.get("sizes", given.get("split_size_or_sections", given.get("split_size")))
-        if not self._images or not isinstance(sizes, list | tuple) or (dim := given.get("dim", 0)) not in (0, 2):
-            return NotImplemented
-        return images.split(func, given["tensor"], list(sizes), dim)
+    def _with_images(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return _IMAGES[func.__name__](func, *args, **kwargs) if self._images else NotImplemented
 
     def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return all values: labels hold no padding."""
@@ -255,6 +251,7 @@ class Semantics(TorchFunctionMode):
         return args[0].flatten()
 
 
+_IMAGES = {"split": images.split, "to": images.to}
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": Semantics._attention,
     "dropout": Semantics._dropout,
@@ -263,7 +260,7 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "cross_entropy": Semantics._cross_entropy,
     "ctc_loss": Semantics._ctc_loss,
     "masked_select": Semantics._masked_select,
-    "split": Semantics._split,
+    **dict.fromkeys(("split", "to"), Semantics._with_images),
     "sum": Semantics._sum,
     "grouped_mm": Semantics._grouped_mm,
     "_grouped_mm": Semantics._grouped_mm,

@@ -198,10 +198,7 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
     shown = None
     if task is Task.IMAGE_TEXT_TO_TEXT:
         shown = image_text(build_config(spec, task), options.images, options.image_size)
-        notes.append(
-            f"images of a sample: {shown.images} of {shown.image.size} pixels, {sum(shown.image.runs)} tokens each "
-            "(--images, --image-size)"
-        )
+        notes.append(f"{shown.described} (--images, --image-size)")
     length = _length(options, kind, spec, task, notes, shown.tokens if shown else 0)
     if options.target_len and not task.has_targets:
         raise InputError(f"--target-len: the task {task} has no decoder targets of their own")

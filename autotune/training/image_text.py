@@ -61,6 +61,12 @@ class ImageText(NamedTuple):
         return self.images * sum(run + 1 for run in self.image.runs) + 1
 
     @property
+    def described(self) -> str:
+        """The images in words."""
+        one = f"of {self.image.size} pixels as {sum(self.image.runs)} tokens"
+        return f"an image {one} in each sample" if self.images == 1 else f"{self.images} images {one} in each sample"
+
+    @property
     def pixels(self) -> tuple[int, ...]:
         """Shape of the `pixel_values` of a sample."""
         first, *rest = self.image.pixels

@@ -86,6 +86,6 @@ def test_another_head_than_the_named_one_is_said(tmp_path):
 def test_a_part_for_images_that_is_not_fed_is_said(tmp_path):
     config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}
     spec = resolve(str(write_model(tmp_path, config)))
-    assert default_task(spec) is Task.CAUSAL_LM
+    assert default_task(spec) is Task.IMAGE_TEXT_TO_TEXT
     (line,) = head_notes(spec, Task.CAUSAL_LM)
     assert line.startswith("images are left out: the trials train on text alone")
