@@ -72,7 +72,7 @@ def split(func: Callable[..., Any], tensor: torch.Tensor, split_size: Any, dim: 
         return func(tensor, split_size, dim)
     period = next(p for p in range(1, len(sizes) + 1) if sizes == sizes[:p] * (len(sizes) // p))
     times = len(sizes) // period
-    images = tensor[0].unflatten(1, (times, tensor.shape[2] // times)).transpose(0, 1)
+    images = tensor[0].view(tensor.shape[1], times, -1, tensor.shape[3]).transpose(0, 1)
     return func(images, sizes[:period], 2)
 
 

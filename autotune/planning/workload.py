@@ -219,8 +219,9 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
 def _length(options: WorkloadOptions, kind: str, spec: ModelSpec, task: Task, notes: list[str], of_images: int) -> int:
     """Return the tokens of a sample, those `of_images` included, or frames of sound; without text it means nothing."""
     length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[kind] + of_images
-    if length < of_images + 2:
-        raise InputError(f"--seq-len {length}: a sample's images take {of_images} tokens; use at least {of_images + 2}")
+    if of_images and not of_images + 2 <= length <= LONGEST_SAMPLE:
+        limits = f"use at least {of_images + 2}, and at most {LONGEST_SAMPLE}"
+        raise InputError(f"--seq-len {length}: a sample's images take {of_images} tokens; {limits}")
     if task.takes_text and options.seq_len is None:
         notes.append(f"sequence length {length} (--seq-len)")
     if not task.takes_audio:

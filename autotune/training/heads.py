@@ -127,7 +127,7 @@ def head_notes(spec: ModelSpec, task: Task) -> list[str]:
             f"trained is {heads[0]} (--task {task}) in place of the {named} that config.json names: the answer holds "
             "for that head"
         )
-    elif spec.source != "catalogue" and named is not None and task is not USUAL_TASK[spec.kind]:
+    elif spec.source != "catalogue" and named is not None and named not in _heads(spec, USUAL_TASK[spec.kind]):
         notes.append(f"the head is that of {named} in config.json: {task} (--task)")
     senses = [
         word

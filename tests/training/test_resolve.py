@@ -121,7 +121,7 @@ def test_the_catalogue_is_wide():
     kinds = {entry.kind for entry in catalogue()}
     families = {entry.family for entry in catalogue()}
     assert len(catalogue()) >= 75
-    assert kinds == {"decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text"}
+    assert kinds == {"decoder", "encoder", "encoder-decoder", "vision", "vision-language", "speech", "speech-to-text"}
     assert {"bert", "llama", "t5", "mixtral", "switch", "resnet", "mamba", "wav2vec2", "whisper"} <= families
 
 
