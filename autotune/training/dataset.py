@@ -78,11 +78,10 @@ def training_data(
     from torch.utils.data import Subset
     from transformers import default_data_collator
 
+    refuse_files(workload)
     if workload.task is Task.IMAGE_TEXT_TO_TEXT:
-        refuse_files(workload)
         return Repeated(_synthetic_images_in_texts(workload, model_config), samples), ImageTextCollator()
     if not workload.task.takes_text:
-        refuse_files(workload)
         made = _synthetic_sound if workload.task.takes_audio else _synthetic_images
         return Repeated(made(workload, model_config), samples), default_data_collator
     if workload.dataset is None:
