@@ -30,7 +30,7 @@ class CatalogueEntry(Value):
     source: str = Field(description="address of the published config")
     quoted_in: str | None = Field(
         default=None,
-        description="public file that the figures were read in, as owner/repository@commit:path; None: read at `source`",
+        description="public file that quotes the figures, as owner/repository@commit:path; None: read at `source`",
     )
 
 
