@@ -226,7 +226,8 @@ class RunDirectory:
     def write_result(self, result: TrialResult) -> None:
         """Write the result of a trial that no process runs."""
         directory = self.path / "trials" / f"{result.request.number:04d}"
-        directory.mkdir(parents=True, exist_ok=True)
+        for folder in (directory.parent, directory):  # not the run directory itself, which may have been removed
+            folder.mkdir(exist_ok=True)
         write_value(result, directory / "result.json")
 
     def write_answer(self, result: ResultData) -> Path:

@@ -1,4 +1,4 @@
-"""What must hold of a search whatever has happened to it: nothing is lost, nothing is measured twice, files are whole."""
+"""What must hold of a search whatever has happened: nothing is lost, nothing is measured twice, files are whole."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Kept:
         """Check what a search that has come to its end leaves behind."""
         results, run = self.look(), self._search.run
         assert read_result(run / ANSWER_FILE).verdict
-        littered = [path for path in run.rglob(".*")]
+        littered = list(run.rglob(".*"))
         assert littered == [], "temporary files have stayed"
         wanted = sorted(n for n, r in results.items() if r.request.purpose in RECORDED and r.request.task is None)
-        if self._search.record.exists():
-            found = Record(f"sqlite:///{self._search.record}").searches()
+        if self._search.server or self._search.record.exists():
+            found = Record(self._search.url).searches()
             own = [search for search in found if search.run_directory == str(run)]
             assert [sorted(trial.number for trial in search.trials) for search in own] == [wanted]
             assert own[0].verdict is not None

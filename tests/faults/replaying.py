@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import transformers.models.auto.modeling_auto  # noqa: F401  # which `find` looks into, and takes seconds
+import transformers.models.auto.modeling_auto  # which `find` looks into, and takes seconds
 import transformers.models.llama.configuration_llama  # noqa: F401
 
 from autotune import api
@@ -56,11 +56,17 @@ class Search(NamedTuple):
     home: Path
     answers: Path  # what the launcher's children said of the model
     options: dict[str, Any] = FIND
+    server: str = ""  # URL of the lasting record; empty: it is a file
 
     @property
     def record(self) -> Path:
         """The file of the lasting record."""
         return self.home / "record.db"
+
+    @property
+    def url(self) -> str:
+        """The lasting record."""
+        return self.server or f"sqlite:///{self.record}"
 
 
 @functools.cache
@@ -136,7 +142,7 @@ def run(search: Search, fault: Fault | None = None) -> None:
     global _answers
     _answers = search.answers
     random.seed()
-    os.environ.update({"AUTOTUNE_HOME": str(search.home), "AUTOTUNE_RECORD": "", "AUTOTUNE_WAIT": "off"})
+    os.environ.update({"AUTOTUNE_HOME": str(search.home), "AUTOTUNE_RECORD": search.server, "AUTOTUNE_WAIT": "off"})
     with (search.home.parent / "said.txt").open("a", buffering=1) as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
