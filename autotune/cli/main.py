@@ -26,7 +26,7 @@ class _Commands(TyperGroup):
         try:
             found = super().main(*arguments, **{**extra, "standalone_mode": False})
         except _USAGE_ERROR as error:
-            if error.message == error.ctx.get_help():  # nothing was asked for
+            if error.ctx is not None and error.message == error.ctx.get_help():  # nothing was asked for
                 error.show()
             else:
                 self._tell(error)

@@ -93,3 +93,42 @@ def test_a_search_goes_on_when_its_trials_or_its_launcher_are_killed(victim, req
     kept.check_end()
     assert {name for name in shared_files() - shared if name.startswith("torch_")} == set()
     print(f"{len(killed)} kills of the {victim}, {len(crashed)} trials lost by them, {len(results)} trials")
+
+
+@pytest.fixture
+def small_group():
+    """A control group of the kernel with 16 MiB of memory: whoever is moved into it and takes more is killed."""
+    for folder, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(folder) / f"autotune-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(16 << 20))
+        except OSError:
+            continue
+        yield group / "cgroup.procs"
+        group.rmdir()
+        return
+    pytest.skip("no control group with a limit of memory can be made here")
+
+
+def test_a_trial_that_the_kernel_kills_for_memory_is_out_of_memory(small_group, tmp_path):
+    search = Search(tmp_path / "run", tmp_path / "home", tmp_path)
+    process, moved = start(search, 8), set()
+    while process.poll() is None and len(moved) < 2:
+        for number, pid in running(search.run).items():
+            if number and number not in moved:
+                try:
+                    small_group.write_text(str(pid))
+                except ProcessLookupError:  # it has just ended
+                    continue
+                moved.add(number)
+        time.sleep(0.01)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    kept = Kept(search)
+    results = kept.look()
+    causes = {number: results[number].outcome.cause for number in moved if results[number].measurement is None}
+    assert causes
+    assert set(causes.values()) == {"killed by the host's out-of-memory killer"}
+    assert {results[number].status for number in causes} == {TrialStatus.OUT_OF_MEMORY}
+    kept.check_end()
