@@ -158,11 +158,7 @@ def best_so_far(
 ) -> list[tuple[float, float]]:
     """Return the times at which the best throughput changed, with its new value, up to `last_s`.
 
-    Args:
-        report: The report, whose result has the winner.
-        searched: Completed trials of the search, in the order they ended; the best is the fastest of them.
-        finals: Completed trials of the finals; after the last of them the best is the winner, as measured in them.
-        last_s: End of the last trial.
+    It is the fastest of the trials `searched`, in the order they ended, and after the last of `finals` the winner's.
     """
     points: list[tuple[float, float]] = []
     best = 0.0
