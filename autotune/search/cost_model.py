@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -22,12 +21,13 @@ from autotune.errors import AutotuneError, NothingFitsError
 from autotune.estimates.forecast import Forecast
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device
+from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan
 from autotune.search.guide import Guide, configs_of, too_large
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import add_observations, rates_of, read_observations
 from autotune.units import show_memory
-from autotune.value import Value, read_value
+from autotune.value import read_value
 from autotune.values.config import TrainConfig
 from autotune.values.events import Note, Observer
 from autotune.values.model import Task
@@ -44,15 +44,8 @@ _ANSWERED = 0.7  # of it, after which the child answers with what it has
 _GRACE_S = 120.0
 
 
-class Asker(Protocol):
-    """Starts child processes that answer a request, as `autotune.execution.runner.LocalRunner` does."""
-
-    def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
-        """Run the function `entry` on `request` in a child, and return the directory of its answer."""
-
-
 def cost_model(
-    plan: SearchPlan, runner: Asker, directory: Path, observer: Observer, *, left_s: float = math.inf
+    plan: SearchPlan, runner: LocalRunner, directory: Path, observer: Observer, *, left_s: float = math.inf
 ) -> CostModel | None:
     """Return the cost model of a search; None if nothing can be predicted.
 
@@ -133,7 +126,7 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
         add_observations(plan.hardware, plan.workload.model.model_type, found)
 
 
-def _trace(plan: SearchPlan, runner: Asker, left_s: float) -> Traces:
+def _trace(plan: SearchPlan, runner: LocalRunner, left_s: float) -> Traces:
     limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
     timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
     request = _request(plan, limit_s=max(1.0, limit_s)).model_copy(update={"within_s": _ANSWERED * timeout_s})
