@@ -108,12 +108,7 @@ class Production(Value):
 
 
 def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:
-    """Yield how TrainingArguments differ from the promised ones, where that changes the time of a step.
-
-    Args:
-        result: The answer of a search.
-        arguments: A dataclass, `transformers.TrainingArguments`.
-    """
+    """Yield how TrainingArguments differ from the promised ones, where that changes the time of a step."""
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
     promised = {_newest(name, defaults): value for name, value in result.arguments.training_arguments.items()}
     named = {name for name, value in promised.items() if isinstance(value, str | int | float | bool)}

@@ -26,12 +26,7 @@ _COLUMNS = 120
 
 @contextlib.contextmanager
 def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Observer]:
-    """Yield the observer of a search.
-
-    Args:
-        observer: The user's observer; None: the default one.
-        quiet: Whether the default observer shows nothing.
-    """
+    """Yield the user's observer of a search, or else the default one, which shows nothing if it is to be `quiet`."""
     console = _console() if observer is None and not quiet else None
     if console is None:
         yield ignore if observer is None else observer

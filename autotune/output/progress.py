@@ -33,13 +33,7 @@ _SHARES = {
 
 
 class Progress:
-    """An observer that draws on `console`; use it as a context manager.
-
-    Args:
-        console: The console; a quiet one shows nothing.
-        verbose: Whether predictions, reasons of refusals and conditions are shown as well.
-        clock: Returns seconds since a fixed moment.
-    """
+    """An observer that draws on `console` while entered; `verbose`: predictions, refusals and conditions as well."""
 
     def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -82,8 +76,7 @@ class Progress:
         self._console.print(visible(text), highlight=False, soft_wrap=True)
 
     def _ended(self, event: TrialEnded) -> None:
-        result = event.result
-        outcome = result.outcome
+        result, outcome = event.result, event.result.outcome
         if isinstance(outcome, Failure):
             detail = outcome.cause
         elif outcome.soaked is not None:

@@ -160,14 +160,9 @@ class UserLoop(Subject):
 
 
 def space_of(own: OwnStep, usual: str) -> SpaceFile:
-    """Return the space of the named knobs, in the order of the built-in spaces.
+    """Return the space of the knobs of a user's function, in the order of the built-in spaces.
 
-    Args:
-        own: The user's function with its knobs.
-        usual: Default space of the device, which provides the choices of knobs that are named without choices.
-
-    Raises:
-        InputError: A knob has no default choices, or exists only beside another one that isn't named.
+    The default space of the device, `usual`, provides the choices of knobs that are named without choices.
     """
     known: dict[str, Parameter] = {}
     for space in dict.fromkeys((usual, *_FURTHER_SPACES)):
@@ -226,11 +221,7 @@ def _check_options(options: SearchOptions) -> None:
 
 
 def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
-    """Return whether the function has an argument `accumulation_steps`.
-
-    Raises:
-        InputError: It can't be called with a configuration.
-    """
+    """Return whether the function has an argument `accumulation_steps`."""
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
@@ -246,11 +237,7 @@ def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
 
 
 def _checked(knobs: Knobs) -> dict[str, Choices | None]:
-    """Return the choices by knob; None stands for the default choices.
-
-    Raises:
-        InputError: There is no such knob, a loop can't honour it, or a choice isn't one of its values.
-    """
+    """Return the choices by knob; None stands for the default choices."""
     if isinstance(knobs, str):
         raise InputError(f"knobs: expected a list of names, such as [{knobs!r}]")
     named = dict(knobs) if isinstance(knobs, Mapping) else dict.fromkeys(knobs)
@@ -270,11 +257,7 @@ def _checked(knobs: Knobs) -> dict[str, Choices | None]:
 
 
 def _parameter(name: str, choices: Choices | None, usual: Parameter | None) -> Parameter:
-    """Return a parameter of the space, which is varied at every effort.
-
-    Raises:
-        InputError: Neither the user nor a built-in space names choices.
-    """
+    """Return a parameter of the space, which is varied at every effort."""
     if choices is not None:
         return Parameter(choices=choices)
     if usual is None:

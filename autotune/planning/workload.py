@@ -2,6 +2,7 @@
 
 A search tunes a model that the user names (`Subject`), the user's own Trainer or script (`user_trainer.UserTrainer`),
 or the user's own loop (`user_loop.UserLoop`). Notes tell the user every default that was chosen.
+Options that can't be used are refused by an InputError that says why.
 """
 
 from __future__ import annotations
@@ -66,9 +67,6 @@ class Subject:
     """What is tuned: a model that the user names, trained with the Trainer. Subclasses tune the user's own code.
 
     Planning calls the methods in the order of their definition.
-
-    Args:
-        options: The user's options.
     """
 
     def __init__(self, options: SearchOptions) -> None:
@@ -80,11 +78,7 @@ class Subject:
         return self.options.model
 
     def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
-        """Return what every trial trains; a line for each default is added to `notes`.
-
-        Raises:
-            InputError: An option can't be used.
-        """
+        """Return what every trial trains; a line for each default is added to `notes`."""
         return searched_workload(self.options, model_of(self.options), hardware, arguments, notes)
 
     def space(self, hardware: Hardware) -> SpaceFile:
@@ -137,11 +131,7 @@ def default_space(hardware: Hardware) -> str:
 
 
 def model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
-    """Return the model and the task, which decides on its head.
-
-    Raises:
-        InputError: There is no such model or task, or the model has no head for the task.
-    """
+    """Return the model and the task, which decides on its head."""
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     if options.task is None:
         return spec, default_task(spec)
@@ -160,11 +150,7 @@ def searched_workload(
     arguments: UserArguments | None,
     notes: list[str],
 ) -> Workload:
-    """Return what every trial of a search trains; a line for each default is added to `notes`.
-
-    Raises:
-        InputError: An option can't be used.
-    """
+    """Return what every trial of a search trains; a line for each default is added to `notes`."""
     if options.data and not Path(options.data).is_file():
         raise InputError(f"--data {options.data}: no such file")
     if options.text_field and not options.data:
@@ -184,9 +170,6 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
     """Return the workload on a kind of device ('cuda', 'cpu') with a free global batch.
 
     A line for each default is added to `notes`.
-
-    Raises:
-        InputError: A length can't be used.
     """
     spec, task = model
     notes += head_notes(spec, task) if task is not Task.OWN else []
@@ -252,14 +235,7 @@ def _searched_batch(
 def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, together: bool = False) -> int | None:
     """Return the global batch of the options, or `usual`; None if it is free ('any').
 
-    Args:
-        options: The user's options.
-        usual: The default.
-        notes: Receives a line if the default is taken or the global batch is free.
-        together: Whether the note says that the global batch is that of all devices together.
-
-    Raises:
-        InputError: The global batch exceeds `LARGEST_BATCH`.
+    `notes` receive a line if the default is taken, of all devices `together`, or the global batch is free.
     """
     asked = options.global_batch
     if asked == "any":
@@ -273,21 +249,13 @@ def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, t
 
 
 def check_batch(samples: int, what: str) -> None:
-    """Refuse a global batch beyond `LARGEST_BATCH`; `what` names its source in the message.
-
-    Raises:
-        InputError: It is larger.
-    """
+    """Refuse a global batch beyond `LARGEST_BATCH`; `what` names its source in the message."""
     if samples > LARGEST_BATCH:
         raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
 
 
 def objective_of(options: SearchOptions, workload: Workload) -> Objective:
-    """Return the objective: the throughput of the steady state, or of a run of given length with its start.
-
-    Raises:
-        InputError: `--train-tokens` was given, but the workload has no tokens.
-    """
+    """Return the objective: the throughput of the steady state, or of a run of given length with its start."""
     if options.train_steps is not None:
         return Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
     if options.train_tokens is None:

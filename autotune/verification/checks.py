@@ -51,11 +51,7 @@ class Check(NamedTuple):
 
 
 class Proof:
-    """The checks of a search's winner: those still to run, and their results.
-
-    Args:
-        state: The search; later trials in it are taken into account.
-    """
+    """The checks of a search's winner: those still to run, and their results; later trials in `state` are included."""
 
     def __init__(self, state: SearchState) -> None:
         self._state = state
