@@ -22,7 +22,7 @@ WORTH_TELLING = 0.05
 _OFF = (None, False, "", "none", "no")
 
 # Arguments of evaluation, which isn't timed, and of the device, which is compared by itself.
-_ELSEWHERE = {"per_device_eval_batch_size", "use_cpu"}
+_ELSEWHERE = {"per_device_eval_batch_size", "eval_accumulation_steps", "use_cpu"}
 
 # Packages whose version changes the time of a step.
 _LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
