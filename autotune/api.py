@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from autotune.errors import names_checked
 from autotune.integrations.trackers import check as check_trackers
-from autotune.output.default_observer import heard_by
+from autotune.output.progress import heard_by
 from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
 from autotune.planning.plan import SearchPlan

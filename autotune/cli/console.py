@@ -124,11 +124,7 @@ def stdout() -> Any:
 
 
 def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
-    """Return rich's console on stderr; with `quiet` it prints nothing.
-
-    Raises:
-        InputError: Both `quiet` and `verbose` are asked for.
-    """
+    """Return rich's console on stderr, which prints nothing if `quiet`; InputError: both are asked for."""
     from autotune.output.terminal import Console
 
     if quiet and verbose:

@@ -35,13 +35,8 @@ def reopened(
 ) -> SearchPlan:
     """Return `plan` with other limits, which hold for the whole search including the trials so far.
 
-    Args:
-        plan: The plan until now.
-        results: The trials so far.
-        effort: Sets all limits; `max_trials` and `max_time_s` take precedence. None: as before.
-        max_trials: Trials of the whole search; None: as before.
-        max_time_s: Seconds of the whole search; None: as before.
-        output: File to write the answer to as well; None: as before.
+    None leaves a limit as it was. The effort sets all limits, of which `max_trials` and `max_time_s` take precedence;
+    `output` is another file to write the answer to.
 
     Raises:
         InputError: `effort` is given for an exhaustive search, whose points are fixed.

@@ -90,16 +90,10 @@ def refusals(plan: SearchPlan, result: ResultData) -> dict[TrainConfig, str]:
 
 
 class Explainer:
-    """Runs the trials that an explanation lacks.
+    """Runs the trials that an explanation of a search's result lacks.
 
-    Args:
-        plan: The plan of the search.
-        result: Its answer.
-        searched: Its trials.
-        directory: Holds the trials of the explanation; no other process may use it meanwhile.
-        observer: Receives the events.
-        max_time_s: Seconds for all trials together; by default the time limit of the search.
-        clock: Returns seconds since a fixed moment.
+    They are written to `directory`, which no other process may use meanwhile, and have `max_time_s` together, by
+    default as long as the search.
     """
 
     def __init__(

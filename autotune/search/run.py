@@ -88,11 +88,7 @@ def backend_of(
 ) -> Iterator[Backend]:
     """Yield the backend of a search in `run_directory`; on leaving, all processes that it started are ended.
 
-    Args:
-        fleet: Where the trials are to run.
-        run_directory: The run directory of the search.
-        device: The device to tune for: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        planned: The hardware of each trial of a search that is resumed; None for a new one.
+    A new search tunes for `device`, one that is resumed for the `planned` hardware of each trial.
 
     Raises:
         MachineError: The devices aren't present, or aren't those of the resumed search.

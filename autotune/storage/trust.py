@@ -40,13 +40,9 @@ class Action(NamedTuple):
 
 
 def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
-    """Refuse to go on with a search that would run what this user has never handed over.
+    """Refuse to go on with a search that would run what this user has never handed over, nor vouches for (`trusted`).
 
-    Args:
-        run_dir: Of the search.
-        plan: Of the search.
-        trusted: Whether the user vouches for it, from now on.
-        delivers: Whether the answer is written where the plan says.
+    The answer is written where the plan says only if the search `delivers`.
 
     Raises:
         RunDirectoryError: It would run such things; the message names them.
