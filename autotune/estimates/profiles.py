@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 class Profiles(Mapping[Family, Profile]):
-    """The profiles of one workload by family; one that isn't stored is traced and stored when it is first looked up.
-
-    Args:
-        workload: What is trained.
-        parameters: Number of parameters of the model.
-        known: Profiles that are there already.
+    """The profiles of one workload by family; one neither `known` nor stored is traced when it is first looked up.
 
     Attributes:
         failures: Why a family can't be traced.
