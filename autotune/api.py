@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.errors import names_checked
 from autotune.integrations.trackers import check as check_trackers
-from autotune.output.default_observer import heard_by
+from autotune.output.progress import heard_by
 from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
 from autotune.planning.plan import SearchPlan
-from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
+from autotune.planning.reopen import NOTHING_RUN, changed_files, differences, limits_of, reopened
 from autotune.planning.user_loop import Knobs
 from autotune.planning.workload import Subject
 from autotune.search.cost_model import cost_model
@@ -25,10 +26,12 @@ from autotune.storage.run_directory import RunDirectory, default_run_directory, 
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
+from autotune.values.hardware import detect
 from autotune.values.knob import Allowance
 from autotune.values.time_spent import Stopwatch, command_began
 
 
+@names_checked()
 def find(
     model: str | None = None,
     *,
@@ -83,17 +86,14 @@ def find(
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         step: A training loop of your own in place of the Trainer: a function that takes a :class:`TrainConfig`, and the
             argument `accumulation_steps` if it has one, sets training up and returns a function that runs one optimizer
-            step, and may return its loss. It raises ValueError for a configuration that it can't run. If `model` is
-            given too, memory and time are predicted.
+            step, and may return its loss. It raises ValueError where it can't run. With `model`, too, it is predicted.
         knobs: The fields of :class:`TrainConfig` that `step` honours, optionally with the values to try:
             ``["per_device_train_batch_size"]`` or ``{"precision": ["fp32", "bf16"]}``; or give a `space` instead.
         trainer: A `transformers.Trainer` of your own, with its model, data, loss and arguments, which are the baseline.
             Each trial works on a copy.
         make_trainer: A function that makes such a Trainer, if it can't be pickled or is too large.
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
-        task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
-            'image-classification', 'speech-ctc', 'speech-seq2seq', 'audio-classification' or 'image-text-to-text';
-            by default that of config.json, or the architecture's usual one.
+        task: The head, a value of `Task` such as 'causal-lm'; by default that of config.json, or the usual one.
         data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
@@ -101,7 +101,7 @@ def find(
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
         images: Images of a sample of a vision-language model; 1 by default. Their tokens are part of `seq_len`.
         image_size: Edge of these images in pixels; by default what the model was made for.
-        freeze_vision: Train all but the part of a vision-language model that sees the images.
+        freeze_vision: Train all but the part that sees the images.
         global_batch: Samples per optimizer step, the same in every trial; 64 by default, 8 on the CPU; with 'any' it
             is the micro-batch times the number of devices.
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
@@ -119,8 +119,7 @@ def find(
             they still take more than half of it, nothing is measured, and the verdict is "couldn't tell".
         max_trials: Most trials of the search, finals and checks not counted.
         max_time: Time limit of the whole search, in seconds or as '10m'.
-        exhaustive: Measure every legal point instead of searching, and write ``table.jsonl`` in the run directory;
-            without limits of trials and time unless they are given.
+        exhaustive: Measure every legal point, unless limits are given, and write ``table.jsonl`` in the run directory.
         repeat: How often an exhaustive search measures each point.
         train_steps: Optimizer steps of your run, whose total time is then minimised: compilation pays only in a long
             run. By default the throughput of the steady state is maximised.
@@ -164,6 +163,7 @@ def find(
             return _search(subject, directory, backend, heard, stopwatch)
 
 
+@names_checked()
 def preview(
     model: str = "", *, script: Sequence[str] | None = None, observer: Observer | None = None, **options: Any
 ) -> Preview:
@@ -229,6 +229,7 @@ def _planned(
     return plan
 
 
+@names_checked()
 def resume(
     run_dir: str | Path,
     *,
@@ -258,6 +259,7 @@ def resume(
 
     Raises:
         RunDirectoryError: `run_dir` holds no search, another process is running it, or its code isn't trusted.
+        MachineError: The search was begun on another machine.
         InputError: An argument can't be used.
         NothingFitsError, InfrastructureError, SearchInterrupted: As in :func:`find`.
     """
@@ -277,6 +279,14 @@ def resume(
             max_time_s=limits.max_time_s,
             output=wanted,
         )
+        news = changed_files(plan, directory.path / "describe" / "description.json")
+        if plan.fleet.is_single:  # with several places, `backend_of` compares the machines
+            others = differences(plan.hardware, detect(plan.hardware.device))
+            plan = plan.model_copy(update={"record": plan.record and not others})  # where versions decide what compares
+            news += others
+        plan = plan.model_copy(update={"notes": tuple(dict.fromkeys((*plan.notes, *news)))})
+        for text in news:
+            heard(Note(text=text))
         directory.write_plan(plan)
         trust.remember(plan)
         if plan.budget != before.budget:

@@ -45,14 +45,7 @@ SPREAD = (
 
 
 def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Scalar]) -> tuple[Parallelism, ...]:
-    """Return the ways to share a training that agree with the knobs in `point`.
-
-    Args:
-        devices: Devices in all.
-        per_node: Devices in each node.
-        facts: Facts about the model.
-        point: Knobs that the user gave, by the names of search spaces.
-    """
+    """Return the ways to share a training among so many devices that agree with the knobs in `point`, the user's."""
     written = {k.removeprefix(_PREFIX): v for k, v in point.items() if k.startswith(_PREFIX)}
     given = Parallelism.model_validate(written).model_dump(include=set(written))
     settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping", "offload_to", "nvme_path")
@@ -91,11 +84,7 @@ def _doublings(most: int) -> list[int]:
 
 
 def nodes_of(devices: int, nodes: int | None) -> int:
-    """Return the number of nodes that hold `devices`: `nodes`, or if that is None as many as eight devices each need.
-
-    Raises:
-        InputError: The nodes can't hold the same number of devices each.
-    """
+    """Return the number of nodes that hold `devices`: `nodes`, or if that is None as many as of eight devices each."""
     count = nodes or -(-devices // _PER_NODE)
     if devices % count:
         raise InputError(f"--nodes {count}: does not divide the {devices} devices")
@@ -163,11 +152,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
 
 
 def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:
-    """Return the network that joins so many devices.
-
-    Raises:
-        InputError: The nodes can't hold the same number of devices each.
-    """
+    """Return the network that joins so many devices."""
     return network_of(
         target.device.hardware,
         devices,

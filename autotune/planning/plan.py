@@ -127,11 +127,7 @@ def restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
 
 
 def _check_left(plan: SearchPlan, only: Sequence[str]) -> None:
-    """Refuse `--only` if a named knob has no other value than the baseline's, or none that is legal.
-
-    Raises:
-        InputError: The message gives the reason.
-    """
+    """Refuse `--only` (InputError) if a named knob has no other value than the baseline's, or none that is legal."""
     space = plan.search_space()
     options = {knob.parameter: knob.option for knob in knobs()}
     for name in only:
@@ -139,7 +135,7 @@ def _check_left(plan: SearchPlan, only: Sequence[str]) -> None:
         if parameter is None:
             raise InputError(f"{said}: no search space has values to try; --fix sets one, --space FILE has yours")
         if not any(d.name == name and len(d.choices) > 1 for d in space.dimensions):
-            why = (reason for choice, reason in space.left_out.items() if choice.partition("=")[0] == name)
+            why = (reason for choice, reason in space.left_out.items() if choice[0] == name)
             raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")
         other = next((n for n in parameter.when if len(plan.space.parameters[n].choices) == 1), None)
         if other is not None and make_point(plan.baseline)[other] not in parameter.when[other]:
@@ -152,11 +148,7 @@ def _is_among(name: str, only: Sequence[str]) -> bool:
 
 
 def _with(plan: SearchPlan, fixed: dict[str, Scalar], written: str) -> TrainConfig:
-    """Return the baseline with the fixed values, which the user has `written`.
-
-    Raises:
-        InputError: They make a configuration of it that isn't legal.
-    """
+    """Return the baseline with the fixed values that the user has `written`; InputError: it isn't legal."""
     baseline = make_config(fitting(fixed, make_point(plan.baseline)))
     about = (plan.workload, plan.facts, plan.hardware)
     before = refusals(plan.baseline, *about)
@@ -179,19 +171,11 @@ def request_of(
     to_beat: float | None = None,
     in_turn_with: tuple[int, ...] = (),
 ) -> TrialRequest:
-    """Return the request for a trial of `config`.
+    """Return the request for a trial of `config`, which is ended after `timeout_s`.
 
-    Args:
-        plan: The plan of the search.
-        config: The configuration to run.
-        purpose: What the trial is for.
-        number: Number of the trial.
-        timeout_s: Seconds after which the trial is ended.
-        task: What a check does beside timing steps; None for other trials.
-        prediction: The prediction of the cost model, if there is one.
-        cold_compile: Whether compiled code is compiled anew, as in a user's first run.
-        to_beat: Samples/s below which the trial may measure less exactly; None: it always measures exactly.
-        in_turn_with: Numbers of the trials that compute in turn with it, itself included; empty: it runs alone.
+    `task` is what a check does beside timing steps; `cold_compile`: code is compiled anew, as in a user's first run.
+    Below `to_beat` samples/s it may measure less exactly. `in_turn_with` are the numbers of the trials that compute in
+    turn with it, itself included; if empty, it runs alone.
     """
     full = plan.workload.accumulation_steps(config)
     # The micro-batches of a user's own step can't be timed, so a longer step can't be inferred from a shorter one.

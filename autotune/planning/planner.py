@@ -1,6 +1,7 @@
 """Makes the plan of a search from the user's options: device, workload, memory, baseline, limits and search space.
 
-Options that can't be used are refused here, before the first trial. Notes tell the user every default that was chosen.
+Options that can't be used are refused by an InputError, before the first trial. Notes tell the user every default that
+was chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, restricted
 from autotune.planning.user_loop import Knobs, UserLoop
 from autotune.planning.user_trainer import UserTrainer
-from autotune.planning.workload import Outline, Subject
+from autotune.planning.workload import Outline, Subject, objective_of
 from autotune.training.baseline import baseline_config, read_arguments
 from autotune.units import GIB, show_memory, show_time
 from autotune.values import hardware as machine
@@ -25,7 +26,6 @@ from autotune.values.checks import planned_loss_steps
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.placement import Allotment
-from autotune.values.problem import Objective
 from autotune.values.workload import Workload
 
 LOW_DISK_BYTES = 1 << 30  # less free disk than this is noted
@@ -49,9 +49,6 @@ def subject_of(
     """Return what is tuned: the user's own loop, Trainer or script if one is given, otherwise the model.
 
     The arguments are those of `autotune.find`.
-
-    Raises:
-        InputError: Nothing or more than one is given, it can't be used, or an option contradicts it.
     """
     named = {"trainer": trainer, "make_trainer": make_trainer, "script": script, "step": step}
     given = [name for name, value in named.items() if value is not None]
@@ -69,10 +66,7 @@ def subject_of(
 def outline(options: SearchOptions, allotment: Allotment | None = None, subject: Subject | None = None) -> Outline:
     """Return the part of the plan that can be settled before the model is looked at in a child process.
 
-    Args:
-        options: The user's options.
-        allotment: The hardware of each trial; by default the whole device that `options` name.
-        subject: What is tuned; by default the model that `options` name.
+    By default each trial has the whole device, and the model is tuned, that `options` name.
 
     Raises:
         InputError: An option can't be used.
@@ -108,16 +102,7 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
 
 
 def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -> SearchPlan:
-    """Return the plan.
-
-    Args:
-        outline: What was settled before; its workload has the lengths of the data.
-        facts: Facts about the model.
-        notes: Further notes for the user.
-
-    Raises:
-        InputError: A sample is longer than the model takes, or an option contradicts the workload.
-    """
+    """Return the plan of an outline, whose workload has the lengths of the data, with further notes for the user."""
     subject, workload, hardware = outline.subject, outline.workload, outline.hardware
     options = subject.options
     check_lengths(workload, facts)
@@ -154,11 +139,7 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
 
 
 def check_lengths(workload: Workload, facts: ModelFacts) -> None:
-    """Refuse samples that are longer than the model takes.
-
-    Raises:
-        InputError: A sample or its target is longer.
-    """
+    """Refuse samples that are longer than the model takes."""
     for option, length, longest in (
         ("--seq-len", workload.sequence_length, facts.max_sequence_length),
         ("--target-len", workload.target_length, facts.max_target_length or facts.max_sequence_length),
@@ -176,11 +157,7 @@ def disk_notes(run_directory: Path) -> list[str]:
 
 
 def loss_steps_of(options: SearchOptions) -> int:
-    """Return the number of optimizer steps over which losses are compared; 0: they aren't.
-
-    Raises:
-        InputError: `--check-loss` was given, but losses can't be compared.
-    """
+    """Return the number of optimizer steps over which losses are compared; 0: they aren't."""
     free = options.global_batch == "any"
     return planned_loss_steps(options.check_loss, options.effort, free_batch=free, exhaustive=options.exhaustive)
 
@@ -269,18 +246,3 @@ def _extent(plan: SearchPlan) -> str:
         f"{points} points to measure{times}: roughly {show_time(points * plan.repeats * trial_s)} at {trial_s:.0f} s "
         "a trial, less where steps are short; it can be stopped and resumed at any time"
     )
-
-
-def objective_of(options: SearchOptions, workload: Workload) -> Objective:
-    """Return the objective: the throughput of the steady state, or of a run of given length with its start.
-
-    Raises:
-        InputError: `--train-tokens` was given, but the workload has no tokens.
-    """
-    if options.train_steps is not None:
-        return Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
-    if options.train_tokens is None:
-        return Objective()
-    if workload.tokens_per_sample is None:
-        raise InputError(f"--train-tokens: {workload.task} has no tokens; use --train-steps")
-    return Objective(run_samples=options.train_tokens / workload.tokens_per_sample)

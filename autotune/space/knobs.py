@@ -113,11 +113,7 @@ def _adapter_knob(field: str) -> KnobOption:
 
 
 def point_of(written: Mapping[str, str | bool], form: str = "--{} {}") -> dict[str, Scalar]:
-    """Return the point of a search space for options on the command line.
-
-    Args:
-        written: Values by option.
-        form: How an option and its value are written, for messages.
+    """Return the point of a search space for values by option, which are written as `form` on the command line.
 
     Raises:
         InputError: An option is unknown, or its value is invalid.
@@ -196,11 +192,7 @@ def knob_named(name: str, option: str) -> KnobOption:
 
 
 def fixed_words(written: Sequence[str]) -> tuple[str, ...]:
-    """Return values of `--fix` by the options of the knobs: 'micro-batch=8' for 'per_device_train_batch_size=8'.
-
-    Raises:
-        InputError: As `fixed_values`.
-    """
+    """Return values of `--fix` by the options of the knobs: 'micro-batch=8' for 'per_device_train_batch_size=8'."""
     fixed_values(written)
     return tuple(f"{option}={str(v).lower() if isinstance(v, bool) else v}" for option, v in _fixed(written).items())
 
