@@ -46,9 +46,10 @@ TRANSFORMERS = {
     "image-classification/run_image_classification": f"--model_name_or_path vit --train_dir images --train_val_split "
     f"0.2 --remove_unused_columns False {EVALUATED}",
     "speech-recognition/run_speech_recognition_ctc": f"--model_name_or_path wav2vec2 --dataset_name speech "
-    f"--text_column_name text --eval_split_name test --length_column_name input_length {EVALUATED}",
+    f"--text_column_name text --train_split_name train --eval_split_name test "
+    f"--length_column_name input_length {EVALUATED}",
     "speech-recognition/run_speech_recognition_seq2seq": f"--model_name_or_path whisper --dataset_name speech "
-    f"--text_column_name text --eval_split_name test --max_duration_in_seconds 1.0 "
+    f"--text_column_name text --eval_split_name test --max_duration_in_seconds 1.0 --freeze_feature_encoder False "
     f"--predict_with_generate --generation_max_length 12 {EVALUATED}",
 }
 TRL = {

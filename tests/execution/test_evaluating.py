@@ -172,6 +172,7 @@ class Wide(Net):
 @pytest.mark.cuda
 def test_an_allocator_too_small_for_all_predictions_has_room_for_those_of_a_batch(tmp_path):
     args = TrainingArguments(str(tmp_path), report_to="none", disable_tqdm=True)
+    args._n_gpu = min(args.n_gpu, 1)  # a trial sees one device
     trainer = Trainer(Wide(), args, eval_dataset=ROWS, compute_metrics=lambda predicted: {"rows": len(predicted[0])})
     torch.cuda.set_per_process_memory_fraction((96 << 20) / torch.cuda.mem_get_info()[1])
     try:
