@@ -14,7 +14,7 @@ from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpus, hypothetical
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
+from autotune.values.estimate import Alive, CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.hardware import Hardware
 from autotune.values.knob import Allowance
 from autotune.values.trial import Interval
@@ -116,6 +116,7 @@ class ConfigReport(Value):
     largest_micro_batch: int | None = Field(
         description="largest that fits with the other knobs as they are; None: none fits"
     )
+    alive: tuple[Alive, ...] = Field(default=(), description="at the predicted peak, most first; with --explain")
     would_fit: str | None = Field(default=None, description="if it doesn't fit, the one change that would make it fit")
     run: RunCost | None = None
     notes: tuple[str, ...]
