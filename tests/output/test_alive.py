@@ -3,14 +3,14 @@
 import re
 from io import StringIO
 
+from finished_searches import make_alive, make_breakdown
 from rich.console import Console
 
-from autotune.output.alive import MOST_ROWS, alive_table, icicle
-from autotune.values.estimate import Alive
+from autotune.output.alive import MOST_ROWS, alive_table, icicle, phases_line
 
 
 def row(kind: str = "activations", module: str = "model.layers.*.mlp", operator: str = "mm", size: int = 1 << 30):
-    return Alive(kind=kind, module=module, operator=operator, tensors=12, allocated_bytes=size, knob="--checkpointing")
+    return make_alive(kind=kind, module=module, operator=operator, allocated_bytes=size)
 
 
 def widths(chart) -> dict[str, float]:
@@ -45,3 +45,9 @@ def test_the_table_counts_what_it_leaves_out():
     shown = console.file.getvalue()
     assert "3 more" in shown
     assert "3.00" in shown
+
+
+def test_the_line_of_the_phases_names_the_largest_first():
+    said = phases_line(make_breakdown())
+    assert said.startswith("the peak is in the phase forward and backward, at mm; allocated at most: ")
+    assert "optimizer step 410 MiB" in said
