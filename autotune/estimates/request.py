@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
@@ -25,7 +26,7 @@ from autotune.training.baseline import baseline_config
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
-from autotune.values.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
+from autotune.values.catalogue.gpus import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware, default_budget_bytes, detect
@@ -86,6 +87,20 @@ class EstimateOptions(WorkloadOptions):
         False, description="List what is alive at the peak, by module and operator.", json_schema_extra=OUTPUT
     )
     knobs: dict[str, str | bool] = Field(default_factory=dict, description="knobs as written, by option")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_devices(cls, given: Any) -> Any:
+        """Make `--gpu "4x A6000"` `--gpu A6000 --devices 4`."""
+        count, name = (
+            counted_gpu(given["gpu"]) if isinstance(given, dict) and isinstance(given.get("gpu"), str) else (None, "")
+        )
+        if count is None:
+            return given
+        knobs = dict(given.get("knobs") or {})
+        if str(knobs.setdefault("devices", str(count))) != str(count):
+            raise InputError(f"--gpu {given['gpu']}: says {count} devices, and --devices {knobs['devices']}; drop one")
+        return {**given, "gpu": name, "knobs": knobs}
 
     @property
     def devices(self) -> int:
