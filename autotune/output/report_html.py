@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -31,13 +31,6 @@ WIDE, NARROW = 620.0, 346.0
 _LONGEST = 14
 _LONG_WORD = re.compile(r"(\S+)")
 _BREAKS = re.compile(rf".{{1,{_LONGEST}}}?[-_/.,:=]+|.{{1,{_LONGEST}}}")
-
-
-class Drawing(NamedTuple):
-    """A chart at both widths; None: there is nothing to draw."""
-
-    wide: Markup | None = None
-    narrow: Markup | None = None
 
 
 def html_report(report: RunReport) -> str:
@@ -120,13 +113,12 @@ def with_code(words: str) -> Markup:
     )
 
 
-def _drawings(report: RunReport) -> dict[str, Drawing]:
+def _drawings(report: RunReport) -> dict[str, Markup]:
+    """Return the charts by name, each at both widths; empty: there is nothing to draw."""
     found = {}
     for panel in panels(report):
-        wide, narrow = panel.draw(WIDE), panel.draw(NARROW)
-        found[panel.name] = Drawing()
-        if wide is not None and narrow is not None:
-            found[panel.name] = Drawing(Markup(wide.svg("wide")), Markup(narrow.svg("narrow")))
+        charts = {kind: panel.draw(width) for kind, width in (("wide", WIDE), ("narrow", NARROW))}
+        found[panel.name] = Markup("".join(chart.svg(kind) for kind, chart in charts.items() if chart is not None))
     return found
 
 

@@ -26,13 +26,12 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.workload import (
-    Asker,
     Outline,
     Subject,
     default_space,
@@ -52,6 +51,9 @@ from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest
 from autotune.values.user_code import ACCUMULATION, STEP_FILE, Choices, OwnStep
 from autotune.values.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.execution.runner import LocalRunner
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | None]
 
@@ -137,7 +139,7 @@ class UserLoop(Subject):
         """Write the pickled function into the run directory."""
         keep_pickle(self._pickled, run_directory, STEP_FILE)
 
-    def described(self, outline: Outline, asker: Asker) -> Description:
+    def described(self, outline: Outline, asker: LocalRunner) -> Description:
         """Return the facts about the named model; if none is named, facts that allow all knobs of the space."""
         if self.options.model:
             return super().described(outline, asker)
@@ -153,7 +155,7 @@ class UserLoop(Subject):
         )
         return plan.model_copy(update={**changes, "notes": (*plan.notes, *notes)})
 
-    def examined(self, plan: SearchPlan, asker: Asker) -> SearchPlan:
+    def examined(self, plan: SearchPlan, asker: LocalRunner) -> SearchPlan:
         """Return the plan with the facts found by running a step of the baseline and one with another micro-batch."""
         found = asker.examine(to_examine(plan))
         return plan.model_copy(update={"facts": found.facts, "notes": (*plan.notes, *found.notes)})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from autotune.errors import InputError
 from autotune.planning.devices import check_global_batch, default_global_batch
@@ -26,8 +26,11 @@ from autotune.values.config import LARGEST_BATCH
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.problem import Objective
-from autotune.values.trial import DescribeRequest, Description, ExamineRequest
+from autotune.values.trial import DescribeRequest, Description
 from autotune.values.workload import LONGEST_SAMPLE, Workload
+
+if TYPE_CHECKING:
+    from autotune.execution.runner import LocalRunner
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
 SPACE_OF_SEVERAL = "parallel"  # default space for several devices
@@ -49,18 +52,6 @@ class Outline:
     arguments: UserArguments | None  # the user's own, which are the baseline
     notes: tuple[str, ...]
     is_shared: bool = False
-
-
-class Asker(Protocol):
-    """Runs child processes before the first trial, as `autotune.execution.runner.LocalRunner` does."""
-
-    def describe(self, request: DescribeRequest) -> Description:
-        """Return the facts about the model and the data."""
-        ...
-
-    def examine(self, request: ExamineRequest) -> Description:
-        """Return the facts found by running steps of the user's loop."""
-        ...
 
 
 class Subject:
@@ -92,7 +83,7 @@ class Subject:
     def keep(self, run_directory: Path) -> None:
         """Write the user's pickled code, if there is any, into the run directory."""
 
-    def described(self, outline: Outline, asker: Asker) -> Description:
+    def described(self, outline: Outline, asker: LocalRunner) -> Description:
         """Return the facts about the model and the data."""
         given = outline.arguments
         if given is None:
@@ -113,7 +104,7 @@ class Subject:
         """Return the plan adapted to this subject."""
         return plan
 
-    def examined(self, plan: SearchPlan, asker: Asker) -> SearchPlan:
+    def examined(self, plan: SearchPlan, asker: LocalRunner) -> SearchPlan:
         """Return the plan with the facts that need a step to be run, if there are any."""
         return plan
 

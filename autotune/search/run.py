@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.errors import InputError, MachineError
+from autotune.errors import AutotuneError, InfrastructureError, InputError, MachineError
 from autotune.execution.noise import LOOK_S, others_share
-from autotune.execution.places import Place, hardware_of, places_of, shared_note
+from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note
 from autotune.execution.pool import LocalPool, OnePlace, Pool
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner
@@ -222,6 +222,7 @@ def wanted_file(output: str | Path | None) -> str | None:
 
     Raises:
         InputError: The file can't be written.
+        InfrastructureError: Its disk is full.
     """
     if output is None:
         return None
@@ -238,6 +239,7 @@ def deliver(result: ResultData | None, path: str | None) -> None:
 
     Raises:
         InputError: The file can't be written any more.
+        InfrastructureError: Its disk is full.
     """
     if result is None or path is None:
         return
@@ -247,5 +249,6 @@ def deliver(result: ResultData | None, path: str | None) -> None:
         raise _refused(Path(path), error) from None
 
 
-def _refused(path: Path, error: OSError) -> InputError:
-    return InputError(f"--output {path}: can't be written: {error.strerror}")
+def _refused(path: Path, error: OSError) -> AutotuneError:
+    kind = InfrastructureError if error.errno in DISK_IS_FULL else InputError
+    return kind(f"--output {path}: can't be written: {error.strerror}")
