@@ -66,7 +66,11 @@ def cost_model(
         left_s: Seconds that the search has left, of which tracing takes a quarter at most.
     """
     code = plan.workload.own_code
-    if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
+    if (
+        plan.workload.recipe is not None
+        or plan.workload.task is Task.OWN
+        or (code is not None and code.not_predicted is not None)
+    ):
         return None
     traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, left_s)
     for failure in traces.failures:
