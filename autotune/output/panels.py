@@ -81,7 +81,7 @@ def _pareto(report: RunReport) -> tuple[Key, ...]:
         _marked("square", "baseline", "baseline"),
         _marked("star", "best", "winner"),
         _marked("circle", "front", "Pareto front: nothing is faster with as little memory"),
-        _marked("circle", "trial", "other configurations"),
+        _marked("circle", "trial", "other configurations; above the winner those measured once"),
         _lined("budget", "memory budget"),
     ]
     if any(t.status is TrialStatus.OUT_OF_MEMORY for t in report.trials):

@@ -50,6 +50,7 @@ class Spot(NamedTuple):
     rate: float  # samples per second
     peak: int  # bytes, the highest of its trials
     tip: str
+    is_once: bool  # measured in the search alone: the fastest of many such is likely to have been lucky
 
 
 def spots(report: RunReport) -> list[Spot]:
@@ -70,7 +71,7 @@ def _spot(config: TrainConfig, trials: Sequence[TrialRow]) -> Spot:
     peak = max(t.peak_bytes or 0 for t in trials)
     numbers = ", ".join(t.label for t in trials)
     tip = f"{shown_changes(trials[0].changes or ())}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
-    return Spot(config, rate, peak, tip)
+    return Spot(config, rate, peak, tip if finals else f"{tip}, measured once", is_once=not finals)
 
 
 def pareto(found: Sequence[Spot]) -> list[Spot]:
@@ -109,7 +110,10 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
         at = min(max(x(max(needed or budget, budget)), frame.left), frame.right)
         tip = f"{shown_changes(trial.changes or ())}\nran out of memory, trial {trial.label}"
         parts.append(mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
-    front = pareto(found)
+    best = report.result.best if report.result is not None else None
+    winner = best.measurement if best is not None and best.confirmed else None
+    fastest = winner.samples_per_second if winner is not None else math.inf
+    front = pareto([s for s in found if not s.is_once or s.rate <= fastest])
     parts.append(path(stairs([(x(s.peak), y(s.rate)) for s in front]), "front-line"))
     parts += [_marked(report, s, x(s.peak), y(s.rate), s in front) for s in _best_last(report, found)]
     label = f"Throughput against peak memory of {len(found)} configurations; budget {show_memory(budget)}"

@@ -116,7 +116,10 @@ def verdict_of(finals: Finals) -> Decision:
         return Decision(best, "baseline did not complete")
     if plan.baseline not in measured or len(measured) < 2:
         if leader == plan.baseline:
-            return Decision(leader, "no clear winner" if len(finals.history) > 1 else "unconfirmed")
+            others = [r.status for r in finals.history.results if r.request.config != plan.baseline]
+            if any(status is not TrialStatus.TIMED_OUT for status in others):
+                return Decision(leader, "no clear winner")
+            return Decision(leader, "unconfirmed", kept_because="every other trial timed out" if others else None)
         doubts = {c: _doubt(finals, c) for c in ranking if c in contenders and c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
