@@ -80,7 +80,11 @@ def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
     model = _model(trial, mapping)
     trial.stopwatch.enter("data_s")
     if made is None:
-        samples = trial.max_steps * per_step
+        samples, in_full = trial.max_steps * per_step, workload.samples_per_step(trial.request.config)
+
+        def precomputed(seconds: float) -> None:
+            trial.timer.added_s = seconds * in_full
+
         return recipe_trainer(
             workload,
             mapping,
@@ -91,6 +95,7 @@ def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
             distinct=distinct_samples(trial.request, samples)[0],
             longest_first=per_step,
             callbacks=callbacks,
+            precomputed=precomputed,
         )
     dataset, collator = data_of(trial, model.config, trial.max_steps * per_step, longest_first=per_step)
     trial.stopwatch.enter("trainer_s")

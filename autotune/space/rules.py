@@ -237,6 +237,9 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
             return f"{at_once} completions at once don't divide the global batch of {workload.global_batch_size}"
     if recipe is None:
         return None
+    kind = CHECKPOINTING.get(config.checkpointing)
+    if kind is not None and (kind.every > 1 or kind.offload) and (recipe.kind.generates or recipe.kind.precomputes):
+        return f"checkpointing {config.checkpointing}: TRL switches it off in each step, and on again for all layers"
     if recipe.name == "kto" and micro < 2:
         return "kto compares the samples of a micro-batch: 2 or more"
     if not config.parallelism.is_single:

@@ -12,6 +12,7 @@ import importlib
 import itertools
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +27,11 @@ from autotune.training.arguments import TrainingPlan
 from autotune.training.corpus import load_tokenizer
 from autotune.training.text_file import checked_path, quiet_datasets, read_rows
 from autotune.values.model import Task
-from autotune.values.workload import SYNTHETIC_SAMPLES, Recipe, Workload
+from autotune.values.workload import Recipe, Workload
 
 _ROWS = "recipe"  # folder of the rows of a user's file
 _MOST_ROWS = 1024  # of a user's file, drawn at random: TRL tokenizes them in each trial
+_SYNTHETIC_ROWS = 128  # different ones
 
 _PAD, _END = "<pad>", "</s>"
 
@@ -45,6 +47,7 @@ def recipe_trainer(
     distinct: int,
     longest_first: int,
     callbacks: Sequence[Any] = (),
+    precomputed: Callable[[float], None] = lambda seconds: None,
 ) -> Any:
     """Return TRL's Trainer for a workload.
 
@@ -58,22 +61,24 @@ def recipe_trainer(
         distinct: Different ones among them, after which the first follows again.
         longest_first: Number of the longest rows that come first.
         callbacks: Of the Trainer.
+        precomputed: Gets the seconds for each sample that the reference took before training.
     """
     import trl
 
     recipe = _recipe(workload)
     trainer_class = getattr(trl, recipe.kind.trainer)
-    config = getattr(trl, recipe.kind.trainer.replace("Trainer", "Config"))(**arguments)
+    config = getattr(trl, recipe.kind.config)(**arguments)
     given: dict[str, Any] = {"reward_funcs": [reward_function(recipe)]} if recipe.kind.generates else {}
     if mapping.adapter is not None:
         given["peft_config"] = peft_config(mapping.adapter)
         if given["peft_config"] is None:
             raise AutotuneError("TRL takes adapters of peft, which has no BitFit")
-    with quiet_datasets(), _copied_reference(trainer_class, model):
+    rows = _rows(workload, model.config, directory)
+    with quiet_datasets(), _copied_reference(trainer_class, model), _timed(trainer_class, precomputed):
         trainer = trainer_class(
             model=model,
             args=config,
-            train_dataset=_rows(workload, model.config, directory),
+            train_dataset=rows,
             processing_class=_tokenizer(workload, model.config),
             callbacks=list(callbacks),
             **given,
@@ -93,6 +98,21 @@ def _copied_reference(trainer_class: Any, model: Any) -> Iterator[None]:
         return reference.to(dtype) if isinstance(dtype, torch.dtype) else reference
 
     with patch.object(sys.modules[trainer_class.__module__], "create_model_from_path", copied, create=True):
+        yield
+
+
+@contextmanager
+def _timed(trainer_class: Any, precomputed: Callable[[float], None]) -> Iterator[None]:
+    """Tell `precomputed` how long the reference takes for a sample, where it runs before training."""
+    original = getattr(trainer_class, "_precompute_ref_logps", None)
+
+    def timed(trainer: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        made = original(trainer, dataset, *args, **kwargs)  # type: ignore[misc]  # the results are on the host
+        precomputed((time.perf_counter() - began) / len(dataset))
+        return made
+
+    with patch.object(trainer_class, "_precompute_ref_logps", timed, create=True):
         yield
 
 
@@ -225,7 +245,7 @@ def _rows(workload: Workload, config: Any, directory: Path) -> Any:
     names, size, (pad, end) = recipe.kind.columns, config.get_text_config().vocab_size, _special(config)
     ids = np.setdiff1d(np.arange(size), [pad, end])
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    for row, name in itertools.product(range(SYNTHETIC_SAMPLES), names):
+    for row, name in itertools.product(range(_SYNTHETIC_ROWS), names):
         if name == "label":
             columns[name].append(row % 2 == 0)
             continue

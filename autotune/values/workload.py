@@ -25,13 +25,18 @@ RecipeName = Literal["sft", "dpo", "reward", "kto", "grpo", "rloo"]
 class RecipeKind(NamedTuple):
     """What TRL's Trainer of a recipe needs and does."""
 
-    trainer: str  # class of TRL; its configuration is named `trainer` with Config in place of Trainer
+    trainer: str  # class of TRL
     columns: tuple[str, ...]  # of its data, of which the first ones are texts
     task: Task = Task.CAUSAL_LM
     sequences: int = 1  # rows of the forward pass for each sample
     generates: bool = False  # whether it samples completions in each step
     precomputes: bool = False  # whether the reference's log-probabilities can be worked out once, before training
     coupled: str | None = None  # why another micro-batch is another training; None: it isn't
+
+    @property
+    def config(self) -> str:
+        """The class of its arguments."""
+        return self.trainer.replace("Trainer", "Config")
 
 
 # TRL 1.16. KTO holds each completion against those of its micro-batch to estimate the KL divergence (arXiv:2402.01306).
