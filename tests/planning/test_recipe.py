@@ -80,7 +80,7 @@ def test_an_unknown_recipe_is_refused():
 
 
 def test_prompt_and_completion_have_to_fit_the_model():
-    with pytest.raises(InputError, match="--prompt-len and --completion-len, together 1100: openai.*gpt2 has"):
+    with pytest.raises(InputError, match="--prompt-len and --completion-len, together 1100: "):
         planned(facts=make_facts(max_sequence_length=1024), recipe="sft", prompt_len=1000, completion_len=100)
 
 
