@@ -112,6 +112,11 @@ class Workload(Value):
         description="post-training by a Trainer of TRL; None: transformers' Trainer",
     )
 
+    @property
+    def is_users_own(self) -> bool:
+        """Whether the user's own code or loop trains, whose steps may differ from those of the Trainer."""
+        return self.own_code is not None or self.own_step is not None
+
     def accumulation_steps(self, config: TrainConfig) -> int:
         """Return micro-batches per optimizer step on one device.
 

@@ -39,11 +39,8 @@ def assemble(
 ) -> ResultData | None:
     """Return the result by the trials so far; None if none has completed.
 
-    Args:
-        finals: The finals of the search.
-        search_time_s: Seconds of the search so far.
-        starting: Seconds before the first trial, by kind of work.
-        others_share: What other processes took of the machine, if for that reason no trial was begun.
+    `starting` are the seconds before the first trial, by kind of work; `others_share` is what other processes took of
+    the machine, if for that reason no trial was begun.
     """
     plan, results, refused = finals.plan, finals.state.results, finals.state.refused
     if others_share is not None:
