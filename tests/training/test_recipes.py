@@ -21,6 +21,8 @@ from autotune.values.workload import RECIPES, Recipe, Workload
 
 trl = pytest.importorskip("trl")
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL 1.16 asks for it
+
 STEPS = 3
 GENERATING = [name for name, kind in RECIPES.items() if kind.generates]
 OFFLINE = [name for name in RECIPES if name not in GENERATING]
