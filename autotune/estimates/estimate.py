@@ -12,24 +12,15 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import InputError, NothingFitsError
+from autotune.estimates import request
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss
-from autotune.estimates.request import (
-    EstimateOptions,
-    check,
-    config_of,
-    knob_notes,
-    refusal,
-    target_of,
-    with_packages,
-    workload_of,
-)
 from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
 from autotune.planning.options import options_of
-from autotune.space.knobs import point_of
+from autotune.space.knobs import knobs, point_of
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
 from autotune.values.config import TrainConfig
@@ -41,7 +32,7 @@ from autotune.values.workload import Workload
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
 
 
-def report(options: EstimateOptions) -> Report:
+def report(options: request.EstimateOptions) -> Report:
     """Return the estimate that `options` ask for.
 
     Raises:
@@ -50,11 +41,11 @@ def report(options: EstimateOptions) -> Report:
         NothingFitsError: A ranking has no configuration that fits. A single configuration that doesn't fit is no error
             here: its report says so (see `shortfall`).
     """
-    check(options)
+    request.check(options)
     prices = read_prices(Path(options.prices)) if options.prices is not None else None
     point = point_of(options.knobs)
-    target = None if options.gpu == "all" else with_packages(target_of(options), point)
-    workload, said = workload_of(options, "cuda" if target is None else target.device.hardware.kind)
+    target = None if options.gpu == "all" else request.with_packages(request.target_of(options), point)
+    workload, said = request.workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
         tokens_per_sample(workload)
     question = _question(options, point, workload, prices)
@@ -77,10 +68,15 @@ def estimate(
     task: str | None = None,
     seq_len: int | None = None,
     target_len: int | None = None,
+    images: int | None = None,
+    image_size: int | None = None,
+    freeze_vision: bool = False,
     global_batch: int | Literal["any"] | None = None,
     gpu: str | None = None,
     device: str = "auto",
     nodes: int | None = None,
+    eval_batch: int | None = None,
+    eval_samples: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> CostEstimate:
@@ -89,15 +85,21 @@ def estimate(
     Args:
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         config: The configuration.
-        workload: What is trained, instead of `model`, `task`, `seq_len`, `target_len` and `global_batch`.
+        workload: What is trained, instead of `model`, `task` and all that follows until `global_batch`.
         task: The head to train, as in :func:`autotune.find`; by default that of config.json, or the usual one.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
+        images: Images of a sample of a vision-language model; 1 by default. Their tokens are part of `seq_len`.
+        image_size: Edge of these images in pixels; by default what the model was made for.
+        freeze_vision: Train all but the part of a vision-language model that sees the images.
         global_batch: Samples per optimizer step; 64 by default, 8 on the CPU; 'any' for one micro-batch a step.
         gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
         device: The device of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         nodes: Machines over which the devices of the configuration are spread; by default eight devices are on each.
+        eval_batch: Samples of an evaluation batch, if evaluation may be the peak.
+        eval_samples: Samples whose logits `compute_metrics` keeps on the device: those of `eval_accumulation_steps`
+            batches, or all.
         revision: Revision of a hub id.
         trust_remote_code: Run the model's own code.
 
@@ -108,16 +110,18 @@ def estimate(
     if model is None and workload is None:
         raise InputError("estimate: needs a model or a workload")
     fields = {"task": task, "seq_len": seq_len, "target_len": target_len, "global_batch": global_batch}
+    fields |= {"images": images, "image_size": image_size, "freeze_vision": freeze_vision}
     asked = {"gpu": gpu, "device": device, "revision": revision, "trust_remote_code": trust_remote_code, **fields}
+    asked |= {"eval_batch": eval_batch, "eval_samples": eval_samples}
     name = model or (workload.model.reference if workload else "")
-    options = options_of(EstimateOptions, {"model": name, **asked})
-    check(options)
+    options = options_of(request.EstimateOptions, {"model": name, **asked})
+    request.check(options)
     point = make_point(config)
-    target = with_packages(target_of(options), point)
+    target = request.with_packages(request.target_of(options), point)
     said: tuple[str, ...] = ()
     if workload is None:
-        workload, said = workload_of(options, target.device.hardware.kind)
-    elif given := [name for name, value in fields.items() if value is not None]:
+        workload, said = request.workload_of(options, target.device.hardware.kind)
+    elif given := [name for name, value in fields.items() if value]:
         raise InputError(f"estimate: {given[0]} is part of the workload")
     elif model is not None and resolve.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
@@ -131,20 +135,20 @@ def estimate(
 
 
 def _question(
-    options: EstimateOptions, point: Mapping[str, Scalar], workload: Workload, prices: Prices | None = None
+    options: request.EstimateOptions, point: Mapping[str, Scalar], workload: Workload, prices: Prices | None = None
 ) -> Question:
     facts = build.describe(workload.model, workload.task)
     return Question(options, point, prices, workload, facts, Profiles(workload, facts.parameters))
 
 
 def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
-    if reason := refusal(forecast.plan, config):
+    if reason := request.refusal(forecast.plan, config):
         raise InputError(f"not possible on {forecast.device.name}: {reason}")
 
 
 def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> ConfigReport:
     plan, device = forecast.plan, forecast.device
-    config = config_of(plan, question.point)
+    config = request.config_of(plan, question.point)
     _check_possible(forecast, config)
     found = forecast.predicted(config)
     return ConfigReport(
@@ -153,14 +157,27 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
         would_fit=None if found.fits_at_all else forecast.would_fit(config, Allowance.METHOD),
+        alive=forecast.alive(config) if question.options.explain else (),
         run=question.run(found, device.name),
         notes=(
             *notes,
-            *knob_notes(config, question.point),
+            *_knob_notes(config, question.point),
             *forecast.basis(config, found.traced_by),
             *found.notes,
         ),
     )
+
+
+def _knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return lines on the knobs that the user left at their defaults, and on given ones that change no prediction."""
+    notes = []
+    if rest := request.as_options(config, point):
+        notes.append(f"not given, so as by default: {rest}")
+    if loading := [
+        f"--{k.option}" for k in knobs() if k.parameter in point and k.parameter.startswith(request.LOADING)
+    ]:
+        notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
+    return tuple(notes)
 
 
 def shortfall(found: Report) -> NothingFitsError | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autotune.cost.network import Network, network_of
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.forecast import Forecast, Question
+from autotune.estimates.ranking import fastest
 from autotune.estimates.report import Device, SpreadReport, SpreadRow, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.points import Scalar
@@ -45,14 +46,7 @@ SPREAD = (
 
 
 def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Scalar]) -> tuple[Parallelism, ...]:
-    """Return the ways to share a training that agree with the knobs in `point`.
-
-    Args:
-        devices: Devices in all.
-        per_node: Devices in each node.
-        facts: Facts about the model.
-        point: Knobs that the user gave, by the names of search spaces.
-    """
+    """Return the ways to share a training among so many devices that agree with the knobs in `point`, the user's."""
     written = {k.removeprefix(_PREFIX): v for k, v in point.items() if k.startswith(_PREFIX)}
     given = Parallelism.model_validate(written).model_dump(include=set(written))
     settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping", "offload_to", "nvme_path")
@@ -197,7 +191,7 @@ def _row(
     if not configs:
         return reasons[0] if reasons else f"a global batch of {forecast.plan.workload.global_batch_size} is too small"
     try:
-        best, _ = forecast.best(configs, 1)
+        best, _ = fastest(forecast, configs, 1)
         chosen = forecast.predicted(best[0] if best else forecast.tightest(configs))
     except InputError as error:
         return str(error).partition(": ")[2] or str(error)

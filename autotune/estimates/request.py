@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
@@ -25,7 +26,7 @@ from autotune.training.baseline import baseline_config
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
-from autotune.values.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
+from autotune.values.catalogue.gpus import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware, default_budget_bytes, detect
@@ -40,7 +41,7 @@ REFERENCE_GPU = "a100-80gb"
 # Default samples per step on each of several devices; with fewer, communication would dominate.
 SAMPLES_OF_EACH = 8
 
-_LOADING = "dataloader"  # prefix of the knobs of data loading
+LOADING = "dataloader"  # prefix of the knobs of data loading
 
 
 class EstimateOptions(WorkloadOptions):
@@ -76,7 +77,30 @@ class EstimateOptions(WorkloadOptions):
     prices: Name | None = Field(
         None, description="YAML or JSON: a currency, prices per hour by GPU.", json_schema_extra=OUTPUT
     )
+    eval_batch: PositiveInt | None = Field(
+        None, description="Of an evaluation, which may be the peak [with --eval-samples 8].", json_schema_extra=MODEL
+    )
+    eval_samples: PositiveInt | None = Field(
+        None, description="Whose logits compute_metrics keeps on the device.", json_schema_extra=MODEL
+    )
+    explain: bool = Field(
+        False, description="List what is alive at the peak, by module and operator.", json_schema_extra=OUTPUT
+    )
     knobs: dict[str, str | bool] = Field(default_factory=dict, description="knobs as written, by option")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_devices(cls, given: Any) -> Any:
+        """Make `--gpu "4x A6000"` `--gpu A6000 --devices 4`."""
+        count, name = (
+            counted_gpu(given["gpu"]) if isinstance(given, dict) and isinstance(given.get("gpu"), str) else (None, "")
+        )
+        if count is None:
+            return given
+        knobs = dict(given.get("knobs") or {})
+        if str(knobs.setdefault("devices", str(count))) != str(count):
+            raise InputError(f"--gpu {given['gpu']}: says {count} devices, and --devices {knobs['devices']}; drop one")
+        return {**given, "gpu": name, "knobs": knobs}
 
     @property
     def devices(self) -> int:
@@ -110,6 +134,8 @@ def check(options: EstimateOptions) -> None:
         raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
     if options.devices > 1 and options.gpu == "all":
         raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
+    if options.explain and not options.knobs:
+        raise InputError("--explain: is of one configuration, such as --micro-batch 4")
     if options.prices is not None and options.tokens is None:
         raise InputError(f"--prices {options.prices}: needs --tokens, the length of the run")
 
@@ -262,14 +288,4 @@ def as_options(config: TrainConfig, without: Mapping[str, Scalar]) -> str:
     """Return the knobs of a configuration as options, except those in `without` and those of data loading."""
     values = make_point(config)
     wanted = [k.parameter for k in knobs() if k.parameter in values and k.parameter not in without]
-    return " ".join(as_option(name, values[name]) for name in wanted if not name.startswith(_LOADING))
-
-
-def knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """Return lines on the knobs that the user left at their defaults, and on given ones that change no prediction."""
-    notes = []
-    if rest := as_options(config, point):
-        notes.append(f"not given, so as by default: {rest}")
-    if loading := [f"--{k.option}" for k in knobs() if k.parameter in point and k.parameter.startswith(_LOADING)]:
-        notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
-    return tuple(notes)
+    return " ".join(as_option(name, values[name]) for name in wanted if not name.startswith(LOADING))

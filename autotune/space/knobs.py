@@ -113,11 +113,7 @@ def _adapter_knob(field: str) -> KnobOption:
 
 
 def point_of(written: Mapping[str, str | bool], form: str = "--{} {}") -> dict[str, Scalar]:
-    """Return the point of a search space for options on the command line.
-
-    Args:
-        written: Values by option.
-        form: How an option and its value are written, for messages.
+    """Return the point of a search space for values by option, which are written as `form` on the command line.
 
     Raises:
         InputError: An option is unknown, or its value is invalid.
