@@ -29,7 +29,6 @@ from autotune.estimates.request import (
 )
 from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
 from autotune.planning.options import options_of
-from autotune.space.knobs import point_of
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
 from autotune.values.config import TrainConfig
@@ -52,7 +51,7 @@ def report(options: EstimateOptions) -> Report:
     """
     check(options)
     prices = read_prices(Path(options.prices)) if options.prices is not None else None
-    point = point_of(options.knobs)
+    point = options.point
     target = None if options.gpu == "all" else with_packages(target_of(options), point)
     workload, said = workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:

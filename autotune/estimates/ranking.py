@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from autotune.errors import InputError
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, RankingReport
-from autotune.estimates.request import as_option, config_of, refusal, table_target, with_packages
+from autotune.estimates.request import config_of, refusal, table_target, with_packages
+from autotune.space.knobs import changes, in_words
 from autotune.space.points import Scalar, make_point
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
@@ -20,8 +21,8 @@ BEST = 8  # configurations that a ranking shows
 
 RANKED = (
     "ranked: precision (bf16 stands for fp16 where the device has both), tf32, micro-batch, optimizer, checkpointing; "
-    "with --allow method pure bf16 and LoRA too; what else there is (--attention, --compile, --adapter-rank) is "
-    "estimated when it is given"
+    "with --allow method pure bf16 and LoRA too; what else there is (attention, compile, adapter-rank) is "
+    "estimated when it is given (--fix)"
 )
 
 # The parameters for which the notes name the values that no shown configuration has.
@@ -43,13 +44,14 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
     best, fitting = forecast.best(configs, BEST)
     if not best:
         raise forecast.nothing_fits(configs, plan.allowance)
-    rows = tuple(forecast.predicted(config) for config in best)
+    rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
     return RankingReport(
         workload=plan.workload,
         device=device,
         allowance=plan.allowance,
         considered=len(configs),
         fitting=fitting,
+        baseline=plan.baseline,
         best=rows,
         run=question.run(rows[0], device.name),
         notes=(
@@ -73,11 +75,11 @@ def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str,
     for written, reason in space.left_out.items():
         name, _, value = written.partition("=")
         if name in _PARAMETERS:
-            reasons.setdefault(reason, []).append(as_option(name, _WRITTEN.get(value, value)))
+            reasons.setdefault(reason, []).append(in_words(name, _WRITTEN.get(value, value)))
     refused = [f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items()]
     points = [make_point(config) for config in best]
     behind = [
-        as_option(dimension.name, value)
+        in_words(dimension.name, value)
         for dimension in space.dimensions
         if dimension.name in _PARAMETERS
         for value in dimension.choices
