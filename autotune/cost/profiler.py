@@ -17,7 +17,7 @@ import torch
 from autotune.cost import quantized
 from autotune.cost.extend import NotLinear, Pair, extend, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
-from autotune.cost.profile import CONTRACTION, Excerpt, Layers, ParameterGroup, Profile, Repeat, layers_of
+from autotune.cost.profile import PRODUCTS, Excerpt, Layers, ParameterGroup, Profile, Repeat, layers_of
 from autotune.cost.trace import micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
 from autotune.errors import InputError, one_line
@@ -198,7 +198,7 @@ def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
         raise NotLinear("the tensors change with the micro-batch")
     sizes = pair.lines("storages")[:, 2]
     rows = zip(made.astype(int), freed.astype(int), sizes[:, 0], sizes[:, 1], gradient > 0, strict=True)
-    products = np.flatnonzero(tape.kinds == CONTRACTION)
+    products = np.flatnonzero(np.isin(tape.kinds, PRODUCTS))
     firsts = [products[products < tape.forward_end][:1], products[products >= tape.forward_end][:1]]
     return Excerpt(
         storages=tuple(rows),

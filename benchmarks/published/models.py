@@ -196,6 +196,7 @@ def _mpt(key: str) -> ModelSpec:
         "n_head": heads,
         "n_positions": 65536,
         "vocab_size": 50368,
+        "activation_function": "gelu",
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
