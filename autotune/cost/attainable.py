@@ -14,12 +14,12 @@ from autotune.values.estimate import Arithmetic, Rates
 # Share of the dense peak that large matrix products reach on tensor cores. The best shapes reach 87 % (A100 SXM, 271 of
 # 312 TFLOP/s), 81 % (A100 PCIe), 84 % (GH200) and 80 % (H100 SXM, 795 of 989), all in bf16:
 # https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table
-# A model's shapes are not the best ones, hence less: 74 % (A100) and 76 % (V100) of square ones in
+# A model's shapes are not the best ones, hence less: 74 % (A100) and 76 % (V100) in
 # https://github.com/mli/transformers-benchmarks. tf32 and fp16 are taken to be like bf16, and so is fp32.
 _MATMUL_SHARE = 0.75
 
 # Of graphics chips by the same table. GeForce cards accumulate in fp32 at half their tensor cores' rate, which is the
-# one that the data sheet is read for: they reach nearly all of it (3090 Ti: 81 of 80 TFLOP/s). Their kin for workstations
+# one that is entered here: they reach nearly all of it (3090 Ti: 81 of 80 TFLOP/s). Their kin for workstations
 # and servers have the whole rate, and less bandwidth to feed it: RTX A6000, 95 of 155.
 _HALVED_SHARE, _WHOLE_SHARE = 0.95, 0.61
 _HALVED_RATIO = 2.2  # of the peaks in 16 bits and in fp32, where the rate is halved; else it is 4

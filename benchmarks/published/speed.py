@@ -112,6 +112,8 @@ def _check(row: Row) -> None:
         raise NotPredicted("sequence length or micro-batch not stated")
     if "internal" in row.throughput_unit:
         raise NotPredicted("not the time of a whole step")
+    if not row.precision:
+        raise NotPredicted("precision not stated")
     text = f"{row.precision} {row.quant}".lower()
     if re.search(r"float8|fp8|mxfp8|int8 weight|rowwise", text):
         raise NotPredicted("arithmetic in 8 bits")
