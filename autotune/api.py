@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.errors import names_checked
 from autotune.integrations.trackers import check as check_trackers
-from autotune.output.default_observer import heard_by
+from autotune.output.progress import heard_by
 from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
 from autotune.planning.plan import SearchPlan
-from autotune.planning.reopen import NOTHING_RUN, limits_of, reopened
+from autotune.planning.reopen import NOTHING_RUN, changed_files, differences, limits_of, reopened
 from autotune.planning.user_loop import Knobs
 from autotune.planning.workload import Subject
 from autotune.search.cost_model import cost_model
@@ -25,10 +26,12 @@ from autotune.storage.run_directory import RunDirectory, default_run_directory, 
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
+from autotune.values.hardware import detect
 from autotune.values.knob import Allowance
 from autotune.values.time_spent import Stopwatch, command_began
 
 
+@names_checked()
 def find(
     model: str | None = None,
     *,
@@ -158,6 +161,7 @@ def find(
             return _search(subject, directory, backend, heard, stopwatch)
 
 
+@names_checked()
 def preview(
     model: str = "", *, script: Sequence[str] | None = None, observer: Observer | None = None, **options: Any
 ) -> Preview:
@@ -223,6 +227,7 @@ def _planned(
     return plan
 
 
+@names_checked()
 def resume(
     run_dir: str | Path,
     *,
@@ -252,6 +257,7 @@ def resume(
 
     Raises:
         RunDirectoryError: `run_dir` holds no search, another process is running it, or its code isn't trusted.
+        MachineError: The search was begun on another machine.
         InputError: An argument can't be used.
         NothingFitsError, InfrastructureError, SearchInterrupted: As in :func:`find`.
     """
@@ -271,6 +277,14 @@ def resume(
             max_time_s=limits.max_time_s,
             output=wanted,
         )
+        news = changed_files(plan, directory.path / "describe" / "description.json")
+        if plan.fleet.is_single:  # with several places, `backend_of` compares the machines
+            others = differences(plan.hardware, detect(plan.hardware.device))
+            plan = plan.model_copy(update={"record": plan.record and not others})  # where versions decide what compares
+            news += others
+        plan = plan.model_copy(update={"notes": tuple(dict.fromkeys((*plan.notes, *news)))})
+        for text in news:
+            heard(Note(text=text))
         directory.write_plan(plan)
         trust.remember(plan)
         if plan.budget != before.budget:

@@ -18,9 +18,11 @@ A trial that fails is never an exception but a :class:`autotune.values.trial.Fai
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -130,6 +132,22 @@ class NothingFitsError(AutotuneError):
     """No configuration fits; the message names the closest miss and what would make it fit."""
 
     exit_code = 5
+
+
+@contextlib.contextmanager
+def names_checked() -> Iterator[None]:
+    """Refuse names of files that no file system takes, wherever one is met.
+
+    Raises:
+        InputError: A name is too long.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        where = f"{str(error.filename)[:100]}: " if error.filename else ""
+        raise InputError(f"{where}the name is too long") from None
 
 
 class NoEffectError(Exception):

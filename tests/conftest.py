@@ -36,6 +36,11 @@ TINY_LLAMA = {
 }
 
 
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=8, help="kills of replayed searches (tests/faults) [8]")
+    parser.addoption("--real-kills", type=int, default=6, help="kills of each process of real searches [6]")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Import tests and libraries without looking for garbage, which took a fifth of the time: all of it stays."""

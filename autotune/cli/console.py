@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InfrastructureError, InputError
+from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InfrastructureError, InputError, names_checked
 from autotune.units import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
@@ -33,7 +33,8 @@ _UNNEEDED_WARNING = "bitsandbytes.backends.cpu.ops"
 def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     """Turn an error into one line, or a JSON object, and an exit code; with `debug` keep its traceback."""
     try:
-        yield
+        with names_checked():
+            yield
     except AutotuneError as error:
         if debug:
             raise
@@ -49,8 +50,6 @@ def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
         if debug:
             raise
         where = f"{str(error.filename)[:100]}: " if isinstance(error, OSError) and error.filename else ""
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            _fail(f"{where}the name is too long", "InputError", InputError.exit_code, as_json=as_json)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             _fail(f"{where}the disk is full", "InfrastructureError", InfrastructureError.exit_code, as_json=as_json)
         text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
@@ -125,11 +124,7 @@ def stdout() -> Any:
 
 
 def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
-    """Return rich's console on stderr; with `quiet` it prints nothing.
-
-    Raises:
-        InputError: Both `quiet` and `verbose` are asked for.
-    """
+    """Return rich's console on stderr, which prints nothing if `quiet`; InputError: both are asked for."""
     from autotune.output.terminal import Console
 
     if quiet and verbose:

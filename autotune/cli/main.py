@@ -5,16 +5,44 @@ Heavy modules are imported by the commands that need them, so that ``--help`` is
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from autotune.cli import export, history, listings, options, reports, search
 from autotune.cli.console import told_errors
+from autotune.units import visible
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # typer exports kinds of it alone
+
+
+class _Commands(TyperGroup):
+    """All commands; an error in the usage of one is told in one line, like any other."""
+
+    def main(self, *arguments: Any, **extra: Any) -> Any:
+        try:
+            found = super().main(*arguments, **{**extra, "standalone_mode": False})
+        except _USAGE_ERROR as error:
+            if error.ctx is not None and error.message == error.ctx.get_help():  # nothing was asked for
+                error.show()
+            else:
+                self._tell(error)
+            sys.exit(error.exit_code)
+        sys.exit(found if isinstance(found, int) else 0)
+
+    @staticmethod
+    def _tell(error: Any) -> None:
+        words = " ".join(error.format_message().split()).rstrip(".")
+        help_of = "autotune" if error.ctx is None else error.ctx.command_path
+        print(visible(f"autotune: {words} (`{help_of} --help` lists what there is)"), file=sys.stderr)
+
 
 app = typer.Typer(
     name="autotune",
+    cls=_Commands,
     help="Find the fastest training configuration that fits the memory of a GPU.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -53,5 +81,5 @@ app.add_typer(history.history, name="history")
 
 
 def main() -> None:
-    """Run the command line; usage errors end with typer's exit code 2."""
+    """Run the command line."""
     app(obj=time.perf_counter())  # commands find the time of their start in `typer.Context.obj`

@@ -156,9 +156,7 @@ def of_estimate() -> Made:
 def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.core.TyperCommand]:
     """Return a class of commands with the options that `made` returns, followed by their own.
 
-    Args:
-        made: Returns typer's options.
-        of_project: Whether `[tool.autotune]` of a project's pyproject.toml has defaults for them.
+    With `of_project`, `[tool.autotune]` of a project's pyproject.toml has defaults for them.
     """
 
     class Command(typer.core.TyperCommand):

@@ -82,7 +82,7 @@ def render(found: RunReport, chosen: Format) -> bytes:
     if chosen is Format.JSON:
         return (found.model_dump_json(indent=2) + "\n").encode()
     if chosen is Format.PNG:
-        from autotune.output.report_png import png_report
+        from autotune.output.panels import png_report
 
         return png_report(found)
     from autotune.output.report_text import csv_report, markdown_report

@@ -206,15 +206,7 @@ def _watched(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Run a search with a progress display, then print the answer.
-
-    Args:
-        context: Its `obj` is the `time.perf_counter()` of the command's start; None: unknown.
-        search: Runs the search, and returns its answer and its run directory.
-        output: File that the answer is written to as well, if the command names one.
-        as_json: Print the answer as JSON.
-        quiet: Print the answer alone.
-        verbose: Show more of each trial.
+    """Run a search, which returns its answer and its run directory, with a progress display, then print the answer.
 
     Raises:
         typer.Exit: The search was interrupted; its answer so far has been printed.
@@ -225,7 +217,7 @@ def _watched(
     from autotune.tuning_result import with_methods
     from autotune.values.time_spent import command_began
 
-    command_began.set(context.obj)
+    command_began.set(context.obj)  # None: unknown
     console = stderr(quiet=quiet, verbose=verbose)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     interrupted = None

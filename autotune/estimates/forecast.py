@@ -47,20 +47,11 @@ _HOW_TRACED: dict[TracedBy, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is to be estimated, whatever the device.
-
-    Args:
-        options: The user's options.
-        point: The knobs that the user gave, by the names of search spaces.
-        prices: Prices of devices; None if money isn't asked for.
-        workload: What is trained.
-        facts: Facts about the model.
-        profiles: Traces of the workload.
-    """
+    """What is to be estimated, whatever the device."""
 
     options: EstimateOptions
-    point: Mapping[str, Scalar]
-    prices: Prices | None
+    point: Mapping[str, Scalar]  # the knobs that the user gave, by the names of search spaces
+    prices: Prices | None  # None: money isn't asked for
     workload: Workload
     facts: ModelFacts
     profiles: Profiles
@@ -97,15 +88,10 @@ class Question:
 
 
 class Forecast:
-    """The predictions for one device.
+    """The predictions for one device, by the cost model with `profiles` in place of its own.
 
-    Args:
-        plan: Workload, device, memory and space.
-        device: The device as reports name it.
-        model: The cost model; `profiles` replace its own.
-        profiles: Traces of the workload.
-        memories: Cache of predicted memory by configuration. Devices on which a configuration takes the same memory
-            may share it.
+    Methods raise InputError if the model can't be traced with a configuration. `memories` is a cache of predicted
+    memory by configuration, which devices on which a configuration takes the same memory may share.
     """
 
     def __init__(
@@ -123,11 +109,7 @@ class Forecast:
         self._memories = memories if memories is not None else {}
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
-        """Return the prediction for a configuration.
-
-        Raises:
-            InputError: The model can't be traced with it.
-        """
+        """Return the prediction for a configuration."""
         found = self._model.estimate(config)
         if found is None:
             raise self._profiles.failures[family_of(config, self.plan.hardware)]
@@ -135,11 +117,7 @@ class Forecast:
         return found
 
     def predicted(self, config: TrainConfig) -> Predicted:
-        """Return the prediction for a configuration in the form of a report.
-
-        Raises:
-            InputError: The model can't be traced with it.
-        """
+        """Return the prediction for a configuration in the form of a report."""
         return predicted(config, self.estimate(config), workload=self.plan.workload, device=self.device)
 
     def basis(self, config: TrainConfig, traced_by: TracedBy) -> tuple[str, ...]:
@@ -152,21 +130,13 @@ class Forecast:
         return tuple(lines)
 
     def device_bytes(self, config: TrainConfig) -> int:
-        """Return the predicted peak of device memory in bytes.
-
-        Raises:
-            InputError: The model can't be traced with it.
-        """
+        """Return the predicted peak of device memory in bytes."""
         if config not in self._memories:
             self.estimate(config)
         return self._memories[config].device_peak_bytes
 
     def fits(self, config: TrainConfig) -> bool:
-        """Return whether the predicted peak of a configuration is within the device's memory.
-
-        Raises:
-            InputError: The model can't be traced with it.
-        """
+        """Return whether the predicted peak of a configuration is within the device's memory."""
         return self.device_bytes(config) <= self.device.memory_bytes
 
     def largest_micro_batch(self, config: TrainConfig) -> int | None:
@@ -175,9 +145,6 @@ class Forecast:
         Under a given global batch every micro-batch of `with_micro_batches` is looked at, as memory need not rise with
         it: without accumulation, no gradients are held while the next are computed. With a free global batch memory
         rises with the micro-batch, so a bisection finds the largest.
-
-        Raises:
-            InputError: The model can't be traced with `config`.
         """
         if self.plan.workload.global_batch_size is None:
             sizes = range(1, _LARGEST_MICRO_BATCH + 1)
@@ -213,11 +180,7 @@ class Forecast:
         return list(chosen.values()), len(rows)
 
     def tightest(self, configs: Sequence[TrainConfig]) -> TrainConfig:
-        """Return the configuration with the least predicted memory.
-
-        Raises:
-            InputError: The model can't be traced with any.
-        """
+        """Return the configuration with the least predicted memory."""
         found = self._model.predict(configs)
         sizes = {_size(config) for config in configs}
         # The lower bound leaves out paged states and can be compared only at one micro-batch. The largest micro-batch
@@ -233,11 +196,7 @@ class Forecast:
         return configs[min(lowest.values(), key=taken, default=0)]
 
     def nothing_fits(self, configs: Sequence[TrainConfig], allowance: Allowance) -> NothingFitsError:
-        """Return an error that names the tightest configuration, the memory it takes, and what would make it fit.
-
-        Raises:
-            InputError: The model can't be traced with any.
-        """
+        """Return an error that names the tightest configuration, the memory it takes, and what would make it fit."""
         config = self.tightest(configs)
         took = miss(self.predicted(config), self.device)
         what = shown_changes(changes(config, self.plan))
@@ -248,14 +207,8 @@ class Forecast:
     def would_fit(self, config: TrainConfig, allowance: Allowance) -> str:
         """Return a sentence on the one change that would make a configuration fit: of a knob, else of the device.
 
-        Of several knobs the one with the smallest allowance class is named, then the one that is fastest.
-
-        Args:
-            config: A configuration that doesn't fit.
-            allowance: What the user allows; for a change beyond it the sentence names the `--allow` that it needs.
-
-        Raises:
-            InputError: The model can't be traced with `config`.
+        Of several knobs the one with the smallest allowance class is named, then the one that is fastest; for a change
+        beyond the user's allowance the sentence names the `--allow` that it needs.
         """
         return (
             self._one_change(config, allowance)

@@ -91,11 +91,7 @@ def _doublings(most: int) -> list[int]:
 
 
 def nodes_of(devices: int, nodes: int | None) -> int:
-    """Return the number of nodes that hold `devices`: `nodes`, or if that is None as many as eight devices each need.
-
-    Raises:
-        InputError: The nodes can't hold the same number of devices each.
-    """
+    """Return the number of nodes that hold `devices`: `nodes`, or if that is None as many as of eight devices each."""
     count = nodes or -(-devices // _PER_NODE)
     if devices % count:
         raise InputError(f"--nodes {count}: does not divide the {devices} devices")
@@ -163,11 +159,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
 
 
 def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:
-    """Return the network that joins so many devices.
-
-    Raises:
-        InputError: The nodes can't hold the same number of devices each.
-    """
+    """Return the network that joins so many devices."""
     return network_of(
         target.device.hardware,
         devices,

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class Profiles(Mapping[Family, Profile]):
-    """The profiles of one workload by family; the model is traced when a family is first looked up.
-
-    Args:
-        workload: What is trained.
-        parameters: Number of parameters of the model.
-        known: Profiles that are there already.
+    """The profiles of one workload by family; the model is traced when a family is first looked up that isn't `known`.
 
     Attributes:
         failures: Why a family can't be traced.

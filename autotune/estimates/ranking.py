@@ -9,7 +9,7 @@ from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, RankingReport
 from autotune.estimates.request import config_of, refusal, table_target, with_packages
 from autotune.space.knobs import changes, in_words
-from autotune.space.points import Scalar, make_point
+from autotune.space.points import make_point
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
@@ -27,9 +27,6 @@ RANKED = (
 
 # The parameters for which the notes name the values that no shown configuration has.
 _PARAMETERS = ("precision", "tf32", "optim", "checkpointing", "adapter")
-
-# The values behind the words by which `SearchSpace.left_out` names them.
-_WRITTEN: dict[str, Scalar] = {"True": True, "False": False, "None": None}
 
 
 def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> RankingReport:
@@ -65,17 +62,11 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
 
 
 def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str, ...]:
-    """Return lines that name the values which no shown configuration has, and why.
-
-    Args:
-        space: The space whose configurations were ranked.
-        best: The configurations that are shown.
-    """
+    """Return lines that name the values of the ranked space which none of the `best` configurations has, and why."""
     reasons: dict[str, list[str]] = {}
-    for written, reason in space.left_out.items():
-        name, _, value = written.partition("=")
+    for (name, value), reason in space.left_out.items():
         if name in _PARAMETERS:
-            reasons.setdefault(reason, []).append(in_words(name, _WRITTEN.get(value, value)))
+            reasons.setdefault(reason, []).append(in_words(name, value))
     refused = [f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items()]
     points = [make_point(config) for config in best]
     behind = [
@@ -136,10 +127,7 @@ def _candidates(
         configs = question.with_micro_batches(config_of(plan, question.point))
         reason = refusal(plan, configs[0])
         return configs if reason is None else reason.replace(plan.hardware.name, "it")
-    abilities = (
-        plan.hardware.capability,
-        plan.hardware.arithmetic,
-    )  # devices of the table differ in no other that a rule reads
+    abilities = plan.hardware.capability, plan.hardware.arithmetic  # a rule reads no other that differs in the table
     if abilities not in spaces:
         spaces[abilities] = plan.every_config()
     return spaces[abilities]

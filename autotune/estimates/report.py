@@ -107,12 +107,18 @@ class RunCost(Value):
     currency: str | None = None
 
 
-class ConfigReport(Value):
-    """The estimate of one configuration."""
+class EstimateReport(Value):
+    """What all reports have."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    kind: Literal["configuration"] = "configuration"
     workload: Workload
+    notes: tuple[str, ...]
+
+
+class ConfigReport(EstimateReport):
+    """The estimate of one configuration."""
+
+    kind: Literal["configuration"] = "configuration"
     device: Device
     predicted: Predicted
     largest_micro_batch: int | None = Field(
@@ -120,15 +126,12 @@ class ConfigReport(Value):
     )
     would_fit: str | None = Field(default=None, description="if it doesn't fit, the one change that would make it fit")
     run: RunCost | None = None
-    notes: tuple[str, ...]
 
 
-class RankingReport(Value):
+class RankingReport(EstimateReport):
     """The best predicted configurations of a device, which differ in more than micro-batch and tf32."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
     kind: Literal["ranking"] = "ranking"
-    workload: Workload
     device: Device
     allowance: Allowance
     considered: int = Field(description="number of legal configurations that were predicted")
@@ -136,7 +139,6 @@ class RankingReport(Value):
     baseline: TrainConfig = Field(description="the Trainer's defaults, which `changes` are against")
     best: tuple[Predicted, ...] = Field(description="best first")
     run: RunCost | None = Field(default=None, description="cost of a run with the first of `best`")
-    notes: tuple[str, ...]
 
 
 class DeviceRow(Value):
@@ -149,15 +151,12 @@ class DeviceRow(Value):
     run: RunCost | None = None
 
 
-class DevicesReport(Value):
+class DevicesReport(EstimateReport):
     """The devices of the table for one workload, fastest first."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
     kind: Literal["devices"] = "devices"
-    workload: Workload
     allowance: Allowance | None = Field(description="None: the configuration was given")
     rows: tuple[DeviceRow, ...]
-    notes: tuple[str, ...]
 
 
 class SpreadRow(Value):
@@ -174,12 +173,10 @@ class SpreadRow(Value):
         return self.predicted.fits_at_all and self.host_fits
 
 
-class SpreadReport(Value):
+class SpreadReport(EstimateReport):
     """The ways to share a training among several devices, fastest first, those that don't fit last."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
     kind: Literal["spread"] = "spread"
-    workload: Workload
     device: Device
     devices: int
     nodes: int
@@ -191,7 +188,6 @@ class SpreadReport(Value):
     rows: tuple[SpreadRow, ...]
     run: RunCost | None = Field(default=None, description="cost of a run with the first of `rows`")
     refused: dict[str, tuple[str, ...]] = Field(description="ways that aren't possible, by reason")
-    notes: tuple[str, ...]
 
 
 Report = ConfigReport | RankingReport | DevicesReport | SpreadReport

@@ -1,6 +1,6 @@
 """The request of an estimate: the user's options made into a device, a workload and configurations.
 
-Options that can't be used are refused here, before the model is traced. Notes say what was assumed.
+Options that can't be used are refused by an InputError, before the model is traced. Notes say what was assumed.
 """
 
 from __future__ import annotations
@@ -108,11 +108,7 @@ class Target(Value):
 
 
 def check(options: EstimateOptions) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        InputError: Two options contradict each other, or one is out of range.
-    """
+    """Refuse options that contradict each other."""
     if options.gpu is not None and options.device != "auto":
         raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
     if options.gpu == "all" and options.memory_bytes is not None:
@@ -161,11 +157,7 @@ def target_of(options: EstimateOptions) -> Target:
 
 
 def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
-    """Return a device of the table, with all of its memory or `memory_bytes` of it.
-
-    Raises:
-        InputError: The device has less than `memory_bytes`.
-    """
+    """Return a device of the table, with all of its memory or `memory_bytes` of it."""
     if memory_bytes is not None and memory_bytes > gpu.memory_bytes:
         raise InputError(f"--memory {show_memory(memory_bytes)}: {gpu.name} has {show_memory(gpu.memory_bytes)}")
     hardware = hypothetical(gpu, memory_bytes=memory_bytes)
@@ -204,11 +196,7 @@ def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
 
 
 def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
-    """Return the workload on a kind of device ('cuda', 'cpu'), and a line for each default that was chosen.
-
-    Raises:
-        InputError: The model, its task, a length or the global batch can't be used.
-    """
+    """Return the workload on a kind of device ('cuda', 'cpu'), and a line for each default that was chosen."""
     notes: list[str] = []
     workload = workloads.workload_of(options, workloads.model_of(options), kind, notes)
     usual = max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
@@ -217,11 +205,7 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
-    """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction.
-
-    Raises:
-        InputError: A sample is longer than the model takes.
-    """
+    """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction."""
     check_lengths(workload, facts)
     hardware = device.hardware
     space = load_space(workloads.DEFAULT_SPACE[hardware.kind])
@@ -257,11 +241,7 @@ def _reduced(space: SpaceFile, hardware: Hardware) -> SpaceFile:
 
 
 def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
-    """Return the configuration with the knobs of `point` and the Trainer's defaults for all others.
-
-    Raises:
-        InputError: A knob has an impossible value, or one whose cost isn't modelled.
-    """
+    """Return the configuration with the knobs of `point` and the Trainer's defaults for all others."""
     try:
         config = make_config({**make_point(plan.baseline), **point})
     except ValidationError as error:

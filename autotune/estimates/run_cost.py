@@ -16,11 +16,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
 from autotune.errors import InputError
 from autotune.estimates.report import Predicted, RunCost
+from autotune.space.file import read_yaml
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpu_named
 from autotune.values.trial import Interval
@@ -45,17 +45,9 @@ def read_prices(path: Path) -> Prices:
         InputError: The file can't be read, names a GPU that the table lacks, or has a price that isn't above 0.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except OSError as error:
-        raise InputError(f"--prices {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"--prices {path}: not UTF-8 text") from None
-    except RecursionError:
-        raise InputError(f"--prices {path}: nested too deeply") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise InputError(f"--prices {path}: {where}{getattr(error, 'problem', None) or 'not YAML'}") from None
+        document = read_yaml(path)
+    except InputError as error:
+        raise InputError(f"--prices {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("currency"), str):
         raise InputError(f"--prices {path}: expected 'currency: EUR' (or another) and a price per hour by GPU")
     per_hour: dict[str, float] = {}
@@ -81,19 +73,7 @@ def run_cost(
     prices: Prices | None = None,
     gpu: str | None = None,
 ) -> RunCost:
-    """Return the cost of training on `tokens` with a configuration.
-
-    Args:
-        predicted: The configuration with its predicted speed.
-        tokens: Tokens of source and target together, as tokens per second are counted.
-        workload: What is trained.
-        parameters: Number of parameters of the model.
-        prices: Prices of devices; None if money isn't asked for.
-        gpu: The device's name in the table of GPUs.
-
-    Raises:
-        InputError: The workload has no tokens.
-    """
+    """Return the cost of training on `tokens`, source and target together, with a configuration on devices `gpu`."""
     tokens_per_step = workload.samples_per_step(predicted.config) * tokens_per_sample(workload)
     hours = interval = None
     speed = predicted.speed
@@ -128,11 +108,7 @@ def run_cost(
 
 
 def tokens_per_sample(workload: Workload) -> float:
-    """Return the tokens of a sample, source and target together.
-
-    Raises:
-        InputError: The samples are images or sound, which have no tokens.
-    """
+    """Return the tokens of a sample, source and target together."""
     if workload.tokens_per_sample is None:
         what = "sound, which has" if workload.task.takes_audio else "images, which have"
         raise InputError(f"--tokens: {workload.model.name} is trained on {what} none")

@@ -6,7 +6,6 @@ removes it.
 
 from __future__ import annotations
 
-import gc
 import shutil
 import statistics
 from collections.abc import Callable, Iterator
@@ -18,11 +17,12 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
+from autotune.execution.evaluating import CheckError, EvaluationData, evaluated
 from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
-from autotune.execution.shortage import first_line, is_out_of_memory
+from autotune.execution.shortage import first_line
 from autotune.units import show_memory
 from autotune.values.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
@@ -34,19 +34,13 @@ _DRAWS = 8
 # Disk that a checkpoint must leave free: the rest of the search writes some, and a full disk ends more than a trial.
 _SPARE_DISK_BYTES = 512 << 20
 
-DataOf = Callable[[int], Any]
-
 
 class Reading(NamedTuple):
     """How a trial reads its samples."""
 
-    longest: DataOf | None  # gives so many samples to evaluate on, the longest first; None: there are none
+    evaluation: EvaluationData | None  # None: there is nothing to evaluate on
     padding_share: Callable[[int], float | None]  # of so many steps; None: unknown
     not_saved: str | None = None  # why a soak saves no checkpoint
-
-
-class CheckError(Exception):
-    """Something failed in a check; the message says in what part of it, the cause is chained."""
 
 
 def arguments_of(task: CheckTask | None) -> dict[str, Any]:
@@ -97,13 +91,15 @@ def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | No
         yield found
 
 
-def findings(task: CheckTask | None, trainer: Any, longest: DataOf | None, guard: MemoryGuard) -> dict[str, Any]:
+def findings(
+    task: CheckTask | None, trainer: Any, evaluation: EvaluationData | None, guard: MemoryGuard
+) -> dict[str, Any]:
     """Return what a check adds to the measurement of the training that has ended.
 
     Args:
         task: The check.
         trainer: After `train`.
-        longest: Gives so many of the longest samples to evaluate on; None: there are none.
+        evaluation: What there is to evaluate on; None: nothing.
         guard: Reads the peak of memory, and holds it against the budget.
 
     Raises:
@@ -113,8 +109,10 @@ def findings(task: CheckTask | None, trainer: Any, longest: DataOf | None, guard
         return {"curve": _curve(task, trainer)}
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
-        size = None if longest is None else _evaluated(task, trainer, longest, guard)
-        soaked = Soaked(eval_batch_size=size, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
+        found: dict[str, Any] = {"eval_batch_size": None}
+        if evaluation is not None:
+            found = evaluated(task.eval_batch_sizes, trainer, evaluation, guard)
+        soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
         return {"soaked": soaked, "memory": guard.peak()}
     return {}
 
@@ -163,32 +161,6 @@ def _checkpoint_bytes(trainer: Any) -> int:
 
 def _values(mapping: Any) -> list[Any]:
     return list(mapping.values()) if isinstance(mapping, dict) else []
-
-
-def _evaluated(task: SoakTask, trainer: Any, longest: DataOf, guard: MemoryGuard) -> int:
-    """Return the first batch size with which evaluation fits; two batches, so that one is there while the next comes.
-
-    A rank that fails leaves the others amid their evaluation, which only their end gets them out of: of several ranks
-    none goes on to the next size.
-    """
-    trainer.args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
-    ranks, trained = own_rank().of, guard.peak()
-    for size in task.eval_batch_sizes:
-        trainer.args.per_device_eval_batch_size = size
-        try:
-            trainer.evaluate(longest(2 * size * ranks))
-            guard.check()
-        except Exception as error:
-            if size == task.eval_batch_sizes[-1] or ranks > 1 or not is_out_of_memory(error):
-                raise CheckError(f"while evaluating with a batch of {size}: {first_line(error)}") from error
-        else:
-            return size
-        # Out here the exception, whose frames hold the failed batch, is gone.
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        guard.begin_anew(trained)
-    raise AssertionError("a ladder has a last rung")
 
 
 def _curve(task: LossTask, trainer: Any) -> LossCurve:

@@ -84,7 +84,8 @@ def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
         processes, port = _start(job, ranks, host, stack)
         pids = [process.pid for process in processes]
         for directory in dict.fromkeys(process.directory for process in processes):
-            (directory / PROCESS_FILE).write_text(json.dumps({"pid": pids[0], "pids": pids, "port": port}))
+            begun = {"pid": pids[0], "pids": pids, "port": port, "at": time.monotonic()}  # one clock for all processes
+            (directory / PROCESS_FILE).write_text(json.dumps(begun))
         timed_out = _wait(processes, float(job["timeout_s"]), several=ranks is not None)
         if timed_out:
             if ranks is not None:

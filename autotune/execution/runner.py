@@ -40,6 +40,9 @@ LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own 
 IDLE_LIMIT_S = 10.0
 IDLE_TOLERANCE_BYTES = 128 << 20  # a desktop's GPU memory moves by tens of MiB meanwhile
 
+# Of the monotonic clock, in seconds since 1970: by it trials of a search keep their order when the clock is set.
+_EPOCH_S = time.time() - time.monotonic()
+
 _DESCRIBE, _COMPILE = "autotune.execution.describe", "autotune.execution.environment:compile_operators"
 _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 
@@ -155,7 +158,7 @@ class LocalRunner(Runner):
         for request in requests:
             self._compile(operators_of(request), timeout_s)  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
-        began, started = time.time(), time.monotonic()
+        started = time.monotonic()
         ending = self._ending(directories, self._entry, timeout_s, ranks=requests[0].ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
         warnings = self._wait_until_idle(idle_bytes)
@@ -175,7 +178,7 @@ class LocalRunner(Runner):
                 outcome=outcome,
                 duration_s=duration_s,
                 warnings=warnings,
-                began=began,
+                began=_EPOCH_S + started,
                 place=self._place.shown,
             )
             write_value(result, directory / "result.json")
@@ -310,4 +313,5 @@ class LocalRunner(Runner):
 
 def _make_empty(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(exist_ok=True)  # and no folder above: a run directory that was removed isn't made again
+    directory.mkdir(exist_ok=True)

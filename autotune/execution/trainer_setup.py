@@ -18,6 +18,7 @@ from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution.checking import Reading, arguments_of, distinct_samples
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import tell_deepspeed
+from autotune.execution.evaluating import EvaluationData, keeps_predictions
 from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trial import Trial, trained
 from autotune.execution.user_data import RowCount, UserData, longest_of, view
@@ -56,7 +57,8 @@ def run_named_model(trial: Trial) -> Outcome:
         last = min(steps * per_step, len(trainer.train_dataset))
         return padding_share(trainer.train_dataset, trial.request.config, min(per_step, last - per_step), last)
 
-    reading = Reading(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0], padding)
+    longest = EvaluationData(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0])
+    reading = Reading(longest, padding)
     return trained(trial, probe, trainer, trainer.train, reading)
 
 
@@ -161,27 +163,26 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     trainer.add_callback(trial.timer)
     if isinstance(trial.request.task, LossTask):
         set_seed(trial.request.task.seed)
-    if trainer.compute_metrics is not None:
-        trainer.compute_metrics = lambda *args, **kwargs: {}  # predictions are gathered all the same
     saves = theirs(trainer.args).get("save_strategy", "no") != "no"
     not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
-    longest = _to_evaluate_on(trainer)
+    evaluation = _to_evaluate_on(trainer)
     if not code.reorders:
-        return Reading(longest, lambda steps: None, not_saved)
+        return Reading(evaluation, lambda steps: None, not_saved)
     samples = trial.max_steps * trial.samples_per_step
     data = UserData(trial.request, trainer.train_dataset, trial.data_directory, samples=samples)
     trainer.train_dataset = data.in_order()
-    return Reading(longest, data.padding_share, not_saved)
+    return Reading(evaluation, data.padding_share, not_saved)
 
 
-def _to_evaluate_on(trainer: Any) -> Callable[[int], Any] | None:
-    """Return what gives the longest samples of the Trainer's evaluation data; None if there are none to be had."""
-    dataset = trainer.eval_dataset
-    if isinstance(dataset, dict):
-        dataset = next(iter(dataset.values()), None)
-    if dataset is None or not has_length(dataset) or not len(dataset):
+def _to_evaluate_on(trainer: Any) -> EvaluationData | None:
+    """Return the Trainer's evaluation data, the largest if there are several; None if there are none to be had."""
+    found = trainer.eval_dataset
+    sized = [d for d in (found.values() if isinstance(found, dict) else [found]) if d is not None and has_length(d)]
+    dataset = max(sized, key=len, default=None)
+    if dataset is None or not len(dataset):
         return None
-    return lambda samples: view(dataset, longest_of(dataset, samples))
+    kept = len(dataset) if keeps_predictions(trainer) else None
+    return EvaluationData(lambda samples: view(dataset, longest_of(dataset, samples)), kept)
 
 
 def _waits_or_reports(callback: Any) -> bool:

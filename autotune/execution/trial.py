@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable
@@ -105,8 +106,8 @@ def _ends_at(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> fl
     A process that isn't forked imports the libraries before the stopwatch begins, after its job has written a file.
     """
     limit_s, importing_s = request.limits.timeout_s, 0.0
-    with contextlib.suppress(OSError):
-        launched_s = time.time() - (directory / PROCESS_FILE).stat().st_mtime
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        launched_s = time.monotonic() - json.loads((directory / PROCESS_FILE).read_bytes())["at"]
         importing_s = max(0.0, launched_s - (time.perf_counter() - stopwatch.started_at))
     return stopwatch.started_at - importing_s + limit_s - min(_CLOSING_S, _CLOSING_SHARE * limit_s)
 
@@ -133,7 +134,7 @@ def trained(
     if not timer.step_times_s():
         return trial.not_trainable(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
     guard.check()
-    found.update(checking.findings(request.task, trainer, reading.longest, guard))
+    found.update(checking.findings(request.task, trainer, reading.evaluation, guard))
     found["padding_share"] = reading.padding_share(trainer.state.global_step)
     measurement = measurement_of(
         request, timer, guard.peak(), loss=loss, effects=effects, data_wait_share=timer.data_wait_share()

@@ -135,12 +135,7 @@ def _optimizer(winner: Winner) -> LoopOptimizer | None:
 
 
 def made(name: str, of: Callable[[str], Any]) -> LoopOptimizer:
-    """Return an optimizer of the table.
-
-    Args:
-        name: Of `OptimizerNames`.
-        of: Gives a hyperparameter by its name in TrainingArguments.
-    """
+    """Return an optimizer of the table; `of` gives a hyperparameter by its name in TrainingArguments."""
     module, class_name, takes, own = _ROWS[name]
     betas = (of("adam_beta1"), of("adam_beta2"))
     shared = {

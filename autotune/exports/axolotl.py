@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.exports.dialect import (
-    DEEPSPEED_FILE,
-    lost_sharing,
-    lost_spacing,
-    lost_weights,
-    require_lora_of_causal_lm,
-    trainer_arguments,
-    yaml_draft,
-)
+from autotune.exports import dialect
 from autotune.exports.launch_files import needs_launcher
 from autotune.exports.winner import Draft, Winner, lost_arguments
 from autotune.training.arguments import effective_tf32, routing
@@ -78,12 +70,12 @@ def axolotl(winner: Winner) -> Draft:
     Raises:
         InputError: It can't train this task, or this adapter.
     """
-    require_lora_of_causal_lm(winner, "axolotl")
+    dialect.require_lora_of_causal_lm(winner, "axolotl")
     command = f"axolotl train {FILE}"
     if needs_launcher(winner.config):
         command += f" --launcher torchrun -- --nproc_per_node {winner.config.parallelism.world_size}"
     document = {**_model(winner), **_data(winner), **_training(winner), **_devices(winner)}
-    return yaml_draft(
+    return dialect.yaml_draft(
         winner,
         "axolotl",
         FILE,
@@ -105,10 +97,10 @@ def _lost(winner: Winner) -> list[str]:
     }
     said = {"seed", *_user_settings(winner), *(name for name, is_said in otherwise.items() if is_said)}
     return [
-        *lost_weights(winner, "axolotl"),
-        *lost_spacing(winner),
+        *dialect.lost_weights(winner, "axolotl"),
+        *dialect.lost_spacing(winner),
         *([f"packing of a micro-batch: it wants {' or '.join(_PACKING_KERNELS)}"] if packs else []),
-        *lost_sharing(winner),
+        *dialect.lost_sharing(winner),
         *(["ddp_static_graph"] if config.parallelism.ddp_static_graph else []),
         *lost_arguments(winner, said),
     ]
@@ -198,7 +190,7 @@ def _training(winner: Winner) -> dict[str, Any]:
         "micro_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": winner.accumulation,
         "optimizer": config.optim,
-        **trainer_arguments(winner, _NAMES),
+        **dialect.trainer_arguments(winner, _NAMES),
         **({"warmup_ratio": warmup} if 0 < warmup < 1 else {"warmup_steps": int(warmup)}),
         "bf16": config.precision is Precision.BF16,
         "fp16": config.precision is Precision.FP16,
@@ -228,7 +220,7 @@ def _training(winner: Winner) -> dict[str, Any]:
 def _devices(winner: Winner) -> dict[str, Any]:
     """Return how the training is spread: DeepSpeed's own file, accelerate's settings of FSDP2, or DDP's."""
     if "deepspeed" in winner.arguments:
-        return {"deepspeed": DEEPSPEED_FILE}
+        return {"deepspeed": dialect.DEEPSPEED_FILE}
     settings = winner.arguments.get("fsdp_config")
     if settings is None:
         ddp = ("ddp_bucket_cap_mb", "ddp_find_unused_parameters")

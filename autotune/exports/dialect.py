@@ -46,17 +46,10 @@ def yaml_draft(
     yours: str,
     requires: str,
 ) -> Draft:
-    """Return a tool's file, headed by comments, and DeepSpeed's file beside it where DeepSpeed is used.
+    """Return a tool's file `name`, headed by comments, and DeepSpeed's file beside it where DeepSpeed is used.
 
-    Args:
-        winner: The answer.
-        tool: Its name, for people.
-        name: Of the file.
-        command: Trains with it.
-        document: The settings, in their order.
-        lost: What the tool can't express, a line each.
-        yours: The settings that the user has to fill in, for people.
-        requires: The tool's version, what it requires and when that was read.
+    The comments say the `command` that trains with it, what the tool can't express, a line each, the settings that are
+    the user's (`yours`) to fill in, and the tool's version, what it `requires` and when that was read.
     """
     lines = [
         f"{winner.workload.model.name} as autotune measured it: {winner.promise}.",

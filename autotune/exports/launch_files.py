@@ -133,11 +133,7 @@ def commands_file(result: ResultData, answer: str = "best-config.json") -> dict[
 
 
 def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
-    """Write every file that the answer has, and the commands; return their paths.
-
-    Raises:
-        OSError: The directory can't be written.
-    """
+    """Write every file that the answer has, and the commands; return their paths."""
     texts = {FILE_NAMES[name]: text_of(name, result) for name in formats(result)}
     return written({**texts, **commands_file(result)}, directory)
 

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.exports.dialect import (
-    DEEPSPEED_FILE,
-    lost_sharing,
-    lost_spacing,
-    lost_weights,
-    require_lora_of_causal_lm,
-    trainer_arguments,
-    yaml_draft,
-)
+from autotune.exports import dialect
 from autotune.exports.launch_files import needs_launcher
 from autotune.exports.winner import DEFAULTS, EVALUATING, Draft, Winner, lost_arguments
 from autotune.values.config import Precision
@@ -57,12 +49,12 @@ def llama_factory(winner: Winner) -> Draft:
     Raises:
         InputError: It can't train this task, or this adapter.
     """
-    require_lora_of_causal_lm(winner, "llama-factory")
+    dialect.require_lora_of_causal_lm(winner, "llama-factory")
     command = f"llamafactory-cli train {FILE}"
     if needs_launcher(winner.config):
         command = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={winner.config.parallelism.world_size} {command}"
     document = {**_model(winner), **_method(winner), **_data(winner), **_training(winner)}
-    return yaml_draft(
+    return dialect.yaml_draft(
         winner, "LLaMA-Factory", FILE,
         command=command, document=document, lost=_lost(winner), yours="`dataset` and `template` are",
         requires=_REQUIRES,
@@ -71,7 +63,7 @@ def llama_factory(winner: Winner) -> Draft:
 
 def _lost(winner: Winner) -> list[str]:
     config = winner.config
-    lost = lost_spacing(winner)
+    lost = dialect.lost_spacing(winner)
     if config.checkpointing != "none" and CHECKPOINTING[config.checkpointing].offload:
         lost.append(f"checkpointing {config.checkpointing}: layers' inputs stay on the device")
     if config.experts_implementation is not None:
@@ -80,11 +72,11 @@ def _lost(winner: Winner) -> list[str]:
         lost.append(f"experts_per_token {config.experts_per_token}: the model's own number is used")
     if config.expert_capacity is not None:
         lost.append(f"expert_capacity {config.expert_capacity}: the model's own is used")
-    lost += [*lost_sharing(winner), *lost_arguments(winner, {"seed", *_user_settings(winner)})]
+    lost += [*dialect.lost_sharing(winner), *lost_arguments(winner, {"seed", *_user_settings(winner)})]
     if config.packing:
         lost.append("packing of a micro-batch: `neat_packing` makes blocks of a fixed length, another training")
     if config.adapter is not None:  # the base stays as it was loaded; trained weights are made float32 again
-        lost += lost_weights(winner, "LLaMA-Factory")
+        lost += dialect.lost_weights(winner, "LLaMA-Factory")
     return lost
 
 
@@ -154,7 +146,7 @@ def _training(winner: Winner) -> dict[str, Any]:
         "per_device_train_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": winner.accumulation,
         "optim": config.optim,
-        **trainer_arguments(winner, {name: name for name in _ALWAYS}),
+        **dialect.trainer_arguments(winner, {name: name for name in _ALWAYS}),
         "bf16": config.precision is Precision.BF16,
         "fp16": config.precision is Precision.FP16,
         "train_sampling_strategy": config.train_sampling_strategy,
@@ -163,5 +155,5 @@ def _training(winner: Winner) -> dict[str, Any]:
         found["tf32"] = winner.arguments["tf32"]
     found |= {name: winner.arguments[name] for name in _IF_DECIDED if name in winner.arguments}
     if "deepspeed" in winner.arguments:
-        found["deepspeed"] = DEEPSPEED_FILE
+        found["deepspeed"] = dialect.DEEPSPEED_FILE
     return found

@@ -6,15 +6,13 @@ its defaults are written out, since other tools have others.
 
 from __future__ import annotations
 
-import ast
-import contextlib
+import dataclasses
 import functools
+import json
 import re
 import shlex
 from collections.abc import Collection
-from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import InputError
@@ -78,7 +76,7 @@ def _renamed(text: str, name: str, other: str) -> str:
     return re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", lambda _: other, text)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Winner:
     """The answer of a search, with what several targets need to know of it."""
 
@@ -184,11 +182,9 @@ class Winner:
 
 
 def lost_arguments(winner: Winner, said: Collection[str]) -> list[str]:
-    """Return a line for each plain argument that a target doesn't express and that isn't the default.
+    """Return a line for each plain argument that isn't the default and that a target doesn't express.
 
-    Args:
-        winner: The answer.
-        said: Names of those that the target expresses, besides the hyperparameters, which every target does.
+    It expresses those that are `said`, and the hyperparameters, which every target does.
     """
     given = {n: value for n, value in winner.plain_arguments.items() if n not in said and n not in DEFAULTS}
     usual = _default_arguments() if given else ()
@@ -196,40 +192,10 @@ def lost_arguments(winner: Winner, said: Collection[str]) -> list[str]:
     return [f"{'your own argument ' * (n in winner.user_arguments)}{n}={value!r}" for n, value in lost.items()]
 
 
-# What `TrainingArguments.__post_init__` makes of some of the defaults; a test compares them with it.
-_AS_MADE: dict[str, Any] = {
-    "disable_tqdm": False,
-    "report_to": [],
-    "include_for_metrics": [],
-    "debug": [],
-    "accelerator_config": {
-        "split_batches": False,
-        "dispatch_batches": None,
-        "even_batches": True,
-        "use_seedable_sampler": True,
-        "non_blocking": False,
-        "gradient_accumulation_kwargs": None,
-    },
-}
-
-
 @functools.cache
 def _default_arguments() -> tuple[dict[str, Any], ...]:
-    """Return the defaults of TrainingArguments, twice: as declared, and as `to_json_string` writes them.
+    """Return the defaults of TrainingArguments, twice: as declared, and as `to_json_string` writes them."""
+    from transformers import TrainingArguments
 
-    The declaration is parsed and not imported, which would take seconds. Defaults that are no literals are left out.
-    """
-    library = find_spec("transformers")
-    assert library is not None, "transformers is required"
-    assert library.origin is not None
-    tree = ast.parse((Path(library.origin).parent / "training_args.py").read_text(encoding="utf-8"))
-    (declaration,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainingArguments")
-    declared = {}
-    for line in declaration.body:
-        match line:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=keywords)):
-                for keyword in keywords:
-                    with contextlib.suppress(ValueError):
-                        if keyword.arg == "default":
-                            declared[name] = ast.literal_eval(keyword.value)
-    return declared, {**declared, **_AS_MADE}
+    declared = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    return declared, json.loads(TrainingArguments("out", use_cpu=True, disable_tqdm=False).to_json_string())

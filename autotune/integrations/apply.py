@@ -60,7 +60,8 @@ def run(prepared_run: Run) -> None:
     arguments = {**laid_over(mapping, result.workload), **soaked}
 
     def made(trainer: Any) -> None:
-        trainer.add_callback(AutotuneCallback(result))
+        if result.best.measurement is not None:  # otherwise there is no promise to compare with
+            trainer.add_callback(AutotuneCallback(result))
 
     def fitted(model: Any) -> Any:
         return fit_user_model(model, mapping.model, mapping.adapter, code)

@@ -7,9 +7,11 @@ written to.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import errno
 import ipaddress
+import math
 import socketserver
 import threading
 import time
@@ -52,11 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def application(run_dir: Path, *, words: Callable[[TrainConfig], str]) -> WSGIApplication:
-    """Return the dashboard on a copy of a search's trials.
-
-    Args:
-        run_dir: Of the search.
-        words: Returns a configuration in words.
+    """Return the dashboard on a copy of a search's trials; `words` returns a configuration in words.
 
     Raises:
         RunDirectoryError: There is no search in it.
@@ -84,37 +82,24 @@ def application(run_dir: Path, *, words: Callable[[TrainConfig], str]) -> WSGIAp
     return Following(wsgi(shown.storage), shown, directory)
 
 
+@dataclasses.dataclass
 class Following:
-    """A dashboard that reads new trials when it is asked, so that nothing is done while nobody looks.
+    """A dashboard that reads new trials when it is asked, so that nothing is done while nobody looks."""
 
-    Args:
-        dashboard: Answers the requests.
-        shown: Its studies.
-        directory: Run directory of the search.
-        clock: Seconds.
-    """
-
-    def __init__(
-        self,
-        dashboard: WSGIApplication,
-        shown: ShownStudy,
-        directory: RunDirectory,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._dashboard = dashboard
-        self._shown = shown
-        self._directory = directory
-        self._clock = clock
-        self._look_at_s = clock()
-        self._looking = threading.Lock()  # each request has a thread
+    dashboard: WSGIApplication  # answers the requests
+    shown: ShownStudy
+    directory: RunDirectory
+    clock: Callable[[], float] = time.monotonic
+    _look_at_s: float = -math.inf
+    _looking: threading.Lock = dataclasses.field(default_factory=threading.Lock)  # each request has a thread
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
         with self._looking:
-            if self._clock() >= self._look_at_s:
-                self._shown.add(self._directory.results())
-                self._look_at_s = self._clock() + _LOOK_AFTER_S
-        return self._dashboard(environ, start_response)
+            if self.clock() >= self._look_at_s:
+                self.shown.add(self.directory.results())
+                self._look_at_s = self.clock() + _LOOK_AFTER_S
+        return self.dashboard(environ, start_response)
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -142,15 +127,7 @@ def server(host: str, port: int, application: WSGIApplication) -> WSGIServer:
 
 
 class ShownStudy:
-    """The trials of one search as two studies.
-
-    Args:
-        name: Of the first study; the second adds to it.
-        space: The search space, whose dimensions are the studies' parameters.
-        objective: What was maximised.
-        words: Returns a configuration in words.
-        about: User attributes of the studies.
-    """
+    """The trials of one search as two studies, with the search space's parameters and the user attributes `about`."""
 
     def __init__(
         self,

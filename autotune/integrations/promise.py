@@ -22,7 +22,7 @@ WORTH_TELLING = 0.05
 _OFF = (None, False, "", "none", "no")
 
 # Arguments of evaluation, which isn't timed, and of the device, which is compared by itself.
-_ELSEWHERE = {"per_device_eval_batch_size", "use_cpu"}
+_ELSEWHERE = {"per_device_eval_batch_size", "eval_accumulation_steps", "use_cpu"}
 
 # Packages whose version changes the time of a step.
 _LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
@@ -108,12 +108,7 @@ class Production(Value):
 
 
 def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:
-    """Yield how TrainingArguments differ from the promised ones, where that changes the time of a step.
-
-    Args:
-        result: The answer of a search.
-        arguments: A dataclass, `transformers.TrainingArguments`.
-    """
+    """Yield how TrainingArguments differ from the promised ones, where that changes the time of a step."""
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
     promised = {_newest(name, defaults): value for name, value in result.arguments.training_arguments.items()}
     named = {name for name, value in promised.items() if isinstance(value, str | int | float | bool)}

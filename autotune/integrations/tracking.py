@@ -54,14 +54,9 @@ def trackers_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -
 
 
 class Tracking:
-    """Writes one search to its trackers.
+    """Writes one search to its trackers, whose `makers` have their names; the observer hears of what fails here.
 
-    Args:
-        plan: The search.
-        directory: Its run directory.
-        observer: Gets every event, and notes on what fails here.
-        makers: The trackers by name.
-        limits_s: Time limits of beginning and of writing a trial.
+    `limits_s` are the time limits of beginning and of writing a trial.
     """
 
     def __init__(

@@ -8,22 +8,9 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
+from autotune.output import svg
 from autotune.output.explanation_table import change_words, how_known, ratio_words, together_words
 from autotune.output.run_report import RunReport
-from autotune.output.svg import (
-    COMPONENTS,
-    Chart,
-    Scale,
-    line,
-    logarithmic,
-    mark,
-    number,
-    rectangle,
-    round_values,
-    text,
-    text_width,
-    ticks,
-)
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.estimate import MemoryBreakdown
 from autotune.values.explanation import Explanation
@@ -71,7 +58,7 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
     return found
 
 
-def waterfall(explanation: Explanation, width: float) -> Chart | None:
+def waterfall(explanation: Explanation, width: float) -> svg.Chart | None:
     """Return the waterfall from the baseline's throughput to the winner's, on a logarithmic axis."""
     steps = waterfall_steps(explanation)
     drawn = [s for s in steps if s.start is not None]
@@ -81,7 +68,7 @@ def waterfall(explanation: Explanation, width: float) -> Chart | None:
     values = [v for s in drawn for v in (s.start, s.end, s.low, s.high) if v] + [winner] + ([base] if base else [])
     left, right = 8.0, width - 8.0
     low, high = min(values) / 1.04, max(values) * 1.04
-    x = logarithmic(low, high, left, right)
+    x = svg.logarithmic(low, high, left, right)
     bottom = (len(steps) + 1 + (base is not None)) * _ROW + 6
     tops = itertools.count(0.0, _ROW)
     parts = [_axis(low, high, x, bottom, left, right)]
@@ -89,47 +76,47 @@ def waterfall(explanation: Explanation, width: float) -> Chart | None:
         parts.append(_end("baseline", base, x, next(tops), width))
     parts += [_waterfall_row(step, x, next(tops), width) for step in steps]
     parts.append(_end("winner", winner, x, next(tops), width))
-    parts.append(text(width / 2, bottom + 34, "samples/s", anchor="middle", kind="muted"))
+    parts.append(svg.text(width / 2, bottom + 34, "samples/s", anchor="middle", kind="muted"))
     label = f"What each of {len(explanation.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
-    return Chart("".join(parts), width, bottom + 42, label)
+    return svg.Chart("".join(parts), width, bottom + 42, label)
 
 
-def _axis(low: float, high: float, x: Scale, bottom: float, left: float, right: float) -> str:
-    parts = [line(left, bottom, right, bottom, "axis")]
+def _axis(low: float, high: float, x: svg.Scale, bottom: float, left: float, right: float) -> str:
+    parts = [svg.line(left, bottom, right, bottom, "axis")]
     most = max(4, int((right - left) / 110))
-    found = round_values(low, high, most, logs=True)
-    for value in found if len(found) > 1 else ticks(low, high, most):
+    found = svg.round_values(low, high, most, logs=True)
+    for value in found if len(found) > 1 else svg.ticks(low, high, most):
         if value > 0 and left + 12 <= x(value) <= right - 12:
-            parts.append(line(x(value), 0, x(value), bottom, "grid"))
-            parts.append(text(x(value), bottom + 17, number(value), anchor="middle"))
+            parts.append(svg.line(x(value), 0, x(value), bottom, "grid"))
+            parts.append(svg.text(x(value), bottom + 17, svg.number(value), anchor="middle"))
     return "".join(parts)
 
 
-def _end(words: str, value: float, x: Scale, top: float, width: float) -> str:
+def _end(words: str, value: float, x: svg.Scale, top: float, width: float) -> str:
     shape, kind = ("star", "best") if words == "winner" else ("square", "baseline")
     return (
-        text(2, top + 14, words, kind="strong")
-        + text(width - 2, top + 14, f"{show_rate(value)} samples/s", anchor="end", kind="strong")
-        + mark(shape, x(value), top + 28, kind, f"{words}: {show_rate(value)} samples/s", 6.0)
+        svg.text(2, top + 14, words, kind="strong")
+        + svg.text(width - 2, top + 14, f"{show_rate(value)} samples/s", anchor="end", kind="strong")
+        + svg.mark(shape, x(value), top + 28, kind, f"{words}: {show_rate(value)} samples/s", 6.0)
     )
 
 
-def _waterfall_row(step: Step, x: Scale, top: float, width: float) -> str:
-    value_width = text_width(step.value)
+def _waterfall_row(step: Step, x: svg.Scale, top: float, width: float) -> str:
+    value_width = svg.text_width(step.value)
     parts = [
-        text(2, top + 14, step.words, limit=width - value_width - 16),
-        text(width - 2, top + 14, step.value, anchor="end", kind="strong"),
+        svg.text(2, top + 14, step.words, limit=width - value_width - 16),
+        svg.text(width - 2, top + 14, step.value, anchor="end", kind="strong"),
     ]
     if step.start is None or step.end is None:
-        parts.append(text(2, top + 32, step.tip, kind="muted", limit=width - 4))
+        parts.append(svg.text(2, top + 32, step.tip, kind="muted", limit=width - 4))
         return "".join(parts)
     first, last = sorted((x(step.start), x(step.end)))
-    parts.append(line(x(step.start), top - 14, x(step.start), top + 21 + _BAR, "link"))
-    parts.append(rectangle(first, top + 21, last - first, _BAR, f"bar {step.kind}", step.tip))
+    parts.append(svg.line(x(step.start), top - 14, x(step.start), top + 21 + _BAR, "link"))
+    parts.append(svg.rectangle(first, top + 21, last - first, _BAR, f"bar {step.kind}", step.tip))
     if step.low is not None and step.high is not None:
         middle = top + 21 + _BAR / 2
-        parts.append(line(x(step.low), middle, x(step.high), middle, "whisker"))
-        parts += [line(x(v), middle - 4, x(v), middle + 4, "whisker") for v in (step.low, step.high)]
+        parts.append(svg.line(x(step.low), middle, x(step.high), middle, "whisker"))
+        parts += [svg.line(x(v), middle - 4, x(v), middle + 4, "whisker") for v in (step.low, step.high)]
     return "".join(parts)
 
 
@@ -152,16 +139,16 @@ def component_sizes(report: RunReport) -> dict[str, list[int]]:
 
 def component_icon(name: str) -> str:
     """Return the legend's icon of a component, as SVG."""
-    return rectangle(1, 2, 16, 12, _part_class(name))
+    return svg.rectangle(1, 2, 16, 12, _part_class(name))
 
 
 def _part_class(name: str) -> str:
     """Return the CSS class of a component's colour; see `svg`."""
     first = name.partition(" ")[0]
-    return f"part part-{first if first in COMPONENTS else 'beyond'}"
+    return f"part part-{first if first in svg.COMPONENTS else 'beyond'}"
 
 
-def memory_bars(report: RunReport, width: float) -> Chart | None:
+def memory_bars(report: RunReport, width: float) -> svg.Chart | None:
     """Return a stacked bar for each breakdown, with a mark at the measured peak."""
     found = report.breakdowns
     if not found:
@@ -176,20 +163,22 @@ def memory_bars(report: RunReport, width: float) -> Chart | None:
         measured = breakdown.measured_bytes
         if measured is not None:
             said += f", measured {show_memory(measured)}"
-        parts.append(text(2, top + 14, breakdown.name, kind="strong"))
-        parts.append(text(width - 2, top + 14, said, anchor="end"))
+        parts.append(svg.text(2, top + 14, breakdown.name, kind="strong"))
+        parts.append(svg.text(width - 2, top + 14, said, anchor="end"))
         for name, size in stack.items():
             if size > 0:
                 tip = f"{breakdown.name}: {name} {show_memory(size)}"
-                parts.append(rectangle(at, top + 22, size * scale, 22, _part_class(name), tip))
+                parts.append(svg.rectangle(at, top + 22, size * scale, 22, _part_class(name), tip))
                 at += size * scale
         if measured is not None:
             tip = f"{breakdown.name}: measured {show_memory(measured)}"
-            parts.append(mark("triangle", 8 + measured * scale, top + 52, "best", tip, 6.0))
-    return Chart("".join(parts), width, len(found) * 66.0, "Predicted peak memory by component, and what was measured")
+            parts.append(svg.mark("triangle", 8 + measured * scale, top + 52, "best", tip, 6.0))
+    return svg.Chart(
+        "".join(parts), width, len(found) * 66.0, "Predicted peak memory by component, and what was measured"
+    )
 
 
-def time_bars(spent: Spent, width: float) -> Chart | None:
+def time_bars(spent: Spent, width: float) -> svg.Chart | None:
     """Return a bar for each kind of work in a search's time, in descending order."""
     shares = spent.shares() if spent.total_s else {}
     if not shares:
@@ -199,8 +188,8 @@ def time_bars(spent: Spent, width: float) -> Chart | None:
     for row, (what, share) in enumerate(shares.items()):
         top = row * 36.0
         said = f"{show_time(share * spent.total_s)} ({share:.0%})"
-        parts.append(text(2, top + 13, what))
-        parts.append(text(width - 2, top + 13, said, anchor="end"))
-        parts.append(rectangle(2, top + 19, (width - 4) * share / most, 10, "bar time", f"{what}: {said}"))
+        parts.append(svg.text(2, top + 13, what))
+        parts.append(svg.text(width - 2, top + 13, said, anchor="end"))
+        parts.append(svg.rectangle(2, top + 19, (width - 4) * share / most, 10, "bar time", f"{what}: {said}"))
     label = f"Where the {show_time(spent.total_s)} of the search went{spent.waited}"
-    return Chart("".join(parts), width, len(shares) * 36.0, label)
+    return svg.Chart("".join(parts), width, len(shares) * 36.0, label)

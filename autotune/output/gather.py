@@ -68,12 +68,7 @@ def gather(run_dir: str | Path) -> RunReport:
 
 
 def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
-    """Return the command line with the options that differ from their defaults; None for pickled code.
-
-    Args:
-        options: The options of the search.
-        code: The user's own code, if the search tuned it.
-    """
+    """Return the command line of a search, without options that have their defaults; None for pickled `code`."""
     if code is not None and not code.command:
         return None
     words = ["autotune", "find", "--model", options.model] if code is None else ["autotune", "script"]

@@ -72,13 +72,7 @@ def spaces_table(found: Sequence[tuple[SpaceFile, int]], device: str, global_bat
 
 
 def rates_table(measured: Rates, expected: Rates | None, file: str) -> RenderableType:
-    """Return the rates of a device as a table.
-
-    Args:
-        measured: The measured rates.
-        expected: Rates by the data sheet; None: the device isn't in the table of GPUs.
-        file: The file of the measured rates, named below the table.
-    """
+    """Return the measured rates of a device, stored in `file`, beside those that its data sheet lets expect."""
     beside = _rates(expected) if expected else {}
     rows = ((name, value, beside.get(name, "-")) for name, value in _rates(measured).items())
     figures = ("measured", "by the table")

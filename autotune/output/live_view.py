@@ -7,6 +7,7 @@ information depends on colour.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -35,28 +36,24 @@ _CLOSE = 0.9
 _ECHO = len("^C")
 
 
+@dataclass(frozen=True)
 class MemoryBar:
-    """Memory as a bar relative to the budget, with a text after it, or below it where there is no room.
+    """Memory as a bar, which the budget fills, with `words` after it, or below it where there is no room."""
 
-    Args:
-        used_bytes: The memory; it may exceed the budget.
-        budget_bytes: The budget, a full bar.
-        words: The text.
-    """
-
-    def __init__(self, used_bytes: float, budget_bytes: float, words: str) -> None:
-        self._share = used_bytes / budget_bytes
-        self._words = words
+    used_bytes: float
+    budget_bytes: float
+    words: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the bar at the available width."""
-        beside = options.max_width - cell_len(self._words) - 1
+        share = self.used_bytes / self.budget_bytes
+        beside = options.max_width - cell_len(self.words) - 1
         width = min(_LONGEST_BAR, beside if beside >= _SHORTEST_BAR else options.max_width)
-        filled = round(min(1.0, self._share) * width)
+        filled = round(min(1.0, share) * width)
         full, empty = ("#", ".") if options.ascii_only else ("█", "░")
-        style = "red" if self._share > 1 else "yellow" if self._share >= _CLOSE else "cyan"
+        style = "red" if share > 1 else "yellow" if share >= _CLOSE else "cyan"
         text = Text(overflow="fold").append(full * filled, style=style).append(empty * (width - filled), style="dim")
-        yield text.append(" " if beside >= _SHORTEST_BAR else "\n").append(self._words)
+        yield text.append(" " if beside >= _SHORTEST_BAR else "\n").append(self.words)
 
 
 class _Running(NamedTuple):
@@ -65,11 +62,7 @@ class _Running(NamedTuple):
 
 
 class LiveView:
-    """The state of a running search by its events.
-
-    Args:
-        clock: Returns seconds since a fixed moment.
-    """
+    """The state of a running search by its events; `clock` returns seconds since a fixed moment."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -7,12 +7,11 @@ JupyterLab, VS Code and Colab, or else the system's. The template and the charts
 from __future__ import annotations
 
 import io
-from typing import NamedTuple
 
 from markupsafe import Markup
 
 from autotune.output.panels import panels
-from autotune.output.report_html import legend_of, page_environment, summary
+from autotune.output.report_html import page_environment, summary
 from autotune.output.run_report import RunReport
 from autotune.output.svg import variables
 from autotune.output.table import result_table
@@ -37,14 +36,6 @@ _DARK = (
     'html[data-theme="dark"]',
 )
 _LIGHT = ('body[data-jp-theme-light="true"]', "body.vscode-light", 'html[data-theme="light"]')
-
-
-class Chart(NamedTuple):
-    """A drawing with its title and legend."""
-
-    title: str
-    drawing: Markup
-    legend: tuple[tuple[Markup, str], ...]
 
 
 def text_of(result: ResultData) -> str:
@@ -79,7 +70,7 @@ def result_html(report: RunReport) -> str:
     environment = page_environment()
     sheet = Markup(style(environment.get_template("chart.css").render()))
     charts = [
-        Chart(panel.title, Markup(chart.svg()), legend_of(panel))
+        {"title": panel.title, "drawing": Markup(chart.svg())}
         for panel in panels(report)
         if panel.name in _CHARTS and (chart := panel.draw(_CHART_WIDTH)) is not None
     ]

@@ -2,25 +2,38 @@
 
 Finished trials and notes are printed in both, so that they stay in the scroll-back or the log. `--verbose` adds the
 prediction of each trial, disturbances, and its seconds by phase.
+
+A search that is started from Python logs its progress line by line if the logger `autotune` has handlers and level
+INFO. Otherwise it is shown on stderr if that is a terminal or a notebook's, and nowhere else; never on stdout.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 
+from autotune.output import terminal
 from autotune.output.live_view import LiveView, what_is_left
 from autotune.output.table import measurement_detail, trial_line
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.conditions import Conditions
-from autotune.values.events import Detail, Event, Note, PhaseBegan, TrialEnded, TrialStarted
+from autotune.values.events import Detail, Event, Note, Observer, PhaseBegan, TrialEnded, TrialStarted, ignore
 from autotune.values.trial import Failure, Phases, TrialResult
+
+LOGGER = logging.getLogger("autotune")
+
+# Lines are not wrapped, so this only bounds what rich would pad.
+_COLUMNS = 120
 
 # Low, since drawing competes with the measured trial for the processor: docs/log.md has the cost.
 _REFRESHES_PER_SECOND = 0.5
@@ -33,13 +46,7 @@ _SHARES = {
 
 
 class Progress:
-    """An observer that draws on `console`; use it as a context manager.
-
-    Args:
-        console: The console; a quiet one shows nothing.
-        verbose: Whether predictions, reasons of refusals and conditions are shown as well.
-        clock: Returns seconds since a fixed moment.
-    """
+    """An observer that draws on `console` while entered; `verbose`: predictions, refusals and conditions as well."""
 
     def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -82,8 +89,7 @@ class Progress:
         self._console.print(visible(text), highlight=False, soft_wrap=True)
 
     def _ended(self, event: TrialEnded) -> None:
-        result = event.result
-        outcome = result.outcome
+        result, outcome = event.result, event.result.outcome
         if isinstance(outcome, Failure):
             detail = outcome.cause
         elif outcome.soaked is not None:
@@ -147,3 +153,39 @@ def _conditions(seen: Conditions) -> str:
     if seen.temperature_c is not None:
         parts.append(f"{seen.temperature_c:.0f} °C")
     return ", ".join(parts)
+
+
+@contextlib.contextmanager
+def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Observer]:
+    """Yield the user's observer of a search, or else the default one, which shows nothing if it is to be `quiet`."""
+    console = _console() if observer is None and not quiet else None
+    if console is None:
+        yield ignore if observer is None else observer
+        return
+    with Progress(console) as progress:
+        yield progress
+
+
+def _console() -> Console | None:
+    """Return the console for progress, or None if there is neither a log, a notebook nor a terminal."""
+    if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
+        return terminal.Console(file=_Log(), width=_COLUMNS, color_system=None, force_jupyter=False)
+    console = terminal.Console(stderr=True)
+    if console.is_jupyter:  # plain lines below the cell: rich itself would print them as output of stdout
+        return terminal.Console(file=sys.stderr, width=_COLUMNS, color_system=None, force_jupyter=False)
+    return console if sys.stderr is not None and sys.stderr.isatty() else None
+
+
+class _Log(io.StringIO):
+    """A file whose lines are logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        """Log the lines that are complete."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            LOGGER.info("%s", line)
+        return len(text)

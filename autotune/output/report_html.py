@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.output.bars import component_icon, component_sizes
-from autotune.output.panels import Panel, panels
+from autotune.output.panels import panels
 from autotune.output.run_report import RunReport
 from autotune.output.svg import tag, variables
 from autotune.storage.run_directory import ANSWER_FILE
@@ -31,14 +31,6 @@ WIDE, NARROW = 620.0, 346.0
 _LONGEST = 14
 _LONG_WORD = re.compile(r"(\S+)")
 _BREAKS = re.compile(rf".{{1,{_LONGEST}}}?[-_/.,:=]+|.{{1,{_LONGEST}}}")
-
-
-class Drawing(NamedTuple):
-    """A chart at both widths, with its legend; None: there is nothing to draw."""
-
-    wide: Markup | None = None
-    narrow: Markup | None = None
-    legend: tuple[tuple[Markup, str], ...] = ()  # icon and words
 
 
 def html_report(report: RunReport) -> str:
@@ -63,7 +55,10 @@ def _context(report: RunReport) -> dict[str, Any]:
     result = report.result
     heading, memory_rows = facts.memory_rows(report)
     answer = f"{report.run_directory}/{ANSWER_FILE}"
-    icons = {name: _icon(component_icon(name), "key") for name in component_sizes(report)}
+    icons = {
+        name: Markup(tag("svg", component_icon(name), viewBox="0 0 18 16", aria_hidden="true", class_="key"))
+        for name in component_sizes(report)
+    }
     return {
         **summary(report),
         "report": report,
@@ -98,11 +93,6 @@ def summary(report: RunReport) -> dict[str, Any]:
     }
 
 
-def legend_of(panel: Panel) -> tuple[tuple[Markup, str], ...]:
-    """Return the icons and texts of a chart's legend."""
-    return tuple((_icon(key.drawn), key.words) for key in panel.legend)
-
-
 def breakable(words: str) -> Markup:
     """Return an escaped text with line-break opportunities in long words, after punctuation if possible.
 
@@ -123,19 +113,13 @@ def with_code(words: str) -> Markup:
     )
 
 
-def _drawings(report: RunReport) -> dict[str, Drawing]:
+def _drawings(report: RunReport) -> dict[str, Markup]:
+    """Return the charts by name, each at both widths; empty: there is nothing to draw."""
     found = {}
     for panel in panels(report):
-        wide, narrow = panel.draw(WIDE), panel.draw(NARROW)
-        found[panel.name] = Drawing()
-        if wide is not None and narrow is not None:
-            drawings = Markup(wide.svg("wide")), Markup(narrow.svg("narrow"))
-            found[panel.name] = Drawing(*drawings, legend_of(panel))
+        charts = {kind: panel.draw(width) for kind, width in (("wide", WIDE), ("narrow", NARROW))}
+        found[panel.name] = Markup("".join(chart.svg(kind) for kind, chart in charts.items() if chart is not None))
     return found
-
-
-def _icon(drawn: str, kind: str | None = None) -> Markup:
-    return Markup(tag("svg", drawn, viewBox="0 0 18 16", aria_hidden="true", class_=kind))
 
 
 def _trial_row(trial: TrialRow, position: int, report: RunReport) -> dict[str, Any]:

@@ -10,24 +10,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from autotune.output import svg
 from autotune.output.run_report import RunReport
-from autotune.output.svg import (
-    Chart,
-    Frame,
-    Scale,
-    labelled,
-    line,
-    linear,
-    logarithmic,
-    mark,
-    most_labels,
-    padded,
-    path,
-    rows,
-    stairs,
-    text,
-    x_axis,
-)
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
@@ -50,6 +34,7 @@ class Spot(NamedTuple):
     rate: float  # samples per second
     peak: int  # bytes, the highest of its trials
     tip: str
+    is_once: bool  # measured in the search alone: the fastest of many such is likely to have been lucky
 
 
 def spots(report: RunReport) -> list[Spot]:
@@ -70,7 +55,7 @@ def _spot(config: TrainConfig, trials: Sequence[TrialRow]) -> Spot:
     peak = max(t.peak_bytes or 0 for t in trials)
     numbers = ", ".join(t.label for t in trials)
     tip = f"{shown_changes(trials[0].changes or ())}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
-    return Spot(config, rate, peak, tip)
+    return Spot(config, rate, peak, tip if finals else f"{tip}, measured once", is_once=not finals)
 
 
 def pareto(found: Sequence[Spot]) -> list[Spot]:
@@ -82,7 +67,7 @@ def pareto(found: Sequence[Spot]) -> list[Spot]:
     return front
 
 
-def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
+def throughput_against_memory(report: RunReport, width: float) -> svg.Chart | None:
     """Return the chart of configurations by peak memory and throughput, with budget and Pareto front."""
     found = spots(report)
     if not found:
@@ -91,32 +76,35 @@ def throughput_against_memory(report: RunReport, width: float) -> Chart | None:
     budget = report.memory_bytes
     lacking = [t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY]
     far = budget > _FAR * max(s.peak for s in found) and not lacking
-    frame = Frame(52.0, 36.0, width - (54.0 if far else 12.0), height - 46.0)
-    low, high = padded([s.peak for s in found] + ([] if far else [budget]))
+    frame = svg.Frame(52.0, 36.0, width - (54.0 if far else 12.0), height - 46.0)
+    low, high = svg.padded([s.peak for s in found] + ([] if far else [budget]))
     unit, name = (GIB, "GiB") if high >= GIB else (_MIB, "MiB")
-    x = linear(low, high, frame.left, frame.right)
-    y_low, y_high = padded([s.rate for s in found], 0.1)
-    y = linear(y_low, y_high, frame.bottom - 14, frame.top)
+    x = svg.linear(low, high, frame.left, frame.right)
+    y_low, y_high = svg.padded([s.rate for s in found], 0.1)
+    y = svg.linear(y_low, y_high, frame.bottom - 14, frame.top)
     parts = [
-        x_axis(frame, labelled(low, high, most_labels(frame), unit), x),
-        rows(frame, labelled(y_low, y_high, 6), y),
-        text(width / 2, height - 6, f"peak memory, {name}", anchor="middle", kind="muted"),
-        text(4, 12, "samples/s", kind="muted"),
+        svg.x_axis(frame, svg.labelled(low, high, svg.most_labels(frame), unit), x),
+        svg.rows(frame, svg.labelled(y_low, y_high, 6), y),
+        svg.text(width / 2, height - 6, f"peak memory, {name}", anchor="middle", kind="muted"),
+        svg.text(4, 12, "samples/s", kind="muted"),
         _budget_line(frame, budget, x, width, far=far),
     ]
     for trial in lacking:
         needed = trial.prediction.peak_bytes if trial.prediction is not None else trial.peak_bytes
         at = min(max(x(max(needed or budget, budget)), frame.left), frame.right)
         tip = f"{shown_changes(trial.changes or ())}\nran out of memory, trial {trial.label}"
-        parts.append(mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
-    front = pareto(found)
-    parts.append(path(stairs([(x(s.peak), y(s.rate)) for s in front]), "front-line"))
+        parts.append(svg.mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
+    best = report.result.best if report.result is not None else None
+    winner = best.measurement if best is not None and best.confirmed else None
+    fastest = winner.samples_per_second if winner is not None else math.inf
+    front = pareto([s for s in found if not s.is_once or s.rate <= fastest])
+    parts.append(svg.path(svg.stairs([(x(s.peak), y(s.rate)) for s in front]), "front-line"))
     parts += [_marked(report, s, x(s.peak), y(s.rate), s in front) for s in _best_last(report, found)]
     label = f"Throughput against peak memory of {len(found)} configurations; budget {show_memory(budget)}"
-    return Chart("".join(parts), width, height, label)
+    return svg.Chart("".join(parts), width, height, label)
 
 
-def best_over_time(report: RunReport, width: float) -> Chart | None:
+def best_over_time(report: RunReport, width: float) -> svg.Chart | None:
     """Return the chart of the best throughput so far over the time of trials; after the finals it is the winner's."""
     explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores and t.ended_s is not None]
     completed = sorted((t for t in explored if t.is_compared), key=lambda t: t.ended_s or 0.0)
@@ -126,16 +114,18 @@ def best_over_time(report: RunReport, width: float) -> Chart | None:
     again = [t for t in report.trials if t.is_compared and t.purpose is Purpose.FINAL]
     last = max(t.ended_s or 0.0 for t in [*explored, *again])
     unit, name = (3600.0, "hours") if last > 7200 else (60.0, "minutes") if last > 120 else (1.0, "seconds")
-    frame = Frame(52.0, 24.0, width - 12.0, height - 46.0)
-    x = linear(0.0, last, frame.left, frame.right - 8)
-    y_low, y_high = padded([t.samples_per_second or 0.0 for t in [*completed, *again]], 0.1)
-    y = linear(y_low, y_high, frame.bottom - 14, frame.top)
+    frame = svg.Frame(52.0, 24.0, width - 12.0, height - 46.0)
+    x = svg.linear(0.0, last, frame.left, frame.right - 8)
+    y_low, y_high = svg.padded([t.samples_per_second or 0.0 for t in [*completed, *again]], 0.1)
+    y = svg.linear(y_low, y_high, frame.bottom - 14, frame.top)
     parts = [
-        x_axis(frame, labelled(0.0, last, most_labels(frame), unit), x),
-        rows(frame, labelled(y_low, y_high, 6), y),
-        text(width / 2, height - 6, f"{name} for which trials had run", anchor="middle", kind="muted"),
-        text(4, 12, "samples/s", kind="muted"),
-        path(stairs([(x(at), y(rate)) for at, rate in best_so_far(report, completed, again, last)]), "best-line"),
+        svg.x_axis(frame, svg.labelled(0.0, last, svg.most_labels(frame), unit), x),
+        svg.rows(frame, svg.labelled(y_low, y_high, 6), y),
+        svg.text(width / 2, height - 6, f"{name} for which trials had run", anchor="middle", kind="muted"),
+        svg.text(4, 12, "samples/s", kind="muted"),
+        svg.path(
+            svg.stairs([(x(at), y(rate)) for at, rate in best_so_far(report, completed, again, last)]), "best-line"
+        ),
     ]
     for trial in [*explored, *again]:
         at = x(trial.ended_s or 0.0)
@@ -143,10 +133,10 @@ def best_over_time(report: RunReport, width: float) -> Chart | None:
         if trial.samples_per_second is not None:
             shape = "diamond" if trial.purpose is Purpose.FINAL else "circle"
             kind = _kind(report, trial.config) if shape == "diamond" else "trial"
-            parts.append(mark(shape, at, y(trial.samples_per_second), kind, tip, 4.0))
+            parts.append(svg.mark(shape, at, y(trial.samples_per_second), kind, tip, 4.0))
         else:
-            parts.append(mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
-    return Chart("".join(parts), width, height, f"Best throughput so far over {show_time(last)} of trials")
+            parts.append(svg.mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
+    return svg.Chart("".join(parts), width, height, f"Best throughput so far over {show_time(last)} of trials")
 
 
 def best_so_far(
@@ -154,11 +144,7 @@ def best_so_far(
 ) -> list[tuple[float, float]]:
     """Return the times at which the best throughput changed, with its new value, up to `last_s`.
 
-    Args:
-        report: The report, whose result has the winner.
-        searched: Completed trials of the search, in the order they ended; the best is the fastest of them.
-        finals: Completed trials of the finals; after the last of them the best is the winner, as measured in them.
-        last_s: End of the last trial.
+    It is the fastest of the trials `searched`, in the order they ended, and after the last of `finals` the winner's.
     """
     points: list[tuple[float, float]] = []
     best = 0.0
@@ -205,7 +191,7 @@ def median_error(found: Sequence[Miss]) -> float:
     return statistics.median(abs(m.error) for m in found)
 
 
-def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"], width: float) -> Chart | None:
+def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"], width: float) -> svg.Chart | None:
     """Return the chart of predicted against measured values, with the line on which they agree."""
     found = misses(report, what)
     if not found:
@@ -214,39 +200,39 @@ def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"
     everything = [v for m in found for v in (m.predicted, m.measured)]
     low, high = min(everything) * 0.93, max(everything) * 1.07
     unit, name = (1, "samples/s") if what == "rate" else (GIB, "GiB") if high >= GIB else (_MIB, "MiB")
-    frame = Frame(52.0, 24.0, width - 12.0, height - 46.0)
-    scale = logarithmic if high / low > _WIDE else linear
+    frame = svg.Frame(52.0, 24.0, width - 12.0, height - 46.0)
+    scale = svg.logarithmic if high / low > _WIDE else svg.linear
     x, y = scale(low, high, frame.left, frame.right), scale(low, high, frame.bottom, frame.top)
-    values = labelled(low, high, most_labels(frame), unit, logs=scale is logarithmic)
+    values = svg.labelled(low, high, svg.most_labels(frame), unit, logs=scale is svg.logarithmic)
     parts = [
-        x_axis(frame, values, x),
-        rows(frame, values, y),
-        line(x(low), y(low), x(high), y(high), "agree"),
-        text(width / 2, height - 6, f"measured, {name}", anchor="middle", kind="muted"),
-        text(4, 12, f"predicted, {name}", kind="muted"),
+        svg.x_axis(frame, values, x),
+        svg.rows(frame, values, y),
+        svg.line(x(low), y(low), x(high), y(high), "agree"),
+        svg.text(width / 2, height - 6, f"measured, {name}", anchor="middle", kind="muted"),
+        svg.text(4, 12, f"predicted, {name}", kind="muted"),
     ]
     for miss in found:
         tip = f"{_trial_tip(miss.trial)}\npredicted {miss.error:+.0%}"
-        parts.append(mark("circle", x(miss.measured), y(miss.predicted), "trial", tip, 4.0))
+        parts.append(svg.mark("circle", x(miss.measured), y(miss.predicted), "trial", tip, 4.0))
     quantity = "throughput" if what == "rate" else "memory"
     label = f"Predicted against measured {quantity} of {len(found)} trials, median error {median_error(found):.0%}"
-    return Chart("".join(parts), width, height, label)
+    return svg.Chart("".join(parts), width, height, label)
 
 
-def _budget_line(frame: Frame, budget: int, x: Scale, width: float, *, far: bool) -> str:
+def _budget_line(frame: svg.Frame, budget: int, x: svg.Scale, width: float, *, far: bool) -> str:
     words = f"budget {show_memory(budget)}"
     if not far:
         at = x(budget)
-        return line(at, frame.top - 4, at, frame.bottom, "budget") + text(
+        return svg.line(at, frame.top - 4, at, frame.bottom, "budget") + svg.text(
             at + 4, frame.top - 8, words, anchor="end", kind="budget-text"
         )
     at, gap = width - 18, frame.right + 12
-    broken = path([(gap - 4, frame.bottom + 5), (gap, frame.bottom - 5)], "axis") + path(
+    broken = svg.path([(gap - 4, frame.bottom + 5), (gap, frame.bottom - 5)], "axis") + svg.path(
         [(gap + 3, frame.bottom + 5), (gap + 7, frame.bottom - 5)], "axis"
     )
-    axis = line(gap + 6, frame.bottom, width - 6, frame.bottom, "axis")
-    label = text(width - 6, frame.top - 8, words, anchor="end", kind="budget-text")
-    return broken + axis + line(at, frame.top - 4, at, frame.bottom, "budget") + label
+    axis = svg.line(gap + 6, frame.bottom, width - 6, frame.bottom, "axis")
+    label = svg.text(width - 6, frame.top - 8, words, anchor="end", kind="budget-text")
+    return broken + axis + svg.line(at, frame.top - 4, at, frame.bottom, "budget") + label
 
 
 def _best_last(report: RunReport, found: Sequence[Spot]) -> list[Spot]:
@@ -265,9 +251,9 @@ def _kind(report: RunReport, config: TrainConfig) -> str:
 def _marked(report: RunReport, spot: Spot, x: float, y: float, on_front: bool) -> str:
     kind = _kind(report, spot.config)
     if kind == "trial":
-        return mark("circle", x, y, "front" if on_front else "trial", spot.tip, 4.0)
+        return svg.mark("circle", x, y, "front" if on_front else "trial", spot.tip, 4.0)
     shape, size, words = ("star", 6.0, "winner") if kind == "best" else ("square", 5.0, "baseline")
-    return mark(shape, x, y, kind, f"{words}: {spot.tip}", size)
+    return svg.mark(shape, x, y, kind, f"{words}: {spot.tip}", size)
 
 
 def _trial_tip(trial: TrialRow) -> str:

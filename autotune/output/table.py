@@ -78,8 +78,8 @@ def result_table(
         to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
     return Group(
         Text(visible(verdict_line(result)), "bold green" if result.verdict == "faster" else "bold"),
-        Text(visible(_subject(result)) + "\n", "dim"),
-        *((table, Text()) if result.best.measurement is not None else ()),
+        Text(visible(_subject(result)), "dim"),
+        *((Text(), table, Text()) if result.best.measurement is not None else ()),
         *(Text(visible(line)) for line in lines),
         *(Text(visible(line), no_wrap=True, overflow="ignore") for line in to_paste),
     )

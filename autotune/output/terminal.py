@@ -10,6 +10,7 @@ paragraph of its cells.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -32,11 +33,7 @@ _UNBOUNDED = 100_000
 
 
 class Console(rich.console.Console):
-    """A console for foreign texts: without markup, names of emoji and control characters.
-
-    Args:
-        **options: Options of rich's console.
-    """
+    """A console for foreign texts: without markup, names of emoji and control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
@@ -51,15 +48,11 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=_seen(segment.text))
 
 
+@dataclass(frozen=True)
 class Fitted:
-    """A table that adapts to the available width.
+    """A table that adapts to the available width; its cells are all text."""
 
-    Args:
-        table: A table whose cells are all text.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
+    table: Table
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         """Draw the table if it fits, otherwise a paragraph for each row."""
@@ -68,26 +61,26 @@ class Fitted:
         if sum(span.minimum for span in spans) > room:
             yield from self._stacked(console)
             return
-        for column, width in zip(self._table.columns, _widths(spans, room), strict=True):
+        for column, width in zip(self.table.columns, _widths(spans, room), strict=True):
             column.width = width
-        yield self._table
+        yield self.table
 
     def _needed(self, console: rich.console.Console, options: ConsoleOptions) -> tuple[list[Measurement], int]:
         """Return the minimum and maximum width of each column, and the width of lines and padding."""
         unbounded = options.update(width=_UNBOUNDED)
-        for column in self._table.columns:
+        for column in self.table.columns:
             column.width = None
-        spans = [_span(console, unbounded, column) for column in self._table.columns]
-        whole = Measurement.get(console, unbounded, self._table).maximum
+        spans = [_span(console, unbounded, column) for column in self.table.columns]
+        whole = Measurement.get(console, unbounded, self.table).maximum
         return spans, whole - sum(span.maximum for span in spans)
 
     def _stacked(self, console: rich.console.Console) -> Iterator[Text | Padding]:
         """Yield the title and, for each row, its first cell and a paragraph of its other non-empty cells."""
-        if self._table.title:
-            yield _text(console, self._table.title, self._table.title_style)
-        names = [" ".join(_text(console, column.header).plain.split()) for column in self._table.columns]
-        rows = zip(*(column.cells for column in self._table.columns), strict=True)
-        for row, cells in zip_longest(self._table.rows, rows):
+        if self.table.title:
+            yield _text(console, self.table.title, self.table.title_style)
+        names = [" ".join(_text(console, column.header).plain.split()) for column in self.table.columns]
+        rows = zip(*(column.cells for column in self.table.columns), strict=True)
+        for row, cells in zip_longest(self.table.rows, rows):
             first, *others = (_text(console, cell, row.style) for cell in cells)
             yield Text.assemble((f"{names[0]} ", "dim"), first) if first.plain.isdigit() else first
             said = [
@@ -96,8 +89,8 @@ class Fitted:
                 if cell.plain.strip()
             ]
             yield Padding(Text(" · ", "dim").join(said), _INDENTED, expand=False)
-        if self._table.caption:
-            yield _text(console, self._table.caption)
+        if self.table.caption:
+            yield _text(console, self.table.caption)
 
 
 def table_of(
@@ -108,14 +101,9 @@ def table_of(
     whole: Collection[str] = (),
     **options: Any,
 ) -> Fitted:
-    """Return a table that adapts to the available width.
+    """Return a table that adapts to the available width, with `options` of rich's table, such as its title.
 
-    Args:
-        headings: Headings of the columns.
-        rows: Cells of each row.
-        right: Headings of the right-aligned columns.
-        whole: Headings of the columns whose lines are never broken.
-        **options: Options of rich's table, such as its title.
+    Columns whose headings are in `right` are aligned right; the lines of those in `whole` are never broken.
     """
     table = Table(**{"title_justify": "left", **options})
     for heading in headings:

@@ -1,4 +1,4 @@
-"""Settles over how many devices each training is spread (`--devices`).
+"""Settles over how many devices each training is spread (`--devices`), or refuses it by an error that says why.
 
 On CUDA these are devices of the same kind. On the CPU they are processes that share its cores, each with the whole
 memory budget, like ranks on devices; their speeds say nothing about GPUs.
@@ -16,12 +16,7 @@ _IDLE_SHARE = 0.05
 
 
 def spread(options: SearchOptions, hardware: Hardware) -> tuple[Hardware, list[str]]:
-    """Return the hardware with the number of devices of each training as its count, and notes for the user.
-
-    Raises:
-        InputError: `--devices all` on the CPU.
-        MachineError: The machine has fewer devices, or fewer cores.
-    """
+    """Return the hardware with the number of devices of each training as its count, and notes for the user."""
     asked, there = options.devices, hardware.count or 1
     if hardware.is_cpu:
         return _processes(asked, hardware)
@@ -66,11 +61,7 @@ def _idle_note(hardware: Hardware) -> list[str]:
 
 
 def check_global_batch(asked: int, ranks: int) -> None:
-    """Refuse a global batch that the ranks can't share evenly.
-
-    Raises:
-        InputError: They can't; the message names the nearest global batches that they can share.
-    """
+    """Refuse a global batch that the ranks can't share evenly; the error names the nearest that they can."""
     if asked % ranks == 0:
         return
     below, above = asked // ranks * ranks, -(-asked // ranks) * ranks

@@ -238,11 +238,7 @@ def project_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _project_values(path: Path, table: Any) -> dict[str, Any]:
-    """Return the values of [tool.autotune] by option, as the command line takes them.
-
-    Raises:
-        InputError: A key is no option, or a value is impossible; the message names file and key.
-    """
+    """Return the values of [tool.autotune] by option, as the command line takes them; errors name file and key."""
     if not isinstance(table, dict):
         raise InputError(f"{path}: tool.autotune: expected a table, not {table!r}")
     known = [name for name in fields_by_name(SearchOptions) if name not in _NOT_OF_A_PROJECT]

@@ -127,11 +127,7 @@ def restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
 
 
 def _check_left(plan: SearchPlan, only: Sequence[str]) -> None:
-    """Refuse `--only` if a named knob has no other value than the baseline's, or none that is legal.
-
-    Raises:
-        InputError: The message gives the reason.
-    """
+    """Refuse `--only` (InputError) if a named knob has no other value than the baseline's, or none that is legal."""
     space = plan.search_space()
     options = {knob.parameter: knob.option for knob in knobs()}
     for name in only:
@@ -139,7 +135,7 @@ def _check_left(plan: SearchPlan, only: Sequence[str]) -> None:
         if parameter is None:
             raise InputError(f"{said}: no search space has values to try; --fix sets one, --space FILE has yours")
         if not any(d.name == name and len(d.choices) > 1 for d in space.dimensions):
-            why = (reason for choice, reason in space.left_out.items() if choice.partition("=")[0] == name)
+            why = (reason for choice, reason in space.left_out.items() if choice[0] == name)
             raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")
         other = next((n for n in parameter.when if len(plan.space.parameters[n].choices) == 1), None)
         if other is not None and make_point(plan.baseline)[other] not in parameter.when[other]:
@@ -152,11 +148,7 @@ def _is_among(name: str, only: Sequence[str]) -> bool:
 
 
 def _with(plan: SearchPlan, fixed: dict[str, Scalar], written: str) -> TrainConfig:
-    """Return the baseline with the fixed values, which the user has `written`.
-
-    Raises:
-        InputError: They make a configuration of it that isn't legal.
-    """
+    """Return the baseline with the fixed values that the user has `written`; InputError: it isn't legal."""
     baseline = make_config(fitting(fixed, make_point(plan.baseline)))
     about = (plan.workload, plan.facts, plan.hardware)
     before = refusals(plan.baseline, *about)

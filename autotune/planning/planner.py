@@ -1,6 +1,7 @@
 """Makes the plan of a search from the user's options: device, workload, memory, baseline, limits and search space.
 
-Options that can't be used are refused here, before the first trial. Notes tell the user every default that was chosen.
+Options that can't be used are refused by an InputError, before the first trial. Notes tell the user every default that
+was chosen.
 """
 
 from __future__ import annotations
@@ -49,9 +50,6 @@ def subject_of(
     """Return what is tuned: the user's own loop, Trainer or script if one is given, otherwise the model.
 
     The arguments are those of `autotune.find`.
-
-    Raises:
-        InputError: Nothing or more than one is given, it can't be used, or an option contradicts it.
     """
     named = {"trainer": trainer, "make_trainer": make_trainer, "script": script, "step": step}
     given = [name for name, value in named.items() if value is not None]
@@ -69,10 +67,7 @@ def subject_of(
 def outline(options: SearchOptions, allotment: Allotment | None = None, subject: Subject | None = None) -> Outline:
     """Return the part of the plan that can be settled before the model is looked at in a child process.
 
-    Args:
-        options: The user's options.
-        allotment: The hardware of each trial; by default the whole device that `options` name.
-        subject: What is tuned; by default the model that `options` name.
+    By default each trial has the whole device, and the model is tuned, that `options` name.
 
     Raises:
         InputError: An option can't be used.
@@ -108,16 +103,7 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
 
 
 def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -> SearchPlan:
-    """Return the plan.
-
-    Args:
-        outline: What was settled before; its workload has the lengths of the data.
-        facts: Facts about the model.
-        notes: Further notes for the user.
-
-    Raises:
-        InputError: A sample is longer than the model takes, or an option contradicts the workload.
-    """
+    """Return the plan of an outline, whose workload has the lengths of the data, with further notes for the user."""
     subject, workload, hardware = outline.subject, outline.workload, outline.hardware
     options = subject.options
     check_lengths(workload, facts)
@@ -154,11 +140,7 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
 
 
 def check_lengths(workload: Workload, facts: ModelFacts) -> None:
-    """Refuse samples that are longer than the model takes.
-
-    Raises:
-        InputError: A sample or its target is longer.
-    """
+    """Refuse samples that are longer than the model takes."""
     for option, length, longest in (
         ("--seq-len", workload.sequence_length, facts.max_sequence_length),
         ("--target-len", workload.target_length, facts.max_target_length or facts.max_sequence_length),
@@ -176,11 +158,7 @@ def disk_notes(run_directory: Path) -> list[str]:
 
 
 def loss_steps_of(options: SearchOptions) -> int:
-    """Return the number of optimizer steps over which losses are compared; 0: they aren't.
-
-    Raises:
-        InputError: `--check-loss` was given, but losses can't be compared.
-    """
+    """Return the number of optimizer steps over which losses are compared; 0: they aren't."""
     free = options.global_batch == "any"
     return planned_loss_steps(options.check_loss, options.effort, free_batch=free, exhaustive=options.exhaustive)
 

@@ -1,17 +1,19 @@
-"""Changes the limits of a search that is resumed: more time, more trials, another effort.
+"""Changes the limits of a search that is resumed (more time, more trials, another effort), and says what else is new.
 
 The new plan replaces the old one in the run directory, so that later resumes keep the new limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from autotune.errors import InputError
+from autotune.errors import InputError, MachineError
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import loss_steps_of
 from autotune.units import show_time
 from autotune.values.budget import Budget, Effort
+from autotune.values.hardware import Hardware
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
@@ -33,13 +35,8 @@ def reopened(
 ) -> SearchPlan:
     """Return `plan` with other limits, which hold for the whole search including the trials so far.
 
-    Args:
-        plan: The plan until now.
-        results: The trials so far.
-        effort: Sets all limits; `max_trials` and `max_time_s` take precedence. None: as before.
-        max_trials: Trials of the whole search; None: as before.
-        max_time_s: Seconds of the whole search; None: as before.
-        output: File to write the answer to as well; None: as before.
+    None leaves a limit as it was. The effort sets all limits, of which `max_trials` and `max_time_s` take precedence;
+    `output` is another file to write the answer to.
 
     Raises:
         InputError: `effort` is given for an exhaustive search, whose points are fixed.
@@ -76,6 +73,47 @@ def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
         f"the limits are {show_time(plan.budget.max_time_s)} and {plan.budget.max_trials} trials now; "
         f"{show_time(wall_s(results))} and {trials} are spent"
     )
+
+
+def differences(then: Hardware, now: Hardware) -> list[str]:
+    """Return a line on the packages whose versions have changed since the search began, if any have.
+
+    Raises:
+        MachineError: The search ran on another machine, so that new measurements can't be compared with its own.
+    """
+    if (then.name, then.cores) != (now.name, now.cores):
+        raise MachineError(
+            f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores}): go on "
+            "where it ran"
+        )
+    packages = sorted(p for p in then.versions if then.versions[p] != now.versions.get(p))
+    changed = ", ".join(f"{p} {then.versions[p]} is now {now.versions.get(p, 'gone')}" for p in packages)
+    return [f"since the search: {changed}"] if changed else []
+
+
+def changed_files(plan: SearchPlan, looked_at: Path) -> list[str]:
+    """Return a line for each file that a search trains from and that was written since it was looked at.
+
+    Args:
+        plan: The search.
+        looked_at: File that was written when the model, the data and the script were looked at.
+    """
+    return [
+        f"since the search: {file} has changed; what was measured before it did may not compare with what is now"
+        for file in _trained_from(plan)
+        if file.is_file() and looked_at.is_file() and file.stat().st_mtime > looked_at.stat().st_mtime
+    ]
+
+
+def _trained_from(plan: SearchPlan) -> Iterator[Path]:
+    workload = plan.workload
+    if workload.dataset is not None:
+        yield Path(workload.dataset)
+    if workload.model.path is not None:
+        yield Path(workload.model.path) / "config.json"
+    code = workload.own_code
+    if code is not None and code.command and not code.is_module:
+        yield Path(code.directory) / code.command[0]
 
 
 def is_over(plan: SearchPlan, results: Sequence[TrialResult]) -> bool:

@@ -26,13 +26,12 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.workload import (
-    Asker,
     Outline,
     Subject,
     default_space,
@@ -52,6 +51,9 @@ from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest
 from autotune.values.user_code import ACCUMULATION, STEP_FILE, Choices, OwnStep
 from autotune.values.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.execution.runner import LocalRunner
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | None]
 
@@ -137,7 +139,7 @@ class UserLoop(Subject):
         """Write the pickled function into the run directory."""
         keep_pickle(self._pickled, run_directory, STEP_FILE)
 
-    def described(self, outline: Outline, asker: Asker) -> Description:
+    def described(self, outline: Outline, asker: LocalRunner) -> Description:
         """Return the facts about the named model; if none is named, facts that allow all knobs of the space."""
         if self.options.model:
             return super().described(outline, asker)
@@ -153,21 +155,16 @@ class UserLoop(Subject):
         )
         return plan.model_copy(update={**changes, "notes": (*plan.notes, *notes)})
 
-    def examined(self, plan: SearchPlan, asker: Asker) -> SearchPlan:
+    def examined(self, plan: SearchPlan, asker: LocalRunner) -> SearchPlan:
         """Return the plan with the facts found by running a step of the baseline and one with another micro-batch."""
         found = asker.examine(to_examine(plan))
         return plan.model_copy(update={"facts": found.facts, "notes": (*plan.notes, *found.notes)})
 
 
 def space_of(own: OwnStep, usual: str) -> SpaceFile:
-    """Return the space of the named knobs, in the order of the built-in spaces.
+    """Return the space of the knobs of a user's function, in the order of the built-in spaces.
 
-    Args:
-        own: The user's function with its knobs.
-        usual: Default space of the device, which provides the choices of knobs that are named without choices.
-
-    Raises:
-        InputError: A knob has no default choices, or exists only beside another one that isn't named.
+    The default space of the device, `usual`, provides the choices of knobs that are named without choices.
     """
     known: dict[str, Parameter] = {}
     for space in dict.fromkeys((usual, *_FURTHER_SPACES)):
@@ -226,11 +223,7 @@ def _check_options(options: SearchOptions) -> None:
 
 
 def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
-    """Return whether the function has an argument `accumulation_steps`.
-
-    Raises:
-        InputError: It can't be called with a configuration.
-    """
+    """Return whether the function has an argument `accumulation_steps`."""
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
@@ -246,11 +239,7 @@ def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
 
 
 def _checked(knobs: Knobs) -> dict[str, Choices | None]:
-    """Return the choices by knob; None stands for the default choices.
-
-    Raises:
-        InputError: There is no such knob, a loop can't honour it, or a choice isn't one of its values.
-    """
+    """Return the choices by knob; None stands for the default choices."""
     if isinstance(knobs, str):
         raise InputError(f"knobs: expected a list of names, such as [{knobs!r}]")
     named = dict(knobs) if isinstance(knobs, Mapping) else dict.fromkeys(knobs)
@@ -270,11 +259,7 @@ def _checked(knobs: Knobs) -> dict[str, Choices | None]:
 
 
 def _parameter(name: str, choices: Choices | None, usual: Parameter | None) -> Parameter:
-    """Return a parameter of the space, which is varied at every effort.
-
-    Raises:
-        InputError: Neither the user nor a built-in space names choices.
-    """
+    """Return a parameter of the space, which is varied at every effort."""
     if choices is not None:
         return Parameter(choices=choices)
     if usual is None:

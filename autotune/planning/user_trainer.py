@@ -46,13 +46,7 @@ _FOUND = ("arguments", "barred", "weights", "reorders", "pads", "has_rows", "nor
 
 
 class UserTrainer(Subject):
-    """The user's own Trainer, the function that makes it, or the script that does.
-
-    Args:
-        options: The user's options.
-        code: The facts about the code before it is run.
-        pickled: The function that makes the Trainer; None for a script.
-    """
+    """The user's own Trainer, the function that makes it, which is `pickled`, or the script that does."""
 
     def __init__(self, options: SearchOptions, code: OwnCode, pickled: bytes | None = None) -> None:
         super().__init__(options)
@@ -190,11 +184,7 @@ def code_of(command: Sequence[str]) -> OwnCode:
 
 
 def _check_python(word: str) -> None:
-    """Refuse a Python of another environment; a name without a path is taken for this one.
-
-    Raises:
-        InputError: The path leads to another environment.
-    """
+    """Refuse a Python of another environment; a name without a path is taken for this one."""
     if "/" not in word:
         return
     found = shutil.which(word)

@@ -2,13 +2,14 @@
 
 A search tunes a model that the user names (`Subject`), the user's own Trainer or script (`user_trainer.UserTrainer`),
 or the user's own loop (`user_loop.UserLoop`). Notes tell the user every default that was chosen.
+Options that can't be used are refused by an InputError that says why.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from autotune.errors import InputError
 from autotune.planning.devices import check_global_batch, default_global_batch
@@ -25,8 +26,11 @@ from autotune.values.config import LARGEST_BATCH
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.problem import Objective
-from autotune.values.trial import DescribeRequest, Description, ExamineRequest
+from autotune.values.trial import DescribeRequest, Description
 from autotune.values.workload import LONGEST_SAMPLE, Workload
+
+if TYPE_CHECKING:
+    from autotune.execution.runner import LocalRunner
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
 SPACE_OF_SEVERAL = "parallel"  # default space for several devices
@@ -50,25 +54,10 @@ class Outline:
     is_shared: bool = False
 
 
-class Asker(Protocol):
-    """Runs child processes before the first trial, as `autotune.execution.runner.LocalRunner` does."""
-
-    def describe(self, request: DescribeRequest) -> Description:
-        """Return the facts about the model and the data."""
-        ...
-
-    def examine(self, request: ExamineRequest) -> Description:
-        """Return the facts found by running steps of the user's loop."""
-        ...
-
-
 class Subject:
     """What is tuned: a model that the user names, trained with the Trainer. Subclasses tune the user's own code.
 
     Planning calls the methods in the order of their definition.
-
-    Args:
-        options: The user's options.
     """
 
     def __init__(self, options: SearchOptions) -> None:
@@ -80,11 +69,7 @@ class Subject:
         return self.options.model
 
     def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
-        """Return what every trial trains; a line for each default is added to `notes`.
-
-        Raises:
-            InputError: An option can't be used.
-        """
+        """Return what every trial trains; a line for each default is added to `notes`."""
         return searched_workload(self.options, model_of(self.options), hardware, arguments, notes)
 
     def space(self, hardware: Hardware) -> SpaceFile:
@@ -98,7 +83,7 @@ class Subject:
     def keep(self, run_directory: Path) -> None:
         """Write the user's pickled code, if there is any, into the run directory."""
 
-    def described(self, outline: Outline, asker: Asker) -> Description:
+    def described(self, outline: Outline, asker: LocalRunner) -> Description:
         """Return the facts about the model and the data."""
         given = outline.arguments
         if given is None:
@@ -119,7 +104,7 @@ class Subject:
         """Return the plan adapted to this subject."""
         return plan
 
-    def examined(self, plan: SearchPlan, asker: Asker) -> SearchPlan:
+    def examined(self, plan: SearchPlan, asker: LocalRunner) -> SearchPlan:
         """Return the plan with the facts that need a step to be run, if there are any."""
         return plan
 
@@ -137,11 +122,7 @@ def default_space(hardware: Hardware) -> str:
 
 
 def model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
-    """Return the model and the task, which decides on its head.
-
-    Raises:
-        InputError: There is no such model or task, or the model has no head for the task.
-    """
+    """Return the model and the task, which decides on its head."""
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     if options.task is None:
         return spec, default_task(spec)
@@ -160,11 +141,7 @@ def searched_workload(
     arguments: UserArguments | None,
     notes: list[str],
 ) -> Workload:
-    """Return what every trial of a search trains; a line for each default is added to `notes`.
-
-    Raises:
-        InputError: An option can't be used.
-    """
+    """Return what every trial of a search trains; a line for each default is added to `notes`."""
     if options.data and not Path(options.data).is_file():
         raise InputError(f"--data {options.data}: no such file")
     if options.text_field and not options.data:
@@ -184,9 +161,6 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
     """Return the workload on a kind of device ('cuda', 'cpu') with a free global batch.
 
     A line for each default is added to `notes`.
-
-    Raises:
-        InputError: A length can't be used.
     """
     spec, task = model
     notes += head_notes(spec, task) if task is not Task.OWN else []
@@ -252,14 +226,7 @@ def _searched_batch(
 def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, together: bool = False) -> int | None:
     """Return the global batch of the options, or `usual`; None if it is free ('any').
 
-    Args:
-        options: The user's options.
-        usual: The default.
-        notes: Receives a line if the default is taken or the global batch is free.
-        together: Whether the note says that the global batch is that of all devices together.
-
-    Raises:
-        InputError: The global batch exceeds `LARGEST_BATCH`.
+    `notes` receive a line if the default is taken, of all devices `together`, or the global batch is free.
     """
     asked = options.global_batch
     if asked == "any":
@@ -273,21 +240,13 @@ def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, t
 
 
 def check_batch(samples: int, what: str) -> None:
-    """Refuse a global batch beyond `LARGEST_BATCH`; `what` names its source in the message.
-
-    Raises:
-        InputError: It is larger.
-    """
+    """Refuse a global batch beyond `LARGEST_BATCH`; `what` names its source in the message."""
     if samples > LARGEST_BATCH:
         raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
 
 
 def objective_of(options: SearchOptions, workload: Workload) -> Objective:
-    """Return the objective: the throughput of the steady state, or of a run of given length with its start.
-
-    Raises:
-        InputError: `--train-tokens` was given, but the workload has no tokens.
-    """
+    """Return the objective: the throughput of the steady state, or of a run of given length with its start."""
     if options.train_steps is not None:
         return Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
     if options.train_tokens is None:

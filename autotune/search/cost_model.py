@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -22,12 +21,13 @@ from autotune.errors import AutotuneError, NothingFitsError
 from autotune.estimates.forecast import Forecast
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device
+from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan
 from autotune.search.guide import Guide, configs_of, too_large
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import add_observations, rates_of, read_observations
 from autotune.units import show_memory
-from autotune.value import Value, read_value
+from autotune.value import read_value
 from autotune.values.config import TrainConfig
 from autotune.values.events import Note, Observer
 from autotune.values.model import Task
@@ -44,26 +44,13 @@ _ANSWERED = 0.7  # of it, after which the child answers with what it has
 _GRACE_S = 120.0
 
 
-class Asker(Protocol):
-    """Starts child processes that answer a request, as `autotune.execution.runner.LocalRunner` does."""
-
-    def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
-        """Run the function `entry` on `request` in a child, and return the directory of its answer."""
-
-
 def cost_model(
-    plan: SearchPlan, runner: Asker, directory: Path, observer: Observer, *, left_s: float = math.inf
+    plan: SearchPlan, runner: LocalRunner, directory: Path, observer: Observer, *, left_s: float = math.inf
 ) -> CostModel | None:
     """Return the cost model of a search; None if nothing can be predicted.
 
-    Traces that an earlier run of this search left in `directory` are used again.
-
-    Args:
-        plan: The search.
-        runner: Runs the tracing child.
-        directory: The run directory.
-        observer: Receives a note for each family that couldn't be traced, and if the device's rates aren't known.
-        left_s: Seconds that the search has left, of which tracing takes a quarter at most.
+    Traces that an earlier run of this search left in `directory` are used again. The observer receives a note for each
+    family that couldn't be traced. Tracing takes at most a quarter of the seconds that the search has left.
     """
     code = plan.workload.own_code
     if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
@@ -85,12 +72,8 @@ def cost_model(
 def check_fits(plan: SearchPlan, model: CostModel | None, observer: Observer) -> None:
     """Refuse a search in which no configuration can fit; say what takes the place of a baseline that can't.
 
-    What would make it fit is predicted in this process, which comes to load torch.
-
-    Args:
-        plan: The search.
-        model: Its cost model; without one weights, gradients and optimizer states are counted alone.
-        observer: Receives a note.
+    What would make it fit is predicted in this process, which comes to load torch. Without a cost model weights,
+    gradients and optimizer states are counted alone.
 
     Raises:
         NothingFitsError: The least that each configuration needs is more than the memory budget.
@@ -112,7 +95,7 @@ def check_fits(plan: SearchPlan, model: CostModel | None, observer: Observer) ->
 
 def _nothing_fits(plan: SearchPlan, model: CostModel | None, configs: Sequence[TrainConfig]) -> NothingFitsError:
     """Return the error of a search in which nothing fits, with the one change that would, or the device."""
-    if model is None or plan.workload.own_code is not None or plan.workload.own_step is not None:
+    if model is None or plan.workload.is_users_own:
         reason = too_large(plan, plan.baseline)
         return NothingFitsError(f"nothing fits, by arithmetic alone: {reason}" if reason else "nothing fits")
     hardware = plan.hardware
@@ -133,11 +116,8 @@ def model_by_data_sheet(plan: SearchPlan) -> CostModel:
 
 
 def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResult]) -> None:
-    """Store the observations of a search for the next search on this device with this type of model.
-
-    Searches of the user's own code are left out: their steps may differ from those of the Trainer.
-    """
-    if model is None or plan.workload.own_step is not None or plan.workload.own_code is not None:
+    """Store the observations of a search, if not of own code, for the next on this device with this type of model."""
+    if model is None or plan.workload.is_users_own:
         return
     # Checks are left out: they also evaluate and save, or train without dropout.
     trained = [result for result in results if result.request.task is None]
@@ -146,7 +126,7 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
         add_observations(plan.hardware, plan.workload.model.model_type, found)
 
 
-def _trace(plan: SearchPlan, runner: Asker, left_s: float) -> Traces:
+def _trace(plan: SearchPlan, runner: LocalRunner, left_s: float) -> Traces:
     limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
     timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
     request = _request(plan, limit_s=max(1.0, limit_s)).model_copy(update={"within_s": _ANSWERED * timeout_s})

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from autotune.errors import InputError, MachineError
+from autotune.errors import InputError
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.reopen import differences
 from autotune.search.progress import standing_of_answer
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
@@ -25,7 +26,6 @@ from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
 from autotune.values.events import Note, Observer, Standing, TrialEnded, TrialStarted, ignore
 from autotune.values.explanation import Explanation
-from autotune.values.hardware import Hardware
 from autotune.values.result import ResultData
 from autotune.values.trial import Purpose, TrialResult
 from autotune.verification.attribution import explanation_of, removals
@@ -89,33 +89,11 @@ def refusals(plan: SearchPlan, result: ResultData) -> dict[TrainConfig, str]:
     return {config: reason for config, reason in reasons if reason is not None}
 
 
-def differences(then: Hardware, now: Hardware) -> list[str]:
-    """Return a line on the packages whose versions have changed since the search, if any have.
-
-    Raises:
-        MachineError: The search ran on another machine, so that new measurements can't be compared with the winner's.
-    """
-    if (then.name, then.cores) != (now.name, now.cores):
-        raise MachineError(
-            f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores}): explain it "
-            "where it ran"
-        )
-    packages = sorted(p for p in then.versions if then.versions[p] != now.versions.get(p))
-    changed = ", ".join(f"{p} {then.versions[p]} is now {now.versions.get(p, 'gone')}" for p in packages)
-    return [f"since the search: {changed}"] if changed else []
-
-
 class Explainer:
-    """Runs the trials that an explanation lacks.
+    """Runs the trials that an explanation of a search's result lacks.
 
-    Args:
-        plan: The plan of the search.
-        result: Its answer.
-        searched: Its trials.
-        directory: Holds the trials of the explanation; no other process may use it meanwhile.
-        observer: Receives the events.
-        max_time_s: Seconds for all trials together; by default the time limit of the search.
-        clock: Returns seconds since a fixed moment.
+    They are written to `directory`, which no other process may use meanwhile, and have `max_time_s` together, by
+    default as long as the search.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
     routed to have no gradients.
     """
     workload, facts = plan.workload, plan.facts
-    if workload.own_code is not None or workload.own_step is not None or facts.experts:
+    if workload.is_users_own or facts.experts:
         return None
     least = states_bytes(facts.parameters, config)
     if least <= plan.memory_bytes:
@@ -76,13 +76,7 @@ def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
 
 
 class Guide:
-    """The cost model of one search, and its predictions for all configurations of the space.
-
-    Args:
-        model: The cost model before the first trial.
-        plan: The plan of the search.
-        space: Its space.
-    """
+    """The cost model of one search, and its predictions for all configurations of the space."""
 
     def __init__(self, model: CostModel, plan: SearchPlan, space: SearchSpace) -> None:
         self._model = model
@@ -159,19 +153,16 @@ class Guide:
             return None
         return self._configs[int(np.nanargmin(needed))]
 
-    def too_large(self) -> int:
+    def count_beyond_memory(self) -> int:
         """Return the number of configurations that surely exceed the memory of the device."""
         return int((self._predicted.least_bytes > self._budget_bytes).sum())
 
     def next(
         self, history: History, is_open: Callable[[TrainConfig], bool], *, recalled: int = 0
     ) -> TrainConfig | None:
-        """Return the configuration to try next; None if no configuration is worth a trial.
+        """Return the configuration to try next, of those that are open; None if none is worth a trial.
 
-        Args:
-            history: The trials so far.
-            is_open: Returns whether a configuration may still be tried.
-            recalled: Number of trials of earlier searches that count as run.
+        So many `recalled` trials of earlier searches count as run.
         """
         scores, chances = self._worth(history)
         least_fit = _LEAST_FIT if history.best() is None else _FAIR_FIT

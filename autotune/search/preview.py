@@ -13,6 +13,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.search.guide import Guide
 from autotune.search.sampler import CostModelSampler
 from autotune.space.knobs import changes, knobs
+from autotune.space.points import Scalar
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.value import Value
@@ -54,12 +55,7 @@ class Preview(Problem):
 
 
 def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
-    """Return what a search would do.
-
-    Args:
-        plan: The plan of the search.
-        model: The cost model before the first trial; None if nothing can be predicted.
-    """
+    """Return what a search would do; `model`: None if nothing can be predicted."""
     space = plan.search_space()
     refused: Counter[str] = Counter()
     legal: dict[TrainConfig, None] = {plan.baseline: None}
@@ -74,7 +70,7 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     notes = plan.notes
     if len(points) > _MOST_POINTS:
         notes += (f"the first {_MOST_POINTS:,} points of a larger space are counted",)
-    too_large = Guide(model, plan, space).too_large() if model is not None else 0
+    too_large = Guide(model, plan, space).count_beyond_memory() if model is not None else 0
     if too_large:
         refused[f"predicted to need more than the budget of {show_memory(plan.memory_bytes)}"] = too_large
     return Preview(
@@ -97,9 +93,7 @@ def _values(space: SearchSpace, configs: list[TrainConfig]) -> dict[str, tuple[s
     for dimension in space.dimensions:
         there = {point[dimension.name] for point in points if dimension.name in point}
         if len(there) > 1:
-            found[options[dimension.name]] = tuple(
-                _written(str(choice)) for choice in dimension.choices if choice in there
-            )
+            found[options[dimension.name]] = tuple(_written(choice) for choice in dimension.choices if choice in there)
     return found
 
 
@@ -107,14 +101,13 @@ def _values_refused(space: SearchSpace) -> dict[str, tuple[str, ...]]:
     """Return the values that the space leaves out, such as 'precision fp16', by reason."""
     options = {knob.parameter: knob.option for knob in knobs()}
     found: dict[str, tuple[str, ...]] = {}
-    for choice, reason in space.left_out.items():
-        name, _, value = choice.partition("=")
+    for (name, value), reason in space.left_out.items():
         found[reason] = (*found.get(reason, ()), f"{options[name]} {_written(value)}")
     return found
 
 
-def _written(value: str) -> str:
-    return value.lower() if value in ("None", "True", "False") else value
+def _written(value: Scalar) -> str:
+    return str(value).lower() if value in (None, True, False) else str(value)
 
 
 def _first_trials(plan: SearchPlan, model: CostModel | None) -> list[ExpectedTrial]:

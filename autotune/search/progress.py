@@ -38,13 +38,7 @@ _NAMED = 3
 
 
 class Pace:
-    """The time and the trials that one search has left.
-
-    Args:
-        finals: The finals of the search, with its state.
-        clock: Returns seconds since a fixed moment.
-        starting_s: Seconds between the start of the command and the construction.
-    """
+    """The time and the trials that one search has left, which began `starting_s` before the construction."""
 
     def __init__(self, finals: Finals, clock: Callable[[], float], starting_s: float = 0.0) -> None:
         self._finals = finals
@@ -146,13 +140,7 @@ class Pace:
 
 
 class Teller:
-    """Reports the progress of one search.
-
-    Args:
-        finals: The finals of the search, with its state.
-        pace: The limits of the search.
-        observer: Receives the events.
-    """
+    """Reports the progress of one search to its observer."""
 
     def __init__(self, finals: Finals, pace: Pace, observer: Observer) -> None:
         self._finals = finals
@@ -231,13 +219,7 @@ class Teller:
 
 
 def standing_of_answer(result: ResultData, trials: Sequence[TrialResult], refused: int) -> Standing:
-    """Return the standing while the answer of a finished search is explained.
-
-    Args:
-        result: The answer of the search.
-        trials: The trials of the explanation.
-        refused: Number of configurations that the explanation can't run.
-    """
+    """Return the standing while an answer is explained by `trials`, with so many configurations that can't run."""
     measured = result.best.measurement
     speedup = result.speedup.ratio if result.speedup is not None else None
     leader = _leader(result.best.changes, measured, speedup) if measured is not None else None

@@ -46,11 +46,7 @@ Pair = tuple[Measurement, Measurement]  # of one configuration: by this search, 
 
 
 class Recall:
-    """The recorded trials of earlier searches, as far as they say something to one search.
-
-    Args:
-        plan: The plan of this search.
-        searches: Earlier searches with the same key, the latest first.
+    """The trials of earlier searches with the same key, the latest first, as far as they say something to this one.
 
     Attributes:
         statements: What to tell the user of the record, in the order in which it came out.

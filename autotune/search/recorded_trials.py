@@ -35,12 +35,7 @@ class Known(NamedTuple):
 def tried(plan: SearchPlan, search: RecordedSearch, index: int) -> dict[TrainConfig, Known]:
     """Return the trials of an earlier search by configuration; of several trials of one configuration, the median.
 
-    Finals and checks are left out, and so are numbers of devices that this search doesn't try.
-
-    Args:
-        plan: The plan of this search.
-        search: The earlier search.
-        index: Its index among the earlier searches.
+    Finals and checks are left out, and so are numbers of devices that this search, with the `plan`, doesn't try.
     """
     found: dict[TrainConfig, list[Known]] = {}
     for recorded in search.trials:

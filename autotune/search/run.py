@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.errors import InputError, MachineError
+from autotune.errors import AutotuneError, InfrastructureError, InputError, MachineError
 from autotune.execution.noise import LOOK_S, others_share
-from autotune.execution.places import Place, hardware_of, places_of, shared_note
+from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note
 from autotune.execution.pool import LocalPool, OnePlace, Pool
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner
@@ -88,11 +88,7 @@ def backend_of(
 ) -> Iterator[Backend]:
     """Yield the backend of a search in `run_directory`; on leaving, all processes that it started are ended.
 
-    Args:
-        fleet: Where the trials are to run.
-        run_directory: The run directory of the search.
-        device: The device to tune for: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        planned: The hardware of each trial of a search that is resumed; None for a new one.
+    A new search tunes for `device`, one that is resumed for the `planned` hardware of each trial.
 
     Raises:
         MachineError: The devices aren't present, or aren't those of the resumed search.
@@ -226,6 +222,7 @@ def wanted_file(output: str | Path | None) -> str | None:
 
     Raises:
         InputError: The file can't be written.
+        InfrastructureError: Its disk is full.
     """
     if output is None:
         return None
@@ -242,6 +239,7 @@ def deliver(result: ResultData | None, path: str | None) -> None:
 
     Raises:
         InputError: The file can't be written any more.
+        InfrastructureError: Its disk is full.
     """
     if result is None or path is None:
         return
@@ -251,5 +249,6 @@ def deliver(result: ResultData | None, path: str | None) -> None:
         raise _refused(Path(path), error) from None
 
 
-def _refused(path: Path, error: OSError) -> InputError:
-    return InputError(f"--output {path}: can't be written: {error.strerror}")
+def _refused(path: Path, error: OSError) -> AutotuneError:
+    kind = InfrastructureError if error.errno in DISK_IS_FULL else InputError
+    return kind(f"--output {path}: can't be written: {error.strerror}")

@@ -30,12 +30,7 @@ _UNKNOWN = Memory()
 
 
 class StudyTrials:
-    """Converts parameters to configurations and results to values and constraints, and back.
-
-    Args:
-        plan: The plan of the search.
-        space: Its space, whose parameters are those of the study.
-    """
+    """Converts parameters, which are those of `space`, to configurations, and results to values and constraints."""
 
     def __init__(self, plan: SearchPlan, space: SearchSpace) -> None:
         self._plan = plan

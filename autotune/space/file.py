@@ -27,7 +27,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from autotune.errors import SearchSpaceError, complaint, suggestion
+from autotune.errors import InputError, SearchSpaceError, complaint, suggestion
 from autotune.space.points import PARAMETERS, Scalar, has_field, problem
 from autotune.value import Value
 from autotune.values.budget import Effort
@@ -82,11 +82,7 @@ def _check_list(value: Any, *, or_else: str = "") -> None:
 
 
 def _checked_condition(value: Any) -> Any:
-    """Return `value`, the mapping of a `when` or a `forbid`.
-
-    Raises:
-        ValueError: A parameter has no list, or an empty one, so that the condition would never hold.
-    """
+    """Return `value`, the mapping of a `when` or a `forbid`; ValueError: a parameter has no values to hold for."""
     for name, values in value.items() if isinstance(value, dict) else ():
         try:
             _check_list(values)
@@ -142,15 +138,9 @@ def read_space(path: Path) -> SpaceFile:
         SearchSpaceError: The file can't be read or is malformed.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except OSError as error:
-        raise SearchSpaceError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SearchSpaceError(f"{path}: not UTF-8 text") from None
-    except RecursionError:
-        raise SearchSpaceError(f"{path}: nested too deeply") from None
-    except yaml.YAMLError as error:
-        raise SearchSpaceError(f"{path}: {_yaml_message(error)}") from None
+        document = read_yaml(path)
+    except InputError as error:
+        raise SearchSpaceError(str(error)) from None
     if not isinstance(document, dict):
         raise SearchSpaceError(f"{path}: expected a mapping with 'description' and 'parameters'")
     _check_names(path, document)
@@ -160,6 +150,27 @@ def read_space(path: Path) -> SpaceFile:
         raise SearchSpaceError(f"{path}: {_validation_message(error)}") from None
     _check_values(path, space)
     return space
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the document in a file of YAML, or of JSON, which is YAML.
+
+    Raises:
+        InputError: It can't be read.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        reason = str(error.strerror)
+    except UnicodeDecodeError:
+        reason = "not UTF-8 text"
+    except RecursionError:
+        reason = "nested too deeply"
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        reason = where + str(getattr(error, "problem", None) or error).splitlines()[0]
+    raise InputError(f"{path}: {reason}")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -175,12 +186,6 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
-
-
-def _yaml_message(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}: " if mark is not None else ""
-    return where + str(getattr(error, "problem", None) or error).splitlines()[0]
 
 
 def _check_names(path: Path, document: dict[str, Any]) -> None:

@@ -181,11 +181,7 @@ def knob_named(name: str, option: str) -> KnobOption:
 
 
 def fixed_words(written: Sequence[str]) -> tuple[str, ...]:
-    """Return values of `--fix` by the options of the knobs: 'micro-batch=8' for 'per_device_train_batch_size=8'.
-
-    Raises:
-        InputError: As `fixed_values`.
-    """
+    """Return values of `--fix` by the options of the knobs: 'micro-batch=8' for 'per_device_train_batch_size=8'."""
     fixed_values(written)
     return tuple(f"{option}={str(v).lower() if isinstance(v, bool) else v}" for option, v in _fixed(written).items())
 

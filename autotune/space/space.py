@@ -53,7 +53,7 @@ class SearchSpace:
         effort: The effort; parameters for longer ones keep the baseline's value.
 
     Attributes:
-        left_out: Reasons for the choices that were left out, by 'parameter=value'.
+        left_out: Reasons for the choices that were left out, by parameter and value.
     """
 
     def __init__(self, file: SpaceFile, problem: Problem, *, effort: Effort) -> None:
@@ -61,7 +61,7 @@ class SearchSpace:
         self.baseline = problem.baseline
         self._problem = problem
         self._origin = make_point(problem.baseline)
-        self.left_out: dict[str, str] = {}
+        self.left_out: dict[tuple[str, Scalar], str] = {}
         order = list(Effort)
         self.dimensions = tuple(
             self._dimension(name)
@@ -84,7 +84,7 @@ class SearchSpace:
             if reason is None:
                 open_choices.append(value)
             else:
-                self.left_out[f"{name}={value}"] = reason
+                self.left_out[name, value] = reason
         return Dimension(name=name, choices=tuple(open_choices), when=parameter.when)
 
     def _alone(self, name: str, value: Scalar) -> str | None:

@@ -87,8 +87,7 @@ _NO_PATH = re.compile(r":[^/]*@|(pass\w*|pwd|secret|token)\s*=", re.IGNORECASE)
 class Database:
     """One database; nothing is connected or made before something is read or written.
 
-    Args:
-        url: As SQLAlchemy has it.
+    What the database then says is raised as a RecordError of one line.
 
     Raises:
         InputError: `url` isn't that of SQLite or PostgreSQL, of a database in memory, or of a SQLite file on a network
@@ -133,21 +132,13 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """Connect to read.
-
-        Raises:
-            RecordError: What the database says, in one line.
-        """
+        """Connect to read."""
         with self.translated(), self.engine.connect().execution_options(reading=True) as connection:
             yield connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        """Begin a transaction, which is committed at the end.
-
-        Raises:
-            RecordError: What the database says, in one line.
-        """
+        """Begin a transaction, which is committed at the end."""
         with self.translated(), self.engine.begin() as connection:
             yield connection
 
@@ -174,11 +165,7 @@ class Database:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn errors of the database into one line without secrets.
-
-        Raises:
-            RecordError: What the database says.
-        """
+        """Turn errors of the database into a RecordError of one line without secrets."""
         try:
             yield
         except (sa.exc.SQLAlchemyError, OSError, ValueError, TypeError, RuntimeError) as error:

@@ -119,11 +119,7 @@ def rates_of(hardware: Hardware) -> Rates:
 
 
 def rates_path(hardware: Hardware) -> Path:
-    """Return the file that holds the measured rates of a device, if there are any.
-
-    Raises:
-        InputError: As :func:`home`.
-    """
+    """Return the file that holds the measured rates of a device, if there are any."""
     return home() / "rates" / f"{hardware.fingerprint}.json"
 
 

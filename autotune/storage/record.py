@@ -88,11 +88,9 @@ def record() -> Record | None:
 
 
 class Record:
-    """One database; nothing is connected or made before something is read or written.
+    """One database; nothing is connected or made before something is read or written, which may raise RecordError.
 
-    Args:
-        url: As SQLAlchemy has it.
-        at_home: The file is in the home of lasting things, which made when it is first written.
+    If it lies `at_home`, the home of lasting things is made when it is first written.
 
     Raises:
         InputError: `url` isn't one, or is that of a SQLite file on a network file system.
@@ -110,11 +108,7 @@ class Record:
         return self._database.where
 
     def write(self, search: RecordedSearch, trials: Iterable[RecordedTrial]) -> int:
-        """Write trials that aren't written yet, and their search; one transaction. Return how many those were.
-
-        Raises:
-            RecordError: It could not be written.
-        """
+        """Write trials that aren't written yet, and their search; one transaction. Return how many those were."""
         row = search_row(search)
         with self._writing() as connection:
             self._database.insert_new(connection, _searches, [row])
@@ -127,15 +121,9 @@ class Record:
     def searches(
         self, *, key: Key | None = None, latest: int | None = None, brief: bool = False
     ) -> list[RecordedSearch]:
-        """Return searches with their trials, the latest first; of no record yet, none.
+        """Return searches with their trials, the latest first, if `key` is given those with it; of no record yet, none.
 
-        Args:
-            key: Only those with this key.
-            latest: At most so many.
-            brief: Without the configurations and outcomes of the trials.
-
-        Raises:
-            RecordError: It could not be read.
+        At most so many of the `latest` are returned; `brief`: without the configurations and outcomes of the trials.
         """
         wanted = sa.select(_searches).order_by(_searches.c.started.desc(), _searches.c.id)
         if key is not None:
@@ -153,11 +141,7 @@ class Record:
         return list(filter(None, (search_of(row, rows[row["id"]]) for row in found)))
 
     def forget(self, searches: Sequence[RecordedSearch]) -> None:
-        """Delete searches with their trials.
-
-        Raises:
-            RecordError: It could not be written.
-        """
+        """Delete searches with their trials."""
         with self._writing() as connection:
             for ids in _in_parts([search.id for search in searches]):
                 connection.execute(sa.delete(_trials).where(_trials.c.search_id.in_(ids)))

@@ -18,6 +18,7 @@ It is opened, locked and written before anything else is done. Optuna's study is
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -42,6 +43,10 @@ PLAN_FILE = "search.json"
 ANSWER_FILE = "best-config.json"
 TABLE_FILE = "table.jsonl"
 EXPLAIN_FOLDER = "explain"
+
+# Temporary files of `write_value`, of which a search that is killed while it writes leaves one. Those of reports, which
+# are written without the lock, are not among them.
+_TEMPORARY = tuple(f".{name}.[0-9]*" for name in (PLAN_FILE, ANSWER_FILE, TABLE_FILE, "record.json", "processes*.json"))
 
 # Attempts at making a directory that other processes remove meanwhile.
 _ATTEMPTS = 10
@@ -105,7 +110,15 @@ class RunDirectory:
         except RunDirectoryError:
             lock.close()
             raise
+        self._tidy()
         return self
+
+    def _tidy(self) -> None:
+        """Remove the temporary files of searches that were killed here."""
+        for pattern in (*_TEMPORARY, "trials/*/.*.json.[0-9]*"):
+            for path in self.path.glob(pattern):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -213,7 +226,8 @@ class RunDirectory:
     def write_result(self, result: TrialResult) -> None:
         """Write the result of a trial that no process runs."""
         directory = self.path / "trials" / f"{result.request.number:04d}"
-        directory.mkdir(parents=True, exist_ok=True)
+        for folder in (directory.parent, directory):  # not the run directory itself, which may have been removed
+            folder.mkdir(exist_ok=True)
         write_value(result, directory / "result.json")
 
     def write_answer(self, result: ResultData) -> Path:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +25,6 @@ from autotune.values.model import ModelSpec
 from autotune.values.user_code import CODE_FILE, STEP_FILE
 
 FOLDER = "trusted"
-
-# A name with a slash is a repository of kernels on the hub, which transformers fetches and runs.
-_HUB_KERNELS = re.compile(r'"\w*(?:attn|experts)_implementation\w*": "([^"]*/[^"]*)"')
 
 
 class Action(NamedTuple):
@@ -44,13 +40,9 @@ class Action(NamedTuple):
 
 
 def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
-    """Refuse to go on with a search that would run what this user has never handed over.
+    """Refuse to go on with a search that would run what this user has never handed over, nor vouches for (`trusted`).
 
-    Args:
-        run_dir: Of the search.
-        plan: Of the search.
-        trusted: Whether the user vouches for it, from now on.
-        delivers: Whether the answer is written where the plan says.
+    The answer is written where the plan says only if the search `delivers`.
 
     Raises:
         RunDirectoryError: It would run such things; the message names them.
@@ -89,14 +81,13 @@ def _user_code(plan: SearchPlan) -> Iterator[Action]:
 
 
 def _models(spec: ModelSpec) -> Iterator[Action]:
-    config = json.dumps(spec.config, sort_keys=True)
     if spec.trust_remote_code:
         code = spec.config.get("auto_map") or {}
         named = [spec.name, spec.path, *(str(value).partition("--")[0] for value in _texts(code))]
         # The library takes a folder of that name, where there is one, for the repository of the hub.
         places = [str(Path(name).resolve()) if name and Path(name).exists() else name for name in named]
         yield Action(f"runs code of the model {spec.name}", _key([places, code, spec.source, spec.revision]))
-    for kernel in _HUB_KERNELS.findall(config):
+    for kernel in spec.hub_kernels:
         yield Action(f"runs kernels of {kernel}", _key(["kernel", kernel]))
 
 

@@ -75,12 +75,8 @@ class _Batch(NamedTuple):
 class RecordWriter:
     """Records the trials of one search.
 
-    Args:
-        database: The record; None records nothing.
-        plan: The search.
-        directory: Its run directory.
-        observer: Hears every event, and what goes wrong here.
-        ends_at: `time.monotonic()` after which a record that is away is waited for no longer.
+    None in place of a database records nothing. The observer hears every event, and what goes wrong here. A record that
+    is away is waited for no longer than to the `time.monotonic()` of `ends_at`.
     """
 
     def __init__(
@@ -242,14 +238,7 @@ def _no_answer(database: Record, waited_s: float) -> RecordError:
 def record_writer(
     plan: SearchPlan, directory: RunDirectory, observer: Observer, ends_at: float = math.inf
 ) -> RecordWriter:
-    """Return what records the trials of a search; where there is no record, or none is asked for, it records nothing.
-
-    Args:
-        plan: The search.
-        directory: Its run directory.
-        observer: Hears why there is none.
-        ends_at: `time.monotonic()` after which a record that is away is waited for no longer.
-    """
+    """Return what records the trials of a search: nothing, where there is no record or none is asked for."""
     database = None
     if plan.record:
         try:

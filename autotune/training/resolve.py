@@ -139,7 +139,13 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
         config=config,
         path=str(file.parent),
     )
+    if spec.hub_kernels and not spec.trust_remote_code:
+        raise InputError(
+            f"{where}: names kernels of a repository on the hub ({', '.join(spec.hub_kernels)}), whose code would be "
+            "run; it runs only with --trust-remote-code"
+        )
     built = library_config(spec)
+    _check_experts(built, where)
     tasks = tasks_for(built.model_type, remote_classes(spec))
     if not tasks:
         raise InputError(cannot_train(where, architecture_of(config) or f"model type {built.model_type!r}"))
@@ -149,10 +155,14 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
 def _senseless_size(config: dict[str, Any], place: str = "") -> str | None:
     """Return what is wrong with the first senseless size in a config or in one inside it; None if there is none."""
     for name, value in config.items():
-        is_inside = isinstance(value, dict) and name.endswith("_config")
+        is_inside = isinstance(value, dict) and name.endswith(("_config", "_parameters"))
         if is_inside and (problem := _senseless_size(value, f"{place}{name}.")):
             return problem
         if value is None or name not in _SIZES | _COUNTS:
+            if name == "rope_theta" and isinstance(value, int | float) and not value > 0:
+                return f"{place}{name}: expected a number above 0, not {value}"
+            if name == "pad_token_id" and isinstance(value, int) and value < 0:
+                return f"{place}{name}: expected a token's number, 0 or more, or null for none, not {value}"
             if "drop" in name and isinstance(value, int | float) and not 0 <= value <= 1:
                 return f"{place}{name}: expected a rate from 0 to 1, not {value}"
             continue
@@ -161,6 +171,14 @@ def _senseless_size(config: dict[str, Any], place: str = "") -> str | None:
             if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= most:
                 return f"{place}{name}: expected a whole number from {least} to {most}, not {json.dumps(size)[:40]}"
     return None
+
+
+def _check_experts(built: Any, where: str) -> None:
+    """Refuse a config whose tokens go to more experts than there are, by the library's defaults too."""
+    text = built.get_text_config()
+    experts, each = (getattr(text, name, None) for name in ("num_local_experts", "num_experts_per_tok"))
+    if isinstance(experts, int) and isinstance(each, int) and each > experts:
+        raise InputError(f"{where}: num_experts_per_tok: {each} of {experts} experts (num_local_experts)")
 
 
 def _check_model_type(model_type: object, where: str, *, has_code: bool) -> None:

@@ -57,14 +57,33 @@ class Soaked(Value):
     eval_batch_size: PositiveInt | None = Field(description="None: the user's Trainer has no evaluation data")
     checkpoint_bytes: int | None = Field(description="weights and optimizer states on disk; None: not saved")
     not_saved: str | None = Field(default=None, description="why no checkpoint was saved")
+    eval_accumulation_steps: PositiveInt | None = Field(
+        default=None, description="batches after which predictions are moved to the host; None: at the end"
+    )
+    predicted_samples: PositiveInt | None = Field(
+        default=None, description="samples whose predictions were kept for compute_metrics; None: none were"
+    )
+    predictions_bytes: int | None = Field(default=None, description="size of those predictions on the host")
+    metrics_failed: str | None = Field(
+        default=None, description="why predictions could not be kept, or compute_metrics failed on them"
+    )
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The TrainingArguments that a soak adds to the winner's."""
-        return {} if self.eval_batch_size is None else {"per_device_eval_batch_size": self.eval_batch_size}
+        own = {
+            "per_device_eval_batch_size": self.eval_batch_size,
+            "eval_accumulation_steps": self.eval_accumulation_steps,
+        }
+        return {name: value for name, value in own.items() if value is not None}
 
     def __str__(self) -> str:
         batch = "nothing to evaluate on" if self.eval_batch_size is None else f"evaluation batch {self.eval_batch_size}"
+        if self.predicted_samples is not None:
+            batch += f", predictions of {self.predicted_samples:,} samples kept"
+            batch += "" if self.predictions_bytes is None else f" ({show_memory(self.predictions_bytes)})"
+        if self.eval_accumulation_steps is not None:
+            batch += f", eval_accumulation_steps {self.eval_accumulation_steps}"
         if self.checkpoint_bytes is None:
             return f"{batch}; {self.not_saved}"
         return f"{batch}, checkpoint saved ({show_memory(self.checkpoint_bytes)})"

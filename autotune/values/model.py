@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
@@ -50,6 +52,10 @@ class Task(StrEnum):
 Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text", "own"]
 
 
+# Implementations of attention or experts whose name has a slash.
+_HUB_KERNELS = re.compile(r'"\w*(?:attn|experts)_implementation\w*": "([^"]*/[^"]*)"')
+
+
 class ModelSpec(Value):
     """All that another process needs to build a model with random weights."""
 
@@ -62,6 +68,11 @@ class ModelSpec(Value):
     path: str | None = Field(default=None, description="local directory that holds config.json, if there is one")
     revision: str | None = None
     trust_remote_code: bool = False
+
+    @property
+    def hub_kernels(self) -> tuple[str, ...]:
+        """Repositories of kernels on the hub that the config names, which transformers fetches and runs."""
+        return tuple(dict.fromkeys(_HUB_KERNELS.findall(json.dumps(self.config, sort_keys=True))))
 
 
 # Packages of the kernels (https://github.com/Dao-AILab/flash-attention).

@@ -49,6 +49,11 @@ class Workload(Value):
     own_code: OwnCode | None = Field(default=None, description="the user's code that makes Trainer and model")
     own_step: OwnStep | None = Field(default=None, description="the user's training loop; None: the Trainer's")
 
+    @property
+    def is_users_own(self) -> bool:
+        """Whether the user's own code or loop trains, whose steps may differ from those of the Trainer."""
+        return self.own_code is not None or self.own_step is not None
+
     def accumulation_steps(self, config: TrainConfig) -> int:
         """Return micro-batches per optimizer step on one device.
 

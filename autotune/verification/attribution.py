@@ -80,13 +80,7 @@ def label(trial: TrialResult) -> str:
 def explanation_of(
     result: ResultData, trials: Sequence[TrialResult], refused: Mapping[TrainConfig, str] | None = None
 ) -> Explanation | None:
-    """Return the contribution of each knob of the winner; None if the winner is the baseline.
-
-    Args:
-        result: The result of the search.
-        trials: The trials of the search and of `autotune explain`.
-        refused: Configurations that may not be run, with the reasons.
-    """
+    """Return the contribution of each knob of the winner by trials, or why it was `refused`; None for the baseline."""
     if result.best.config == result.baseline.config:
         return None
     evidence = Evidence(result, trials)
@@ -117,12 +111,7 @@ class Reading(NamedTuple):
 
 
 class Evidence:
-    """The trials of a search by configuration and purpose.
-
-    Args:
-        result: The result of the search.
-        trials: Its trials, and those of `autotune explain`.
-    """
+    """The trials of a search, and of `autotune explain`, by configuration and purpose."""
 
     def __init__(self, result: ResultData, trials: Sequence[TrialResult]) -> None:
         self.result = result

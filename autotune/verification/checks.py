@@ -51,11 +51,7 @@ class Check(NamedTuple):
 
 
 class Proof:
-    """The checks of a search's winner: those still to run, and their results.
-
-    Args:
-        state: The search; later trials in it are taken into account.
-    """
+    """The checks of a search's winner: those still to run, and their results; later trials in `state` are included."""
 
     def __init__(self, state: SearchState) -> None:
         self._state = state
@@ -149,6 +145,8 @@ class Proof:
         own, soaked = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), self.soaked(winner)
         if soaked is not None and soaked.eval_batch_size is not None and own not in (None, soaked.eval_batch_size):
             lines.append(f"evaluating with your batch of {own} does not fit; {soaked.eval_batch_size} does")
+        if soaked is not None and soaked.metrics_failed is not None:
+            lines.append(f"evaluating with your compute_metrics was not checked: {soaked.metrics_failed}")
         if not self._plan.exhaustive and winner != self.reference() and self.verdict(winner) is None:
             runs = [r for c, task in self._loss_runs(winner) if (r := self._loss_run(c, task)) is not None]
             why = self._not_compared(winner) or self._why_not(runs)

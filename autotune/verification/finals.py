@@ -32,11 +32,9 @@ _Turns = dict[tuple[int, ...], list[float]]
 
 
 class Finals:
-    """The finalists of a search, and their final trials.
+    """The finalists of a search, and their final trials; later trials in `state` are included.
 
-    Args:
-        state: The search; later trials in it are taken into account.
-        takes_turns: Whether trials can be alive at once and compute in turn.
+    `takes_turns`: whether trials can be alive at once and compute in turn.
     """
 
     def __init__(self, state: SearchState, *, takes_turns: bool = False) -> None:

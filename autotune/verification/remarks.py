@@ -57,10 +57,6 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
     """Return why the fastest trial of the search, if it was faster than the winner, didn't win; otherwise None.
 
     Of many configurations that are each measured once, the fastest is likely to have been lucky.
-
-    Args:
-        finals: The finals of the search.
-        best: The winner.
     """
     plan, answer = finals.plan, finals.merged(best)
     if answer is None:
@@ -106,12 +102,7 @@ def _is_shown_faster(one: Measurement, other: Measurement) -> bool:
 
 
 def disturbance_notes(results: Sequence[TrialResult], baseline_finals: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Return a line for each kind of disturbance.
-
-    Args:
-        results: All trials.
-        baseline_finals: The baseline's trials of the finals, in the order they ran.
-    """
+    """Return a line for each kind of disturbance of the trials, of which the baseline's finals show a drift."""
     seen = [m.conditions for r in results if (m := r.measurement) is not None and m.conditions is not None]
     return (*_shares(seen), *_throttling(seen), *_drift(baseline_finals))
 

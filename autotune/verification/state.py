@@ -13,13 +13,9 @@ from autotune.values.trial import Measurement, Purpose, TrialResult
 class SearchState:
     """The state of one search; the tuner alone changes it.
 
-    Args:
-        plan: The plan of the search.
-        results: Trials that have ended.
-        refused: Configurations that were refused without a trial, with the reasons.
-
     Attributes:
         results: All trials in the order they ended.
+        refused: Configurations that were refused without a trial, with the reasons.
         history: The trials that explore the space: the baseline's and the search's, not finals and checks.
     """
 

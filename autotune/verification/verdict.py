@@ -39,11 +39,8 @@ def assemble(
 ) -> ResultData | None:
     """Return the result by the trials so far; None if none has completed.
 
-    Args:
-        finals: The finals of the search.
-        search_time_s: Seconds of the search so far.
-        starting: Seconds before the first trial, by kind of work.
-        others_share: What other processes took of the machine, if for that reason no trial was begun.
+    `starting` are the seconds before the first trial, by kind of work; `others_share` is what other processes took of
+    the machine, if for that reason no trial was begun.
     """
     plan, results, refused = finals.plan, finals.state.results, finals.state.refused
     if others_share is not None:
@@ -116,7 +113,10 @@ def verdict_of(finals: Finals) -> Decision:
         return Decision(best, "baseline did not complete")
     if plan.baseline not in measured or len(measured) < 2:
         if leader == plan.baseline:
-            return Decision(leader, "no clear winner" if len(finals.history) > 1 else "unconfirmed")
+            others = [r.status for r in finals.history.results if r.request.config != plan.baseline]
+            if any(status is not TrialStatus.TIMED_OUT for status in others):
+                return Decision(leader, "no clear winner")
+            return Decision(leader, "unconfirmed", kept_because="every other trial timed out" if others else None)
         doubts = {c: _doubt(finals, c) for c in ranking if c in contenders and c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)

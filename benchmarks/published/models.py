@@ -19,6 +19,7 @@ _SAME_AS = {
     "phi1.51.3b": "phi-1.5",
     "llama7bhf": "llama-2-7b",  # LLaMA 1, of the same shape
     "llama13bhf": "llama-2-13b",
+    "debertav2xlargemnli": "deberta-v2-xlarge",
 }
 
 # Id, type, kind, figures.

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "examples/README.md": "examples/index.md",
     "examples/ray-cluster.md": "examples/ray-cluster.md",
     "benchmarks/README.md": "benchmarks/index.md",

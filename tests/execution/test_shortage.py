@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.execution.checking import CheckError
+from autotune.execution.evaluating import CheckError
 from autotune.execution.shortage import first_line, is_out_of_memory, is_out_of_memory_log, shortage
 
 MIB, GIB = 1 << 20, 1 << 30

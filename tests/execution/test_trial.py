@@ -1,5 +1,6 @@
 """When a trial ends measuring; a loss that is no number is seen, whatever the Trainer's filter makes of it."""
 
+import json
 import math
 import os
 import time
@@ -63,8 +64,8 @@ def test_losses_that_are_numbers_are_added_up(tmp_path):
 def test_measuring_ends_before_the_process_is_killed_however_long_it_has_imported(importing_s, tmp_path):
     stopwatch = Stopwatch("prepare_s")
     if importing_s is not None:
-        (tmp_path / PROCESS_FILE).touch()
-        os.utime(tmp_path / PROCESS_FILE, (time.time() - importing_s,) * 2)
+        (tmp_path / PROCESS_FILE).write_text(json.dumps({"at": time.monotonic() - importing_s}))
+        os.utime(tmp_path / PROCESS_FILE, (0, 0))  # the clock of files was set meanwhile
     trial = Trial.begun(
         make_request(accumulation_steps=2, limits=make_limits(timeout_s=60.0)), tmp_path, stopwatch, GUARD
     )

@@ -38,7 +38,9 @@ MODELS = [
             {"torch_dtype": "float99"}, {"attention_bias": "x"}, {"mlp_bias": 7}, {"model_type": 5},
             {"model_type": ""}, {"model_type": "lama"}, {"model_type": "x" * 1000}, {"id2label": 5},
             {"quantization_config": {"quant_method": "bitsandbytes"}}, {"auto_map": 5}, {"layer_types": ["x"]},
-            {"use_cache": "x"}, {"model_type": "pop2piano"}, {"model_type": None},
+            {"use_cache": "x"}, {"model_type": "pop2piano"}, {"model_type": None}, {"rope_theta": 0},
+            {"rope_theta": -1e4}, {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, {"pad_token_id": -1},
+            {"_attn_implementation": "evil/kernel"}, {"text_config": {"experts_implementation": "evil/kernel"}},
         )
     ),
     *({"model_type": "t5", name: -1} for name in ("num_layers", "d_model", "d_ff", "num_heads", "num_decoder_layers")),
@@ -47,6 +49,7 @@ MODELS = [
     *({"model_type": "vit", name: 0} for name in ("patch_size", "image_size", "num_channels")),
     *({"model_type": "whisper", name: -1} for name in ("encoder_layers", "decoder_layers", "num_mel_bins", "d_model")),
     {"model_type": "mixtral", "num_local_experts": -1}, {"model_type": "mixtral", "num_experts_per_tok": 0},
+    {"model_type": "mixtral", "num_local_experts": 0}, {"model_type": "mixtral", "num_local_experts": 1},
     {"model_type": "wav2vec2", "conv_dim": []}, {"model_type": "wav2vec2", "conv_dim": 5},
     {"model_type": "mamba", "state_size": -1}, {"model_type": "mamba", "conv_kernel": 0},
     {"model_type": "resnet", "depths": []},

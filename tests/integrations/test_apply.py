@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch):
 def answer(here):
     """Write the answer of a search of own code whose best is a configuration; return its path."""
 
-    def written(best):
+    def written(best, **fields):
         workload = make_workload(own_code=OWN, global_batch_size=16)
         baseline = make_config(attn_implementation=None)
         trials = [
@@ -45,6 +45,7 @@ def answer(here):
         plan = make_plan(workload=workload, hardware=make_hardware(), baseline=baseline)
         found = assemble(Finals(SearchState(plan, trials)), 1.0)
         assert found is not None
+        found = found.model_copy(update={"best": found.best.model_copy(update=fields)})
         found.save(here / "best.json")
         return here / "best.json"
 
@@ -98,3 +99,11 @@ def test_a_scripts_own_failure_and_exit_code_stay_its_own(autotune, answer, here
     failed = autotune("script", "--apply", path, "--", "python", "fails.py")
     assert failed.returncode == 1
     assert "ZeroDivisionError" in failed.stderr
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_answer_that_was_never_measured_trains_and_is_compared_with_nothing(answer, here, capfd):
+    best = make_config(4, attn_implementation=None)
+    words = ["python", "train.py", "--output_dir", "out", "--max_steps", "2", "--disable_tqdm", "True"]
+    run(prepared(answer(best, measurement=None), words))
+    assert "trained to step 2" in capfd.readouterr().out

@@ -40,7 +40,7 @@ def marks(chart, kind: str) -> list[ET.Element]:
 
 
 def spot(rate: float, peak: int) -> Spot:
-    return Spot(make_config(peak), rate, peak, "")
+    return Spot(make_config(peak), rate, peak, "", is_once=False)
 
 
 def test_the_front_is_who_is_fastest_with_as_little_memory():
@@ -66,6 +66,15 @@ def test_a_finalist_has_the_rate_of_the_answers_table_and_not_of_its_lucky_trial
     for contender in contenders:
         assert rates[contender.config] == contender.measurement.samples_per_second
     assert rates[BIG] == pytest.approx(10.2)
+
+
+def test_who_was_faster_than_the_winner_in_a_single_trial_is_not_on_the_front():
+    searched = [(BASE, 10.0), (BIG, 50.0), (BF16, 49.0)]
+    result = answer(searched, [(BASE, 10.0), (BIG, 20.0)] * 2, budget=make_budget(finalists=1))
+    chart = throughput_against_memory(report_of(result), 620.0)
+    assert len(marks(chart, "front")) == 0
+    (lucky,) = marks(chart, "trial")
+    assert lucky.get("data-tip").endswith("measured once")
 
 
 def test_so_it_has_in_a_result_of_an_older_version():

@@ -5,7 +5,7 @@ from io import StringIO
 
 import pytest
 from answers import ADAFACTOR, BASE, BF16, BIG, answer, noisy
-from factories import make_config, make_failure, make_measurement, make_workload
+from factories import make_config, make_failure, make_measurement, make_plan, make_workload
 from rich.console import Console
 
 from autotune.output.notebook import html_of, report_of
@@ -14,6 +14,9 @@ from autotune.output.report_text import markdown_report
 from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
 from autotune.values.result import ResultData
 from autotune.values.trial import Interval, TrialStatus
+from autotune.verification.finals import Finals
+from autotune.verification.state import SearchState
+from autotune.verification.verdict import assemble
 
 # Two steps of which one took thirty times as long as the other.
 WILD = make_measurement(10.0, step_times_s=(0.1, 3.0), samples_per_second_interval=Interval(low=0.09, high=469_458.0))
@@ -40,6 +43,14 @@ def test_what_is_there_to_be_pasted_is_never_wrapped():
     lines = console.file.getvalue().splitlines()
     assert f"written: {path}" in lines
     assert "all of it: runs/gpt2-20261121-020000 (autotune report runs/gpt2-20261121-020000)" in lines
+
+
+def test_a_search_that_waited_in_vain_has_no_gap_where_the_table_would_be():
+    result = assemble(Finals(SearchState(make_plan())), 0.0, others_share=0.7)
+    first, second, *rest = shown(result)
+    assert first.startswith("couldn't tell: other processes took 70%")
+    assert second.startswith("tiny (causal-lm)")
+    assert all(rest)
 
 
 def test_padding_of_the_baseline_is_told():

@@ -1,11 +1,23 @@
 """Other limits for a search that is gone on with."""
 
-import pytest
-from factories import make_budget, make_config, make_failure, make_limits, make_plan, make_result
+import os
 
-from autotune.errors import InputError
+import pytest
+from factories import (
+    make_budget,
+    make_config,
+    make_failure,
+    make_gpu,
+    make_hardware,
+    make_limits,
+    make_plan,
+    make_result,
+    make_workload,
+)
+
+from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
-from autotune.planning.reopen import is_over, limits_of, outlived, reopened
+from autotune.planning.reopen import changed_files, differences, is_over, limits_of, outlived, reopened
 from autotune.values.budget import Budget, Effort
 from autotune.values.trial import Purpose, TrialStatus
 
@@ -102,3 +114,30 @@ def test_what_ended_at_a_shorter_limit_is_tried_again_where_nothing_completed():
     assert outlived(plan, [timed_out(timeout_s=300.0)]) == []
     assert outlived(plan, [timed_out(number=7)]) == []  # it has run within the new limits
     assert outlived(make(), [first]) == []
+
+
+def test_another_machine_is_refused():
+    with pytest.raises(MachineError, match="go on where it ran"):
+        differences(make_gpu(), make_hardware())
+
+
+def test_other_versions_are_told():
+    now = make_hardware(versions={"torch": "2.12.0", "transformers": "5.23.0"})
+    assert differences(make_hardware(), now) == [
+        "since the search: bitsandbytes 0.49.0 is now gone, torch 2.13.0 is now 2.12.0"
+    ]
+    assert differences(make_hardware(), make_hardware(free_bytes=1)) == []
+
+
+def test_files_that_were_written_since_they_were_looked_at_are_told(tmp_path):
+    data, looked_at = tmp_path / "texts.jsonl", tmp_path / "description.json"
+    for path in (data, looked_at):
+        path.touch()
+    plan = make_plan(workload=make_workload(dataset=str(data)))
+    os.utime(data, (0, 0))
+    assert changed_files(plan, looked_at) == []
+    os.utime(looked_at, (0, 0))
+    data.touch()
+    (line,) = changed_files(plan, looked_at)
+    assert line.startswith(f"since the search: {data} has changed; ")
+    assert changed_files(plan, tmp_path / "nowhere") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from plans import planned
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.errors import InputError, MachineError
+from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.execution.pool import LocalPool, OnePlace
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import outline
@@ -126,6 +127,16 @@ def test_a_file_that_can_not_be_written_is_refused_before_and_after(tmp_path):
         wanted_file("no/such/place.json")
     with pytest.raises(InputError, match="can't be written"):
         deliver(answer_of(make_config(16)), str(tmp_path / "gone" / "best.json"))
+
+
+def test_an_answer_that_has_no_room_is_no_bad_input(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(InfrastructureError, match=r"--output .*: can't be written: No space left on device"):
+        deliver(answer_of(make_config(16)), str(tmp_path / "best.json"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_pipe_or_a_link_is_written_to(tmp_path):

@@ -219,6 +219,16 @@ def test_a_plan_that_is_damaged_is_refused_in_a_line(planned, content):
     assert "search.json can't be read" in done.stderr
 
 
+def test_temporary_files_of_a_search_that_was_killed_are_removed_and_others_stay(tmp_path):
+    (tmp_path / "trials" / "0003").mkdir(parents=True)
+    left = [".best-config.json.4242", ".search.json.4242", ".processes-1.json.4242", "trials/0003/.result.json.4242"]
+    for name in (*left, ".report.html.4242", ".gitignore", "trials/0003/log.txt"):
+        (tmp_path / name).touch()
+    with RunDirectory.create(tmp_path):
+        names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+        assert names == {"lock", ".report.html.4242", ".gitignore", "trials/0003/log.txt"}
+
+
 def full(path=None):
     return OSError(errno.ENOSPC, "No space left on device", path)
 

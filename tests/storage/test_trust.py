@@ -19,6 +19,7 @@ from autotune.search.explain import explain
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory
 from autotune.value import sha256_of
+from autotune.values.hardware import detect
 from autotune.values.model import ModelSpec, Task
 from autotune.values.placement import Fleet
 from autotune.values.user_code import CODE_FILE, STEP_FILE, OwnCode, OwnStep
@@ -139,7 +140,7 @@ def unpacked(tmp_path) -> Path:
     path, content = tmp_path / "run", planted(tmp_path / "ran")
     own = step(directory=str(tmp_path), search_path=(), sha256=sha256_of(content))
     spec = ModelSpec(reference="make", name="make", source="own", model_type="own", kind="own", config={})
-    plan = make_plan(workload=make_workload(model=spec, task=Task.OWN, own_step=own))
+    plan = make_plan(hardware=detect("cpu"), workload=make_workload(model=spec, task=Task.OWN, own_step=own))
     directory = RunDirectory.create(path)
     directory.write_plan(plan)
     (path / "data").mkdir()
@@ -178,7 +179,7 @@ def _fail():
 
 def test_an_output_that_is_named_anew_is_the_users_own(tmp_path, monkeypatch):
     directory = RunDirectory.create(tmp_path / "run")
-    directory.write_plan(make_plan(output="/ann/.bashrc"))
+    directory.write_plan(make_plan(hardware=detect("cpu"), output="/ann/.bashrc"))
     monkeypatch.setattr("autotune.api.backend_of", lambda *_, **__: _fail())
     for words, said in (([], "writes its answer to /ann/.bashrc"), (["-o", str(tmp_path / "mine.json")], "no further")):
         done = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), *words])

@@ -122,6 +122,14 @@ def test_the_users_own_evaluation_batch_that_does_not_fit_is_told():
     assert search.proof.gaps(FAST)[0] == "evaluating with your batch of 128 does not fit; 64 does"
 
 
+def test_metrics_that_were_not_checked_are_told():
+    search = Search()
+    short = Soaked(eval_batch_size=64, checkpoint_bytes=1000, metrics_failed="out of memory: 2.00 GiB were asked for")
+    search.answer(make_measurement(soaked=short))
+    line = "evaluating with your compute_metrics was not checked: out of memory: 2.00 GiB were asked for"
+    assert search.proof.gaps(FAST)[0] == line
+
+
 @pytest.mark.parametrize("failure", [OUT_OF_MEMORY, CRASHED])
 def test_a_soak_that_fails_is_tried_again_from_the_micro_batch_down_and_then_with_one_sample(failure):
     search = Search(loss_steps=0)

@@ -181,6 +181,14 @@ def test_a_finalist_that_runs_out_of_memory_when_measured_again_is_not_recommend
     assert BF16 not in {c.config for c in (*result.runners_up, *result.best_by_allowance.values())}
 
 
+@pytest.mark.parametrize(("outcome", "verdict"), [(TIMED_OUT, "unconfirmed"), (OUT_OF_MEMORY, "no clear winner")])
+def test_beside_the_baseline_a_trial_that_timed_out_tells_nothing(outcome, verdict):
+    result = answer([(BASE, 10.0), (BIG, outcome)])
+    assert (result.verdict, result.best.config) == (verdict, BASE)
+    if verdict == "unconfirmed":
+        assert verdict_line(result).endswith("the baseline is kept: every other trial timed out")
+
+
 def test_a_baseline_alone_is_unconfirmed():
     result = answer([(BASE, 10.0)])
     assert (result.verdict, result.best.config) == ("unconfirmed", BASE)

@@ -28,6 +28,10 @@ class CatalogueEntry(Value):
     )
     parameters_task: Task | Literal["base"] = Field(description="task whose head the count includes; base: none")
     source: str = Field(description="address of the published config")
+    quoted_in: str | None = Field(
+        default=None,
+        description="public file that quotes the figures, as owner/repository@commit:path; None: read at `source`",
+    )
 
 
 @functools.cache
@@ -38,8 +42,17 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".json"):
             content = json.loads(file.read_text(encoding="utf-8"))
-            entries += [CatalogueEntry(family=content["family"], **model) for model in content["models"]]
+            for model in content["models"]:
+                same = model.pop("checkpoints", [])  # ids of other checkpoints that have the same figures
+                entry = CatalogueEntry(family=content["family"], **model)
+                entries += [entry, *(_checkpoint(entry, id_) for id_ in same)]
     return tuple(entries)
+
+
+def _checkpoint(entry: CatalogueEntry, id_: str) -> CatalogueEntry:
+    """Return the entry of another checkpoint that has the figures of `entry`."""
+    names = (id_.rpartition("/")[2],)
+    return entry.model_copy(update={"id": id_, "names": names, "source": entry.source.replace(entry.id, id_)})
 
 
 @functools.cache

@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from finished_searches import make_report
 
-from autotune.output.panels import panels
-from autotune.output.report_png import png_report, poster, wrapped
+from autotune.output.panels import panels, png_report, poster, wrapped
 from autotune.output.svg import text_width
 
 

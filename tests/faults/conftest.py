@@ -1,0 +1,61 @@
+"""What the fault suite shares: processes that searches run in, and what is known of their models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def server():
+    """What starts processes that have everything imported."""
+    from faults import replaying
+
+    return replaying.server()
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """The options of each kind of search: at one place, two trials at a time, of an unchanged script."""
+    from faults.replaying import FIND, LIMITS
+    from own_trainings import SCRIPT
+
+    script: Path = tmp_path_factory.mktemp("script") / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), "--output_dir", str(script.parent / "out"), "--use_cpu", "true"]
+    return {"find": FIND, "workers": {**FIND, "workers": 2}, "script": {**LIMITS, "script": command}}
+
+
+@pytest.fixture(scope="session")
+def answers(server, kinds, tmp_path_factory):
+    """Return a function that gives what the launcher's children say of a kind's model, from a first search of it."""
+    from faults.replaying import Search, finish, said
+
+    known: dict[str, Path] = {}
+
+    def of(kind: str) -> Path:
+        if kind not in known:
+            known[kind] = tmp_path_factory.mktemp("answers")
+            folder = tmp_path_factory.mktemp("first")
+            (folder / "home").mkdir()
+            first = Search(folder / "run", folder / "home", known[kind], {**kinds[kind], "max_trials": 1})
+            assert finish(server, first) == 0, said(first)
+        return known[kind]
+
+    return of
+
+
+@pytest.fixture
+def begin(tmp_path, kinds, answers):
+    """Return a function that gives a search of a kind, kept in a folder of its own."""
+    from faults.replaying import Search
+
+    def begun(kind: str, **options: object) -> Search:
+        folder = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"
+        (folder / "home").mkdir(parents=True)
+        return Search(folder / "run", folder / "home", answers(kind), {**kinds[kind], **options})
+
+    return begun

@@ -1,0 +1,84 @@
+"""Faults that are planted into the process of a search before it begins: of disks, folders and clocks.
+
+A write is what the interpreter announces to audit hooks (https://docs.python.org/3/library/audit_events.html): a file
+opened to be written, a directory made, a file renamed; and a flush to disk, at which a full disk shows as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import shutil
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_MADE = {"os.mkdir": 0, "os.rename": 1, "sqlite3.connect": 0}  # position of the path that is made
+
+
+class AtWrite(NamedTuple):
+    """From the n-th write below a folder on, each one fails; or at that write the folder is removed.
+
+    Args:
+        folder: Where the fault is.
+        write: Number of the write, from 1.
+        number: Of the error; 0: the folder is removed instead.
+        lasting: Whether later writes fail as well.
+    """
+
+    folder: Path
+    write: int
+    number: int = errno.ENOSPC
+    lasting: bool = True
+
+    @property
+    def mark(self) -> Path:
+        """A file that is there once the fault has happened."""
+        return self.folder.with_name("happened")
+
+    def __call__(self) -> None:
+        writes = itertools.count(1)
+
+        def count(path: Any) -> None:
+            if not isinstance(path, str | os.PathLike) or not Path(path).is_relative_to(self.folder):
+                return
+            at = next(writes)
+            if at == self.write or (self.lasting and at > self.write):
+                self.mark.touch()
+                if not self.number:
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    return
+                raise OSError(self.number, os.strerror(self.number), os.fspath(path))
+
+        def heard(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                count(arguments[0])
+            elif event in _MADE:
+                count(arguments[_MADE[event]])
+
+        os.fsync = lambda descriptor: count(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sys.addaudithook(heard)
+
+
+class SmallRecord(NamedTuple):
+    """The lasting record has no room for more than a few pages, as on a disk that is full."""
+
+    pages: int
+
+    def __call__(self) -> None:
+        import sqlalchemy as sa
+
+        @sa.event.listens_for(sa.engine.Engine, "connect")
+        def limit(connection: sqlite3.Connection, _: Any) -> None:
+            connection.execute(f"PRAGMA max_page_count={self.pages}")
+
+
+def clock_jumps() -> None:
+    """Have the clock of the day jump by up to two hours, forth and back, each time that it is read."""
+    read, read_ns = time.time, time.time_ns
+    time.time = lambda: read() + random.uniform(-7200, 7200)
+    time.time_ns = lambda: read_ns() + random.randint(-7200, 7200) * 10**9

@@ -1,0 +1,88 @@
+"""What must hold of a search whatever has happened: nothing is lost, nothing is measured twice, files are whole."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+from faults.replaying import LAUNCHES, Search
+
+from autotune.execution.launcher import MARK_FILE
+from autotune.execution.processes import marked
+from autotune.storage.record import Record
+from autotune.storage.results import read_result
+from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, RunDirectory, read_plan
+from autotune.storage.sync import IDENTITY_FILE, Identity
+from autotune.value import read_value
+from autotune.values.trial import Purpose, TrialResult
+
+RECORDED = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
+
+
+class Kept:
+    """What a search has finished so far, looked at after each fault."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self.finished: dict[int, bytes] = {}
+        self._launches = 0  # lines of the trials that were begun until the latest look
+
+    def look(self) -> dict[int, TrialResult]:
+        """Compare with the latest look, and return all finished trials by number."""
+        run = self._search.run
+        begun = self._begun()
+        again = {number for number, _, _ in begun[self._launches :]} & self.finished.keys()
+        assert not again, f"trials {again} had finished, and were run again"
+        self._launches = len(begun)
+        content = {int(path.parent.name): path.read_bytes() for path in sorted(run.glob("trials/*/result.json"))}
+        lost = {number for number, was in self.finished.items() if content.get(number) != was}
+        assert not lost, f"trials {lost} had finished, and are lost or others now"
+        self.finished = content
+        results = {number: TrialResult.model_validate_json(written) for number, written in content.items()}
+        explored = Counter(r.request.config.config_id for r in results.values() if r.request.purpose.explores)
+        assert explored.total() == len(explored), "a configuration was searched twice"
+        self._check_files()
+        assert not RunDirectory(run).is_running(), "the lock is held"
+        assert left_running(run) == []
+        return results
+
+    def check_end(self) -> None:
+        """Check what a search that has come to its end leaves behind."""
+        results, run = self.look(), self._search.run
+        assert read_result(run / ANSWER_FILE).verdict
+        littered = list(run.rglob(".*"))
+        assert littered == [], "temporary files have stayed"
+        wanted = sorted(n for n, r in results.items() if r.request.purpose in RECORDED and r.request.task is None)
+        if self._search.server or self._search.record.exists():
+            found = Record(self._search.url).searches()
+            own = [search for search in found if search.run_directory == str(run)]
+            assert [sorted(trial.number for trial in search.trials) for search in own] == [wanted]
+            assert own[0].verdict is not None
+
+    def _begun(self) -> list[tuple[int, str, str]]:
+        path = self._search.run / LAUNCHES
+        return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def _check_files(self) -> None:
+        run, record = self._search.run, self._search.record
+        if (run / PLAN_FILE).exists():
+            read_plan(run)
+        if (run / ANSWER_FILE).exists():
+            read_result(run / ANSWER_FILE)
+        if (run / IDENTITY_FILE).exists():
+            read_value(Identity, run / IDENTITY_FILE)
+        for path in [*run.rglob("*.json"), *self._search.home.rglob("*.json")]:
+            if not path.name.startswith("."):
+                json.loads(path.read_bytes())
+        if record.exists():
+            with sqlite3.connect(record) as connection:
+                assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            connection.close()
+
+
+def left_running(run: Path) -> list[int]:
+    """Return the processes that a search in `run` has started and that still run."""
+    marks = [json.loads(path.read_text())["mark"] for path in run.glob(MARK_FILE.replace(".", "*."))]
+    return [pid for mark in marks for pid in marked(mark)]

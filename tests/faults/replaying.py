@@ -1,0 +1,183 @@
+"""Searches in processes of their own that faults happen to, cheap enough for thousands: trials come out of a table.
+
+Everything but the launcher is real: `find` and `resume`, the run directory, the runner with all that it writes, the
+sampler, the record. What the launcher's children would answer about the model is computed once and kept in a folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import pkgutil
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import transformers.models.auto.modeling_auto  # which `find` looks into, and takes seconds
+import transformers.models.llama.configuration_llama  # noqa: F401
+
+from autotune import api
+from autotune.errors import AutotuneError
+from autotune.execution.launcher import MARK_FILE
+from autotune.execution.outcome import outcome_file
+from autotune.value import read_value, write_value
+from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
+from autotune.values.recorded_table import TableTrial, load_table
+from autotune.values.trial import Outcome, TrialRequest
+
+TABLES = Path(__file__).parents[2] / "benchmarks" / "tables"
+MODEL = TABLES / "models" / "llama-1m"
+LAUNCHES = "launches.jsonl"  # in a run directory: each trial that was begun
+
+# A search of the table's own problem: some of its 210 points run out of memory.
+LIMITS: dict[str, Any] = {"device": "cpu", "effort": "quick", "max_time": "1h", "max_trials": 25}
+FIND: dict[str, Any] = {
+    **LIMITS, "model": str(MODEL), "seq_len": 32, "global_batch": 16, "memory": "50MiB",
+    "space": str(TABLES / "space.yaml"),
+}  # fmt: skip
+
+# The longest that a trial takes, and that a whole search may.
+LONGEST_S, LIMIT_S = 0.03, 180.0
+
+Fault = Callable[[], Any]
+
+
+class Search(NamedTuple):
+    """A search, and where it is kept."""
+
+    run: Path
+    home: Path
+    answers: Path  # what the launcher's children said of the model
+    options: dict[str, Any] = FIND
+    server: str = ""  # URL of the lasting record; empty: it is a file
+
+    @property
+    def record(self) -> Path:
+        """The file of the lasting record."""
+        return self.home / "record.db"
+
+    @property
+    def url(self) -> str:
+        """The lasting record."""
+        return self.server or f"sqlite:///{self.record}"
+
+
+@functools.cache
+def _trials() -> dict[str, tuple[TableTrial, ...]]:
+    return {point.config.config_id: point.trials for point in load_table(TABLES / "llama-1m.jsonl").points}
+
+
+def answer(request: TrialRequest) -> Outcome:
+    """Return what was recorded of a configuration; of one that wasn't, what was recorded of some other."""
+    recorded, name = _trials(), request.config.config_id
+    trials = recorded.get(name) or list(recorded.values())[int(name, 16) % len(recorded)]
+    outcome = trials[request.number % len(trials)].outcome
+    if outcome.kind == "measurement" and isinstance(request.task, SoakTask):
+        return outcome.model_copy(update={"soaked": Soaked(eval_batch_size=8, checkpoint_bytes=1 << 20)})
+    if outcome.kind == "measurement" and isinstance(request.task, LossTask):
+        losses = tuple(8.0 / (1 + step) for step in range(request.task.steps))
+        return outcome.model_copy(update={"curve": LossCurve(losses=losses, dropout_spread=None)})
+    return outcome
+
+
+class ReplayLauncher:
+    """Stands in for `autotune.execution.launcher.Launcher`: a job's outcome is written as its process would."""
+
+    forkable = True
+
+    def __init__(self, run_directory: Path, place: Any, *, stop: int | None = None) -> None:
+        (run_directory / MARK_FILE).write_text(json.dumps({"mark": "replayed"}))
+        self._launches = run_directory / LAUNCHES
+
+    def wait(self, limit_s: float = 0.0) -> None:
+        """It is ready at once."""
+
+    def has_died(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        """Nothing runs under it."""
+
+    def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        for directory in map(Path, job["directories"]):
+            if job["entry"].endswith(":run_trial"):
+                self._trial(directory)
+            else:
+                _asked(job["entry"], directory)
+        codes = [0 for _ in job["directories"]]
+        return {"returncode": 0, "timed_out": False, "unkillable": 0, "returncodes": codes if len(codes) > 1 else ()}
+
+    def _trial(self, directory: Path) -> None:
+        request = read_value(TrialRequest, directory / "request.json")
+        line = json.dumps([request.number, str(request.purpose), request.config.config_id]) + "\n"
+        with self._launches.open("a") as file:
+            file.write(line)
+        time.sleep(random.uniform(0.0, LONGEST_S))
+        write_value(answer(request), directory / outcome_file())
+
+
+_answers: Path  # of the search that this process runs
+
+
+def _asked(entry: str, directory: Path) -> None:
+    """Answer as an earlier child did, or as a child would."""
+    kept = _answers / entry.partition(":")[2]
+    if not kept.is_dir():
+        pkgutil.resolve_name(entry)(directory)
+        part = kept.with_suffix(f".{os.getpid()}")
+        shutil.copytree(directory, part, ignore=shutil.ignore_patterns("request.json"))
+        part.rename(kept)
+    shutil.copytree(kept, directory, dirs_exist_ok=True)
+
+
+def run(search: Search, fault: Fault | None = None) -> None:
+    """Begin a search, or go on with it, in this process, and leave it with the exit code of the command line."""
+    global _answers
+    _answers = search.answers
+    random.seed()
+    os.environ.update({"AUTOTUNE_HOME": str(search.home), "AUTOTUNE_RECORD": search.server, "AUTOTUNE_WAIT": "off"})
+    with (search.home.parent / "said.txt").open("a", buffering=1) as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        try:
+            with patch("autotune.execution.runner.Launcher", ReplayLauncher), patch("os.fsync", lambda _: None):
+                if fault is not None:
+                    fault()
+                if (search.run / "search.json").exists():
+                    api.resume(search.run, observer=lambda event: print(event, file=said))
+                else:
+                    api.find(**search.options, run_dir=search.run, observer=lambda event: print(event, file=said))
+        except AutotuneError as error:
+            print(f"autotune: {error}", file=said)
+            sys.exit(error.exit_code)
+
+
+def server() -> Any:
+    """Return what starts processes that have everything imported."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[1]), *filter(None, sys.path)]))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["faults.replaying"])
+    return context
+
+
+def finish(server: Any, search: Search, fault: Fault | None = None) -> int:
+    """Go on with a search to its end, and return its exit code."""
+    process = server.Process(target=run, args=(search, fault))
+    process.start()
+    process.join(LIMIT_S)
+    assert process.exitcode is not None, "it hangs"
+    return process.exitcode
+
+
+def said(search: Search) -> str:
+    """Return the last of what a search said."""
+    return (search.home.parent / "said.txt").read_text()[-3000:]

@@ -1,0 +1,179 @@
+"""What is another one when a search goes on: versions, machine, model, script, files that were damaged, the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from faults.kept import Kept
+from faults.replaying import Search, finish, said
+
+from autotune.storage.record import Record
+from autotune.storage.results import read_result
+from autotune.values import hardware
+
+DAMAGE = {
+    "half": lambda content: content[: len(content) // 2],
+    "nothing": lambda content: b"",
+    "zeros": lambda content: b"\0" * len(content),
+    "garbled": lambda content: b"\xff\xfe" + content[::-1],
+    "another object": lambda content: b'{"schema_version": 2, "mark": 5, "id": []}',
+    "a list": lambda content: b"[1, 2, 3]",
+}
+READ_AGAIN = ("best-config.json", "record.json", "trace/answer.json", "processes.json", "trials/0001/result.json")
+
+
+def stopped(server, begin, kind: str = "find", **options) -> Search:
+    """A search of two trials, which is to go on to five."""
+    search = begin(kind, max_trials=2, **options)
+    assert finish(server, search) == 0, said(search)
+    return search
+
+
+def more(search: Search) -> Search:
+    """The same with more trials: what a user does by --max-trials."""
+    plan = json.loads((search.run / "search.json").read_text())
+    plan["budget"]["max_trials"], plan["reopened_at"] = 5, 1000
+    (search.run / "search.json").write_text(json.dumps(plan))
+    return search
+
+
+def other_versions() -> None:
+    """Another torch is installed."""
+    now = {**hardware.installed_versions(), "torch": "2.99.0"}
+    hardware.installed_versions = lambda: now
+
+
+def other_machine() -> None:
+    """The processor has another name."""
+    name = hardware._cpuinfo
+    hardware._cpuinfo = lambda field: "Another CPU" if field == "model name" else name(field)
+
+
+def test_other_versions_are_told_stand_in_the_answer_and_are_not_recorded(server, begin):
+    search = more(stopped(server, begin))
+    before = Record(search.url).searches()[0].trials
+    assert finish(server, search, other_versions) == 0, said(search)
+    notes = read_result(search.run / "best-config.json").notes
+    assert [note for note in notes if note.startswith("since the search: ") and "is now 2.99.0" in note]
+    assert len(Kept(search).look()) > len(before)
+    assert Record(search.url).searches()[0].trials == before
+
+
+def test_another_machine_is_refused(server, begin):
+    search = more(stopped(server, begin))
+    kept = Kept(search)
+    before = kept.look()
+    assert finish(server, search, other_machine) == 3
+    assert "this is Another CPU" in said(search)
+    assert kept.look() == before
+
+
+def test_a_script_that_was_changed_is_told(server, begin):
+    search = more(stopped(server, begin, "script"))
+    script = Path(search.options["script"][1])
+    os.utime(script)
+    assert finish(server, search) == 0, said(search)
+    assert any(f"{script} has changed" in note for note in read_result(search.run / "best-config.json").notes)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", READ_AGAIN)
+def test_a_damaged_file_costs_what_was_in_it_alone(server, begin, name, damage):
+    search = more(stopped(server, begin))
+    path, kept = search.run / name, Kept(search)
+    finished = kept.look()
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert finish(server, search) == 0, said(search)
+    kept.finished.pop(1, None)
+    after = Kept(search).look() if name.startswith("trials") else kept.look()
+    assert {n: r for n, r in after.items() if n in finished and n != 1} == {n: r for n, r in finished.items() if n != 1}
+    assert read_result(search.run / "best-config.json").verdict
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_plan_is_refused_in_a_line_and_nothing_else_is_touched(server, begin, damage):
+    search = stopped(server, begin)
+    path = search.run / "search.json"
+    content = path.read_bytes()
+    path.write_bytes(DAMAGE[damage](content))
+    assert finish(server, search) == 2
+    assert "search.json can't be read" in said(search) or "start a new search" in said(search)
+    path.write_bytes(content)
+    Kept(search).look()
+
+
+def hold(record: Path, seconds: float) -> threading.Thread:
+    """Keep every other process from the record for a while."""
+
+    def held() -> None:
+        connection = sqlite3.connect(record, isolation_level=None)
+        connection.execute("BEGIN EXCLUSIVE")
+        time.sleep(seconds)
+        connection.execute("ROLLBACK")
+        connection.close()
+
+    thread = threading.Thread(target=held)
+    thread.start()
+    return thread
+
+
+def test_a_record_that_is_held_for_a_while_has_all_trials_in_the_end(server, begin):
+    search = more(stopped(server, begin))
+    holding = hold(search.record, 12.0)
+    assert finish(server, search) == 0, said(search)
+    holding.join()
+    assert "in use by another process" in said(search)
+    Kept(search).check_end()
+
+
+def test_a_record_that_is_away_for_a_while_is_written_when_it_is_back(server, begin):
+    search = more(stopped(server, begin))
+    aside = search.record.with_suffix(".aside")
+    search.record.rename(aside)
+    search.record.mkdir()  # something else stands there
+    assert finish(server, search, _wait_no_longer) == 0, said(search)
+    assert "the search goes on without it" in said(search)
+    search.record.rmdir()
+    aside.rename(search.record)
+    assert finish(server, search) == 0
+    Kept(search).check_end()
+
+
+def _wait_no_longer() -> None:
+    from autotune.storage import writer
+
+    writer.LAST_WAIT_S = 0.0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"\0" * 4096, "damaged"), (b"not a database at all" * 300, "damaged")],
+    ids=["zeros", "text"],
+)
+def test_a_damaged_record_is_told_and_left_as_it_is(server, begin, content, words):
+    search = begin("find", max_trials=2)
+    search.record.write_bytes(content)
+    assert finish(server, search) == 0, said(search)
+    assert f"{search.record}: damaged" in said(search)
+    assert search.record.read_bytes() == content
+    assert read_result(search.run / "best-config.json").verdict
+
+
+@pytest.mark.parametrize(("schema", "words"), [("99", "written by a newer autotune"), ("soon", "can't be used")])
+def test_a_record_of_another_schema_is_told_and_left_as_it_is(server, begin, schema, words):
+    search = stopped(server, begin)
+    with sqlite3.connect(search.record) as connection:
+        connection.execute("UPDATE autotune_about SET value = ?", (schema,))
+    connection.close()
+    assert finish(server, more(search)) == 0, said(search)
+    assert words in said(search)
+    with sqlite3.connect(search.record) as connection:
+        rows = connection.execute("SELECT count(*) FROM autotune_trials").fetchone()[0]
+    connection.close()
+    assert rows < len(Kept(search).look())

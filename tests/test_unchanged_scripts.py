@@ -1,0 +1,133 @@
+"""The training scripts of transformers and TRL, each tuned unchanged on a tiny model and local data, then run.
+
+The scripts aren't part of this project. AUTOTUNE_TRANSFORMERS_EXAMPLES is the folder `examples/pytorch` of a clone of
+transformers, AUTOTUNE_TRL_EXAMPLES the folder `examples/scripts` of one of TRL; the package trl has the others.
+`evaluate` reads its metrics from the working directory, where the test writes small ones.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import unchanged_data
+from running_examples import ROOT, run_example
+
+import autotune
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+COMMON = "--output_dir out --report_to none --use_cpu --per_device_train_batch_size 4 --max_steps 4 --logging_steps 2"
+EVALUATED = "--do_train --do_eval --eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 4"
+SPLIT = "--eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 4"
+GENERATES = "--predict_with_generate --generation_max_length 12 --num_beams 1"
+
+# Folder and arguments of each script: what its users write, with paths of `unchanged_data`.
+TRANSFORMERS = {
+    "text-classification/run_glue": f"--model_name_or_path bert --train_file pairs-train.csv --validation_file "
+    f"pairs-validation.csv --max_seq_length 64 {EVALUATED}",
+    "language-modeling/run_clm": "--model_name_or_path llama --train_file texts.json --validation_file "
+    f"few-texts.json --block_size 64 {EVALUATED}",
+    "language-modeling/run_mlm": "--model_name_or_path masked --train_file texts.json --validation_file "
+    f"few-texts.json --max_seq_length 64 {EVALUATED}",
+    "summarization/run_summarization": f"--model_name_or_path t5 --train_file summaries.json --validation_file "
+    f"few-summaries.json --max_source_length 64 --max_target_length 16 {EVALUATED} {GENERATES}",
+    "translation/run_translation": f"--model_name_or_path t5 --train_file translations.json --validation_file "
+    f"few-translations.json --source_lang en --target_lang de --max_source_length 32 --max_target_length 16 "
+    f"{EVALUATED} {GENERATES}",
+    "question-answering/run_qa": f"--model_name_or_path bert --train_file questions.json --validation_file "
+    f"few-questions.json --max_seq_length 64 --doc_stride 16 {EVALUATED}",
+    "image-classification/run_image_classification": f"--model_name_or_path vit --train_dir images --train_val_split "
+    f"0.2 --remove_unused_columns False {EVALUATED}",
+    "speech-recognition/run_speech_recognition_ctc": f"--model_name_or_path wav2vec2 --dataset_name speech "
+    f"--text_column_name text --eval_split_name test --length_column_name input_length {EVALUATED}",
+    "speech-recognition/run_speech_recognition_seq2seq": f"--model_name_or_path whisper --dataset_name speech "
+    f"--text_column_name text --eval_split_name test --max_duration_in_seconds 1.0 "
+    f"--predict_with_generate --generation_max_length 12 {EVALUATED}",
+}
+TRL = {
+    "sft": f"--model_name_or_path llama --dataset_name chats --max_length 64 {SPLIT}",
+    "dpo": f"--model_name_or_path llama --dataset_name preferences --max_length 64 {SPLIT}",
+    "reward": f"--model_name_or_path llama --dataset_name preferences --max_length 64 {SPLIT}",
+    "kto": f"--model_name_or_path llama --dataset_name judged --max_length 64 {SPLIT}",
+    "grpo": "--model_name_or_path llama --dataset_name prompts --reward_funcs rewards.brief --max_completion_length 8 "
+    "--num_generations 4",
+    "rloo": "--model_name_or_path llama --dataset_name prompts --reward_funcs rewards.brief --max_completion_length 8 "
+    "--num_generations 4",
+}
+WITH_IMAGES = "--model_name_or_path vlm --dataset_name pictures"
+
+NEEDS = {
+    "image-classification": ("torchvision",),
+    "speech-recognition": ("torchcodec",),
+    "summarization": ("nltk",),
+    "sft_vlm": ("torchvision",),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with models, data and metrics."""
+    made = tmp_path_factory.mktemp("scripts")
+    run_example("make_tiny.py", made, "--texts", 300, cwd=made)
+    unchanged_data.make(made)
+    return made
+
+
+def commands():
+    """Return the command line of each script, and the packages that it needs."""
+    examples = os.environ.get("AUTOTUNE_TRANSFORMERS_EXAMPLES", "")
+    for name, arguments in TRANSFORMERS.items():
+        needs = ("evaluate", *NEEDS.get(name.partition("/")[0], ()))
+        yield pytest.param(name, f"{examples}/{name}.py", arguments, needs, id=name.rpartition("/")[2])
+    for name, arguments in TRL.items():
+        yield pytest.param(name, f"-m trl.scripts.{name}", arguments, ("trl",), id=f"trl-{name}")
+    script = f"{os.environ.get('AUTOTUNE_TRL_EXAMPLES', '')}/sft_vlm.py"
+    yield pytest.param("sft_vlm", script, WITH_IMAGES, ("trl", "torchvision"), id="trl-sft_vlm")
+
+
+def autotune_script(folder, *arguments):
+    """Run `autotune script` in the folder; return the completed process."""
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    caches = {name: str(folder / name.lower()) for name in ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "AUTOTUNE_HOME")}
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", "script", *map(str, arguments)],
+        cwd=folder, capture_output=True, text=True, timeout=500,
+        env={**os.environ, **caches, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "script", "arguments", "needs"), commands())
+def test_a_script_is_tuned_unchanged_checked_and_run(folder, name, script, arguments, needs):
+    missing = [package for package in needs if importlib.util.find_spec(package) is None]
+    if missing or not (script.startswith("-m") or Path(script).is_file()):
+        pytest.skip(f"needs {', '.join(missing) or 'the folder of the examples'}")
+    command = ["python", *script.split(), *arguments.split(), *COMMON.split()]
+    answer = folder / f"{name.rpartition('/')[2]}.json"
+    search = (
+        "--effort",
+        "quick",
+        "--max-trials",
+        2,
+        "--max-time",
+        "80s",
+        "--no-wait",
+        "--run-dir",
+        answer.with_suffix(""),
+    )
+    tuned = autotune_script(folder, *search, "-o", answer, "--", *command)
+    assert tuned.returncode == 0, tuned.stdout[-3000:] + tuned.stderr[-3000:]
+    result = autotune.load(answer)
+    assert result.best.measurement.samples_per_second > 0
+    assert result.soaked is not None
+    assert (result.soaked.eval_batch_size is not None) == ("--eval_strategy" in arguments)
+    applied = autotune_script(folder, "--apply", answer, "--", *command)
+    assert applied.returncode == 0, applied.stderr[-3000:]
+    assert json.loads((folder / "out" / "trainer_state.json").read_text())["global_step"] == 4 or script.startswith(
+        "-m"
+    )
