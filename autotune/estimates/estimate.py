@@ -12,21 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import InputError, NothingFitsError
+from autotune.estimates import request
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss
-from autotune.estimates.request import (
-    EstimateOptions,
-    check,
-    config_of,
-    knob_notes,
-    refusal,
-    target_of,
-    with_packages,
-    workload_of,
-)
 from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
 from autotune.planning.options import options_of
 from autotune.space.points import Scalar, make_point
@@ -40,7 +31,7 @@ from autotune.values.workload import Workload
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
 
 
-def report(options: EstimateOptions) -> Report:
+def report(options: request.EstimateOptions) -> Report:
     """Return the estimate that `options` ask for.
 
     Raises:
@@ -49,11 +40,11 @@ def report(options: EstimateOptions) -> Report:
         NothingFitsError: A ranking has no configuration that fits. A single configuration that doesn't fit is no error
             here: its report says so (see `shortfall`).
     """
-    check(options)
+    request.check(options)
     prices = read_prices(Path(options.prices)) if options.prices is not None else None
     point = options.point
-    target = None if options.gpu == "all" else with_packages(target_of(options), point)
-    workload, said = workload_of(options, "cuda" if target is None else target.device.hardware.kind)
+    target = None if options.gpu == "all" else request.with_packages(request.target_of(options), point)
+    workload, said = request.workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
         tokens_per_sample(workload)
     question = _question(options, point, workload, prices)
@@ -109,13 +100,13 @@ def estimate(
     fields = {"task": task, "seq_len": seq_len, "target_len": target_len, "global_batch": global_batch}
     asked = {"gpu": gpu, "device": device, "revision": revision, "trust_remote_code": trust_remote_code, **fields}
     name = model or (workload.model.reference if workload else "")
-    options = options_of(EstimateOptions, {"model": name, **asked})
-    check(options)
+    options = options_of(request.EstimateOptions, {"model": name, **asked})
+    request.check(options)
     point = make_point(config)
-    target = with_packages(target_of(options), point)
+    target = request.with_packages(request.target_of(options), point)
     said: tuple[str, ...] = ()
     if workload is None:
-        workload, said = workload_of(options, target.device.hardware.kind)
+        workload, said = request.workload_of(options, target.device.hardware.kind)
     elif given := [name for name, value in fields.items() if value is not None]:
         raise InputError(f"estimate: {given[0]} is part of the workload")
     elif model is not None and resolve.resolve(model).name != workload.model.name:
@@ -130,20 +121,20 @@ def estimate(
 
 
 def _question(
-    options: EstimateOptions, point: Mapping[str, Scalar], workload: Workload, prices: Prices | None = None
+    options: request.EstimateOptions, point: Mapping[str, Scalar], workload: Workload, prices: Prices | None = None
 ) -> Question:
     facts = build.describe(workload.model, workload.task)
     return Question(options, point, prices, workload, facts, Profiles(workload, facts.parameters))
 
 
 def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
-    if reason := refusal(forecast.plan, config):
+    if reason := request.refusal(forecast.plan, config):
         raise InputError(f"not possible on {forecast.device.name}: {reason}")
 
 
 def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> ConfigReport:
     plan, device = forecast.plan, forecast.device
-    config = config_of(plan, question.point)
+    config = request.config_of(plan, question.point)
     _check_possible(forecast, config)
     found = forecast.predicted(config)
     return ConfigReport(
@@ -155,7 +146,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         run=question.run(found, device.name),
         notes=(
             *notes,
-            *knob_notes(config, question.point),
+            *request.knob_notes(config, question.point),
             *forecast.basis(config, found.traced_by),
             *found.notes,
         ),

@@ -45,14 +45,7 @@ SPREAD = (
 
 
 def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Scalar]) -> tuple[Parallelism, ...]:
-    """Return the ways to share a training that agree with the knobs in `point`.
-
-    Args:
-        devices: Devices in all.
-        per_node: Devices in each node.
-        facts: Facts about the model.
-        point: Knobs that the user gave, by the names of search spaces.
-    """
+    """Return the ways to share a training among so many devices that agree with the knobs in `point`, the user's."""
     written = {k.removeprefix(_PREFIX): v for k, v in point.items() if k.startswith(_PREFIX)}
     given = Parallelism.model_validate(written).model_dump(include=set(written))
     settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping", "offload_to", "nvme_path")

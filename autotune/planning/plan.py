@@ -171,19 +171,11 @@ def request_of(
     to_beat: float | None = None,
     in_turn_with: tuple[int, ...] = (),
 ) -> TrialRequest:
-    """Return the request for a trial of `config`.
+    """Return the request for a trial of `config`, which is ended after `timeout_s`.
 
-    Args:
-        plan: The plan of the search.
-        config: The configuration to run.
-        purpose: What the trial is for.
-        number: Number of the trial.
-        timeout_s: Seconds after which the trial is ended.
-        task: What a check does beside timing steps; None for other trials.
-        prediction: The prediction of the cost model, if there is one.
-        cold_compile: Whether compiled code is compiled anew, as in a user's first run.
-        to_beat: Samples/s below which the trial may measure less exactly; None: it always measures exactly.
-        in_turn_with: Numbers of the trials that compute in turn with it, itself included; empty: it runs alone.
+    `task` is what a check does beside timing steps; `cold_compile`: code is compiled anew, as in a user's first run.
+    Below `to_beat` samples/s it may measure less exactly. `in_turn_with` are the numbers of the trials that compute in
+    turn with it, itself included; if empty, it runs alone.
     """
     full = plan.workload.accumulation_steps(config)
     # The micro-batches of a user's own step can't be timed, so a longer step can't be inferred from a shorter one.

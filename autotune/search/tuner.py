@@ -54,17 +54,10 @@ class SearchInterrupted(AutotuneError):
 
 
 class Tuner:
-    """One search in one run directory.
+    """One search in one run directory, which the caller has locked; its trials run in `pool`.
 
-    Args:
-        plan: The plan of the search.
-        directory: The run directory, locked by the caller.
-        pool: Runs the trials.
-        observer: Receives the events.
-        clock: Returns seconds since a fixed moment.
-        model: The cost model; None to search without predictions.
-        recall: The trials of earlier searches; none by default.
-        starting: Seconds before the first trial, by activity; they count towards the time limit.
+    Without a cost model nothing is predicted, without `recall` no earlier search is used. `starting` are the seconds
+    before the first trial, by activity, which count towards the time limit.
 
     Attributes:
         study: The Optuna study in memory, with the trials of the search but not the finals and checks.

@@ -40,11 +40,7 @@ _FREE_OF_MEMORY = {
 
 
 class History:
-    """The finished trials of a search, by configuration.
-
-    Args:
-        objective: The throughput that they are compared by; by default that of the steady state.
-    """
+    """The finished trials of a search, by configuration; the objective is by default the rate of the steady state."""
 
     def __init__(self, objective: Objective | None = None) -> None:
         self._objective = objective or Objective()

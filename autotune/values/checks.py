@@ -135,11 +135,7 @@ class LossVerdict(Value):
 def planned_loss_steps(asked: int | None, effort: Effort, *, free_batch: bool, exhaustive: bool) -> int:
     """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: no comparison.
 
-    Args:
-        asked: Steps that the user asked for; None: the default of the effort.
-        effort: The search's effort.
-        free_batch: Whether the global batch is free.
-        exhaustive: Whether all points are measured and no winner is chosen.
+    If the user `asked` for none, it is the default of the effort.
 
     Raises:
         InputError: The user asked for a comparison that isn't possible.

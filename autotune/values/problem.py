@@ -69,12 +69,7 @@ def cold_start_s(measurement: Measurement) -> float:
 
 
 def break_even_steps(measurement: Measurement, reference: Measurement) -> int | None:
-    """Return the number of steps after which faster steps have made up for a slower start; None if never.
-
-    Args:
-        measurement: The configuration with the slower start.
-        reference: The configuration it is compared with, with as many samples per step.
-    """
+    """Return the steps, as many samples each, after which faster ones have made up for a slower start; None: never."""
     won_s = statistics.fmean(reference.step_times_s) - statistics.fmean(measurement.step_times_s)
     cost_s = cold_start_s(measurement) - cold_start_s(reference)
     return math.ceil(max(0.0, cost_s) / won_s) if won_s > 0 else None

@@ -108,10 +108,8 @@ def wall_s(results: Sequence[TrialResult]) -> float:
 def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Mapping[str, float]) -> Spent:
     """Return how the time of a search was spent.
 
-    Args:
-        results: All trials.
-        search_time_s: Wall time since the first trial was chosen, with the trials of earlier, stopped parts.
-        starting: Seconds before that, by kind of work.
+    `search_time_s` is the wall time since the first trial was chosen, with the trials of earlier, stopped parts;
+    `starting` are the seconds before that, by kind of work.
     """
     busy_s = wall_s(results)
     phases = [phases for r in results if (phases := r.outcome.phases) is not None]
@@ -133,13 +131,7 @@ def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Map
 
 
 class Stopwatch:
-    """Measures named laps without gaps, from its construction on.
-
-    Args:
-        lap: Name of the first lap.
-        since: Its start; by default now.
-        clock: Returns seconds since a fixed moment.
-    """
+    """Measures named laps without gaps, the first from `since` on, by default from its construction."""
 
     def __init__(self, lap: str, *, since: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

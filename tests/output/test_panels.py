@@ -34,6 +34,19 @@ def test_the_picture_holds_all_that_is_placed(report):
     assert max(x for x, _ in places) < float(root.get("width"))
 
 
+@pytest.mark.parametrize("width", [346.0, 620.0])
+def test_a_legend_stands_below_its_chart_with_all_its_words_at_any_width(report, width):
+    for panel in panels(report):
+        plot, chart = panel.plot(width), panel.draw(width)
+        if plot is None:
+            assert chart is None
+            continue
+        texts = [e for e in ET.fromstring(chart.svg()).iter("text") if float(e.get("y")) > plot.height]
+        assert " ".join(e.text for e in texts) == " ".join(key.words for key in panel.legend)
+        assert all(float(e.get("x")) + text_width(e.text) <= width for e in texts)
+        assert all(float(e.get("y")) < chart.height for e in texts)
+
+
 def test_a_sentence_is_wrapped_to_its_width():
     words = "a sentence of some length that has to be broken somewhere"
     lines = wrapped(words, 120)
