@@ -33,7 +33,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import MemoryBreakdown
+from autotune.values.estimate import Alive, MemoryBreakdown, Phase
 from autotune.values.events import ignore
 from autotune.values.trial import Interval, Memory, Outcome, Prediction, TrialRequest, TrialStatus
 
@@ -122,7 +122,11 @@ def make_report(directory: Path, told: Callable[[TrialRequest], Outcome] = witho
     """The report of a finished search, as if it had been traced and had refused a configuration."""
     make_search(directory, told)
     report = gather(directory)
-    parts = (Breakdown(name=name, predicted=make_breakdown(), measured_bytes=GIB) for name in ("baseline", "best"))
+    alive = (make_alive(), make_alive(kind="weights", module="lm_head", operator="parameter", knob=None))
+    parts = (
+        Breakdown(name=name, predicted=make_breakdown(), measured_bytes=GIB, alive=alive)
+        for name in ("baseline", "best")
+    )
     refused = report.trials[0].model_copy(update={**_WITHOUT_A_TRIAL, "config": make_config(2), "cause": "too <slow>"})
     trials = (*report.trials, refused)
     return report.model_copy(update={"breakdowns": tuple(parts), "no_breakdown": None, "trials": trials})
@@ -134,6 +138,12 @@ _WITHOUT_A_TRIAL = {
     "label": "",
     "status": TrialStatus.REJECTED,
 }
+
+
+def make_alive(**fields) -> Alive:
+    """The products of a perceptron in twelve layers."""
+    defaults = {"kind": "activations", "module": "model.layers.*.mlp", "operator": "mm", "tensors": 12}
+    return Alive(**{**defaults, "allocated_bytes": GIB // 10, "knob": "--checkpointing", **fields})
 
 
 def make_breakdown(**fields) -> MemoryBreakdown:
@@ -149,5 +159,9 @@ def make_breakdown(**fields) -> MemoryBreakdown:
         "reserved_peak_bytes": allocated,
         "device_peak_bytes": allocated + GIB // 5,
         **dict.fromkeys(("allocated_interval", "reserved_interval", "device_interval"), interval),
+        "phases": (
+            Phase(name="forward and backward", operator="mm", allocated_bytes=allocated),
+            Phase(name="optimizer step", operator="optimizer step", allocated_bytes=allocated // 2),
+        ),
     }
     return MemoryBreakdown(**{**defaults, **fields})

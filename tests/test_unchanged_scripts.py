@@ -8,8 +8,8 @@ transformers, AUTOTUNE_TRL_EXAMPLES the folder `examples/scripts` of one of TRL;
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +19,7 @@ import unchanged_data
 from running_examples import ROOT, run_example
 
 import autotune
+from autotune.integrations.callback import FILE_NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -45,9 +46,10 @@ TRANSFORMERS = {
     "image-classification/run_image_classification": f"--model_name_or_path vit --train_dir images --train_val_split "
     f"0.2 --remove_unused_columns False {EVALUATED}",
     "speech-recognition/run_speech_recognition_ctc": f"--model_name_or_path wav2vec2 --dataset_name speech "
-    f"--text_column_name text --eval_split_name test --length_column_name input_length {EVALUATED}",
+    f"--text_column_name text --train_split_name train --eval_split_name test "
+    f"--length_column_name input_length {EVALUATED}",
     "speech-recognition/run_speech_recognition_seq2seq": f"--model_name_or_path whisper --dataset_name speech "
-    f"--text_column_name text --eval_split_name test --max_duration_in_seconds 1.0 "
+    f"--text_column_name text --eval_split_name test --max_duration_in_seconds 1.0 --freeze_feature_encoder False "
     f"--predict_with_generate --generation_max_length 12 {EVALUATED}",
 }
 TRL = {
@@ -94,7 +96,8 @@ def commands():
 def autotune_script(folder, *arguments):
     """Run `autotune script` in the folder; return the completed process."""
     path = os.pathsep.join([str(ROOT), *sys.path])
-    caches = {name: str(folder / name.lower()) for name in ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "AUTOTUNE_HOME")}
+    own = ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "AUTOTUNE_HOME", "NLTK_DATA")
+    caches = {name: str(folder / name.lower()) for name in own}
     return subprocess.run(
         [sys.executable, "-m", "autotune", "script", *map(str, arguments)],
         cwd=folder, capture_output=True, text=True, timeout=500,
@@ -107,20 +110,11 @@ def test_a_script_is_tuned_unchanged_checked_and_run(folder, name, script, argum
     missing = [package for package in needs if importlib.util.find_spec(package) is None]
     if missing or not (script.startswith("-m") or Path(script).is_file()):
         pytest.skip(f"needs {', '.join(missing) or 'the folder of the examples'}")
+    shutil.rmtree(folder / "out", ignore_errors=True)
     command = ["python", *script.split(), *arguments.split(), *COMMON.split()]
     answer = folder / f"{name.rpartition('/')[2]}.json"
-    search = (
-        "--effort",
-        "quick",
-        "--max-trials",
-        2,
-        "--max-time",
-        "80s",
-        "--no-wait",
-        "--run-dir",
-        answer.with_suffix(""),
-    )
-    tuned = autotune_script(folder, *search, "-o", answer, "--", *command)
+    search = ["--effort", "quick", "--max-trials", "2", "--max-time", "3m", "--no-wait", "--run-dir"]
+    tuned = autotune_script(folder, *search, answer.with_suffix(""), "-o", answer, "--", *command)
     assert tuned.returncode == 0, tuned.stdout[-3000:] + tuned.stderr[-3000:]
     result = autotune.load(answer)
     assert result.best.measurement.samples_per_second > 0
@@ -128,6 +122,4 @@ def test_a_script_is_tuned_unchanged_checked_and_run(folder, name, script, argum
     assert (result.soaked.eval_batch_size is not None) == ("--eval_strategy" in arguments)
     applied = autotune_script(folder, "--apply", answer, "--", *command)
     assert applied.returncode == 0, applied.stderr[-3000:]
-    assert json.loads((folder / "out" / "trainer_state.json").read_text())["global_step"] == 4 or script.startswith(
-        "-m"
-    )
+    assert (folder / "out" / FILE_NAME).is_file()  # the comparison with what was promised

@@ -57,6 +57,9 @@ def make(folder: Path) -> None:
     _images(folder)
     _speech(folder, words)
     _models(folder)
+    for name in ("abbrev_types.txt", "collocations.tab", "sent_starters.txt", "ortho_context.tab"):
+        _write(folder / "nltk_data" / "tokenizers" / "punkt_tab" / "english" / name, [])
+    (folder / "nltk_data" / "tokenizers" / "punkt").mkdir()
     (folder / "rewards.py").write_text(
         "def brief(completions, **kwargs):\n"
         "    return [-float(len(str(completion))) for completion in completions]\n"
@@ -73,7 +76,7 @@ def _metrics(folder: Path) -> None:
 
 
 def _write(path: Path, rows: list[dict]) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -70,6 +70,11 @@ class CachingAllocator:
             self.peak_allocated = self.allocated
         return block
 
+    def take_peak(self) -> int:
+        """Return the most that was allocated since this was last asked."""
+        peak, self.peak_allocated = self.peak_allocated, self.allocated
+        return peak
+
     def release(self, block: Block) -> None:
         """Give a block back; it stays reserved."""
         self.allocated -= block.size

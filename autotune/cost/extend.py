@@ -88,7 +88,7 @@ def extend(base: Pair, deeper: Sequence[Pair], more: Sequence[int]) -> Extended:
         names=base.tapes[0].names * 2,
         live=np.concatenate(list(live.values())),
         work=tuple(work.model_copy(update={"count": count}) for work, count in total.items() if count),
-        needed_flops=_line(needed),
+        needed_flops=line(needed),
         attention=base.tapes[0].attention,
     )
 
@@ -109,10 +109,10 @@ def peaks(step: Extended, *, accumulated: bool) -> tuple[MemoryPoint, ...]:
     return tuple(
         MemoryPoint(
             operator=step.names[i],
-            activations=_line(step.live[i, ACTIVATION]),
-            temporaries=_line(step.live[i, TEMPORARY]),
-            gradients=_line(step.live[i, GRADIENT]),
-            fresh_gradients=_line(step.live[i, FRESH]),
+            activations=line(step.live[i, ACTIVATION]),
+            temporaries=line(step.live[i, TEMPORARY]),
+            gradients=line(step.live[i, GRADIENT]),
+            fresh_gradients=line(step.live[i, FRESH]),
         )
         for i in highest
     )
@@ -126,8 +126,8 @@ def _works(pair: Pair) -> list[Work]:
         Work(
             kind=int(tape.kinds[i]),
             half=bool(tape.half[i]),
-            flops=_line(flops[i]),
-            moved_bytes=_line(moved[i]),
+            flops=line(flops[i]),
+            moved_bytes=line(moved[i]),
             count=1,
         )
         for i in np.flatnonzero(tape.kinds != VIEW)
@@ -191,5 +191,6 @@ def _common(one: Sequence[object], other: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _line(values: NDArray[np.float64]) -> Line:
+def line(values: NDArray[np.float64]) -> Line:
+    """Return (constant, per sample) as a line."""
     return Line(constant=float(values[0]), per_sample=float(values[1]))

@@ -1,9 +1,10 @@
 """Memory of a configuration, by component, from its family's profile. Pure arithmetic.
 
-A step has two kinds of moments that can be its peak: those of a micro-step, with weights, optimizer states and what the
-tape says is alive, and the optimizer's own, with all gradients and its temporaries and no activation. With accumulation
-the gradients of the micro-step before are there throughout. `sharding` knows what one of several devices has of all
-this. Outside of the allocator come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
+A training has phases, and its peak is that of the largest. A step's forward and backward hold weights, optimizer states
+and what the tape says is alive; with accumulation the gradients of the micro-step before are there throughout. The
+optimizer's step holds all gradients and its temporaries, and no activation. Evaluation and saving come between steps,
+when gradients are gone. `sharding` knows what one of several devices has of all this. Outside of the allocator come the
+CUDA context, or on a CPU the process itself, and NCCL's buffers.
 
 :class:`Footprints` remembers what doesn't depend on the micro-batch, or on what is learned, since a search asks again
 and again: what one of several devices holds, and what the allocator holds unused.
@@ -11,6 +12,7 @@ and again: what one of several devices holds, and what the allocator holds unuse
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.cost.family import Family, workspace_bytes
@@ -18,8 +20,9 @@ from autotune.cost.network import NCCL_BYTES
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import MemoryPoint, Profile
 from autotune.cost.reserve import Held, held_bytes
-from autotune.cost.sharding import ONE_DEVICE, Share, Spread, in_flight, share_of
+from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, in_flight, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
+from autotune.values.estimate import Evaluation, PhaseName
 from autotune.values.hardware import Hardware
 
 # The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
@@ -42,7 +45,7 @@ _CPU = (15 * _MIB, 10 * _MIB)
 
 @dataclass(frozen=True)
 class Components:
-    """Bytes at the allocated peak, and where it is."""
+    """Bytes at the allocated peak of a phase, and where it is."""
 
     weights: float
     gradients: float
@@ -52,6 +55,7 @@ class Components:
     paged: float  # beyond the allocator
     moment: str
     communication: float = 0.0  # gathered weights and messages
+    phase: PhaseName = "forward and backward"
 
     @property
     def allocated(self) -> float:
@@ -63,7 +67,7 @@ class Components:
 def components(
     profile: Profile, optim: str, micro_batch: int, accumulation: float, share: Share | None = None
 ) -> Components:
-    """Return the memory of one configuration of the family.
+    """Return the memory of one configuration of the family at the peak of its steps.
 
     Args:
         profile: Of the family.
@@ -73,13 +77,59 @@ def components(
         share: What one of several devices holds; None: there is one.
     """
     share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulation > 1)
+    return largest(_steps(profile, micro_batch, accumulation, share))
+
+
+def largest(found: Sequence[Components]) -> Components:
+    """Return the components with the most allocated; of equals the last."""
+    return max(reversed(found), key=lambda c: c.allocated)
+
+
+def _steps(profile: Profile, micro_batch: int, accumulation: float, share: Share) -> list[Components]:
+    """Return the two phases of a step."""
     weights = share.weights + always_bytes(profile)
-    optimizer_step = (0.0, share.stepping, share.paged, "optimizer step", share.step_buffers)
-    found = [Components(weights, share.gradients, share.states, *optimizer_step)]
-    found += [_moment(p, weights, share, micro_batch, later=False) for p in profile.peaks_first]
+    found = [_moment(p, weights, share, micro_batch, later=False) for p in profile.peaks_first]
     if accumulation > 1:
         found += [_moment(p, weights, share, micro_batch, later=True) for p in profile.peaks_later]
-    return max(found, key=lambda c: c.allocated)
+    stepping = Components(
+        weights,
+        share.gradients,
+        share.states,
+        activations=0.0,
+        temporaries=share.stepping,
+        paged=share.paged,
+        moment="optimizer step",
+        communication=share.step_buffers,
+        phase="optimizer step",
+    )
+    return [max(found, key=lambda c: c.allocated), stepping]
+
+
+def _between_steps(profile: Profile, evaluation: Evaluation, share: Share, *, shards: bool) -> list[Components]:
+    """Return the phases between steps, when gradients are gone; `shards`: weights are shared out."""
+    held = Components(share.weights + always_bytes(profile), 0.0, share.states, 0.0, 0.0, share.paged, "state_dict")
+    # A sharded model is saved one gathered parameter after the other: accelerate's `get_state_dict`.
+    gathered = max((g.elements * g.element_bytes for g in profile.parameters), default=0.0) if shards else 0.0
+    saving = replace(held, communication=gathered, phase="saving")
+    forward = profile.evaluation
+    if forward is None:
+        return [saving]
+    held = replace(held, communication=share.forward_buffers, phase="evaluation")
+    size, outputs = evaluation.batch, forward.outputs_bytes
+    before = max(0, evaluation.kept_samples - size) * outputs.per_sample
+    found = [
+        replace(
+            held,
+            activations=point.activations.at(size) + before,
+            temporaries=point.temporaries.at(size),
+            moment=point.operator,
+        )
+        for point in forward.peaks
+    ]
+    if before:  # `EvalLoopContainer.add` of transformers makes a new tensor of those before and of this batch's
+        whole = before + outputs.at(size)
+        found.append(replace(held, activations=whole, temporaries=whole, moment="cat"))
+    return [largest(found), saving]
 
 
 def _moment(point: MemoryPoint, weights: float, share: Share, samples: int, *, later: bool) -> Components:
@@ -166,19 +216,41 @@ class Footprints:
         share = self.share(config, profile, accumulation)
         return components(profile, config.optim, size, accumulation, share)
 
-    def parts(self, config: TrainConfig, profile: Profile, accumulation: int) -> tuple[Components, float]:
-        """Return the memory by component, and what the allocator reserves beyond it."""
+    def phases(
+        self, config: TrainConfig, profile: Profile, accumulation: int, evaluation: Evaluation | None = None
+    ) -> list[Components]:
+        """Return the memory of each phase, those of a step first; evaluation is by micro-batches if it isn't given."""
         size = config.per_device_train_batch_size
-        parts = self.components(config, profile, size, accumulation)
+        share = self.share(config, profile, accumulation)
+        found = _steps(profile, size, accumulation, share)
+        if profile.family.device == "cuda" and config.parallelism.is_single:
+            held = self._held(config, profile, accumulation)
+            blocks = zip(found, (held.micro_steps, held.optimizer_steps), strict=True)
+            found = [replace(c, temporaries=c.temporaries + peak - c.allocated) for c, peak in blocks]
+        shards = WAYS[config.parallelism.sharding].weights
+        return found + _between_steps(profile, evaluation or Evaluation(batch=size), share, shards=shards)
+
+    def parts(
+        self, config: TrainConfig, profile: Profile, accumulation: int, evaluation: Evaluation | None = None
+    ) -> tuple[Components, float]:
+        """Return the memory by component, and what the allocator reserves beyond it.
+
+        Evaluation can be the peak if it is given.
+        """
+        found = self.phases(config, profile, accumulation, evaluation)
+        steps = largest(found[:2])
+        parts = steps if evaluation is None else largest(found)
         if profile.family.device == "cpu":  # its allocator holds nothing
             return parts, 0.0
+        return parts, max(0.0, steps.allocated + self._held(config, profile, accumulation).unused - parts.allocated)
+
+    def _held(self, config: TrainConfig, profile: Profile, accumulation: int) -> Held:
+        """Return what the allocator gives out and holds for a training on one device."""
+        size = config.per_device_train_batch_size
         key = (profile.family, config.optim, size, accumulation > 1)
         if key not in self.held:
             generation = profile.family.generation
             found = held_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1, generation=generation)
             # Buffers are no part of the excerpt: scales of quantized weights, above all.
             self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
-        held = self.held[key]
-        if config.parallelism.is_single:
-            parts = replace(parts, temporaries=parts.temporaries + held.allocated - parts.allocated)
-        return parts, float(held.unused)
+        return self.held[key]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.cost.breakdown import alive, breakdown
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
 from autotune.cost.memory import Components, Footprints, communicators_bytes, framework_bytes
@@ -25,7 +26,7 @@ from autotune.cost.sharding import Spread
 from autotune.cost.time import StepCost, dense_peak, padded_share
 from autotune.training.arguments import effective_tf32
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import CostEstimate, MemoryBreakdown, Rates
+from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, Rates
 from autotune.values.hardware import Hardware
 from autotune.values.trial import Failure, Interval, TrialResult, TrialStatus
 from autotune.values.workload import Workload
@@ -45,6 +46,7 @@ class CostModel:
         profiles: By family.
         corrections: What earlier measurements said.
         network: Of a training on several devices; None: all are in this machine.
+        evaluation: How the training is evaluated, if that can be the peak; not in `predict`.
         footprints: Memory of configurations as counted.
         counts: What was counted of a kind and its micro-batches, the time of a step included; empty in a copy in which
             anything above is replaced.
@@ -56,6 +58,7 @@ class CostModel:
     profiles: Mapping[Family, Profile]
     corrections: Corrections
     network: Network | None = None
+    evaluation: Evaluation | None = None
     footprints: Footprints = field(default_factory=Footprints, repr=False)
     counts: dict[tuple[object, ...], Counted] = field(default_factory=dict, init=False, repr=False)
 
@@ -210,38 +213,23 @@ class CostModel:
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
-        parts, unused = self._parts(config, profile)
-        compiled = is_compiled(config)
-        features = memory_features(parts, unused, compiled=compiled)
-        allocated, reserved = parts.allocated, parts.allocated + unused
+        parts, unused = self.footprints.parts(
+            config, profile, self.workload.accumulation_steps(config), self.evaluation
+        )
+        phases = self.footprints.phases(config, profile, self.workload.accumulation_steps(config), self.evaluation)
+        beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
         outside = framework_bytes(self.hardware)[0]
-        communicators = communicators_bytes(self.hardware, config.parallelism)
-        allocated_factor, allocated_deviation = self.corrections.memory(
-            "allocated", memory_features(parts, 0.0, compiled=compiled)
+        return breakdown(
+            phases, parts, unused, self.corrections, beyond=beyond, outside=outside, compiled=is_compiled(config)
         )
-        reserved_factor, reserved_deviation = self.corrections.memory("reserved", features)
-        device_factor, device_deviation = self.corrections.memory("device", features)
-        device = reserved * device_factor + parts.paged + communicators
 
-        def interval(total: float, center: float, deviation: float) -> Interval:
-            low = center - Z * deviation * total
-            return Interval(low=max(low, parts.weights) if compiled else low, high=center + Z * deviation * total)
-
-        return MemoryBreakdown(
-            weights_bytes=round(parts.weights * allocated_factor),
-            gradients_bytes=round(parts.gradients * allocated_factor),
-            optimizer_state_bytes=round(parts.optimizer_state * allocated_factor),
-            activations_bytes=round(parts.activations * allocated_factor),
-            temporaries_bytes=round(parts.temporaries * allocated_factor),
-            communication_bytes=round(parts.communication * allocated_factor),
-            framework_bytes=round(outside + parts.paged + communicators),
-            allocated_peak_bytes=round(allocated * allocated_factor),
-            reserved_peak_bytes=round(reserved * reserved_factor),
-            device_peak_bytes=round(device),
-            allocated_interval=interval(allocated, allocated * allocated_factor, allocated_deviation),
-            reserved_interval=interval(reserved, reserved * reserved_factor, reserved_deviation),
-            device_interval=interval(reserved, device, device_deviation),
-        )
+    def alive(self, config: TrainConfig) -> tuple[Alive, ...]:
+        """Return what is alive at the predicted peak, most first; empty if the configuration's family isn't traced."""
+        profile, steps = self.profile(config), self.workload.accumulation_steps(config)
+        if profile is None:
+            return ()
+        parts, _ = self.footprints.parts(config, profile, steps, self.evaluation)
+        return alive(profile, config, parts, accumulated=steps > 1)
 
     def _parts(self, config: TrainConfig, profile: Profile) -> tuple[Components, float]:
         return self.footprints.parts(config, profile, self.workload.accumulation_steps(config))

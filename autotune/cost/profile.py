@@ -99,7 +99,17 @@ class Excerpt(Value):
         default=(), description="a layer of each stack, in the order of the forward pass"
     )
     workspaces: tuple[int, ...] = Field(default=(), description="positions where libraries take theirs")
+    origins: tuple[tuple[str, str], ...] = Field(default=(), description="distinct (module, operator) of storages")
+    origin: tuple[int, ...] = Field(default=(), description="of each storage, its position in `origins`")
+    names: tuple[str, ...] = Field(default=(), description="of the parameters")
     forward_end: int = Field(default=0, description="operators of the forward pass")
+
+
+class ForwardPass(Value):
+    """The forward pass of an evaluation."""
+
+    peaks: tuple[MemoryPoint, ...] = Field(description="moments that can be its peak")
+    outputs_bytes: Line = Field(description="what an evaluation with metrics keeps of it: logits, mostly")
 
 
 class Profile(Value):
@@ -120,6 +130,7 @@ class Profile(Value):
     outside: tuple[ParameterGroup, ...] = Field(default=(), description="in no layer: embeddings, last norm, head")
     layers: int = Field(default=1, description="how many there are")
     attention: tuple[str, ...] = Field(default=(), description="kernels that fused attention takes on a CUDA device")
+    evaluation: ForwardPass | None = Field(default=None, description="None: it was not traced")
     hidden_bytes: float = Field(default=0.0, description="of a sample's hidden states between layers; 0: not known")
 
     @property

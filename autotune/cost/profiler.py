@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 import torch
 
 from autotune.cost import quantized
-from autotune.cost.extend import NotLinear, Pair, extend, peaks, stretch, stretches
+from autotune.cost.extend import NotLinear, Pair, extend, line, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
-from autotune.cost.profile import PRODUCTS, Excerpt, Layers, ParameterGroup, Profile, Repeat, layers_of
-from autotune.cost.trace import micro_step
+from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
+from autotune.cost.tape import Tape
+from autotune.cost.trace import evaluation_step, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
 from autotune.errors import InputError, one_line
 from autotune.training.depth import Stack, shallower, stacks, without_chance
@@ -37,9 +39,10 @@ class Shallow:
     """What was traced of a model with few layers."""
 
     pair: Pair
+    evaluation: Pair | None
     parameters: list[ParameterGroup]
+    names: list[str]
     buffers_bytes: int
-    layers: Layers
 
 
 # What was traced, by family without its pipeline, depths and kind of tensors: stages of any depth share it.
@@ -123,12 +126,13 @@ class _Profiler:
             lacking = [self._traced(config, {**deepest, s.field: s.base}) for s in found]
             excerpt = _excerpt(deeper, [_repeat(one, deeper, n - 1) for one, n in zip(lacking, more, strict=True)])
         groups = [Counter(t.parameters) for t in traced]
-        total, buffers_bytes, layers = groups[0].copy(), traced[0].buffers_bytes, traced[0].layers.count
-        for times, group, deep in zip(more, groups[1:], traced[1:], strict=True):
+        found_layers = [layers_of(t.names, t.parameters) for t in traced]
+        total, buffers_bytes, layers = groups[0].copy(), traced[0].buffers_bytes, found_layers[0].count
+        for times, group, deep, its_layers in zip(more, groups[1:], traced[1:], found_layers[1:], strict=True):
             for key in group.keys() | groups[0].keys():
                 total[key] += times * (group[key] - groups[0][key])
             buffers_bytes += times * (deep.buffers_bytes - traced[0].buffers_bytes)
-            layers += times * (deep.layers.count - traced[0].layers.count)
+            layers += times * (its_layers.count - found_layers[0].count)
         step = extend(traced[0].pair, [t.pair for t in traced[1:]], more)
         return Profile(
             family=self.family,
@@ -141,8 +145,9 @@ class _Profiler:
             needed_flops=step.needed_flops,
             attention=step.attention,
             traced_by=self.way,
-            layer=traced[0].layers.largest,
-            outside=traced[0].layers.outside,
+            evaluation=_forward_pass(traced, more),
+            layer=found_layers[0].largest,
+            outside=found_layers[0].outside,
             layers=max(1, layers),
             hidden_bytes=self._hidden_bytes(config),
         )
@@ -159,18 +164,21 @@ class _Profiler:
         device = "meta" if self.way == "meta" else "cpu"
         with quiet(), tensors_of(self.way):
             model = build(self.spec, config, self.family, self.shape, self.change, device=device)
-            pair = self._pair(model)
-        parameters = _groups(model)
+            pair = self._pair(model, micro_step)
+            evaluation = None
+            with contextlib.suppress(NotLinear, Untraceable):
+                evaluation = self._pair(model, evaluation_step)
         return Shallow(
             pair=pair,
-            parameters=parameters,
+            evaluation=evaluation,
+            parameters=_groups(model),
+            names=[name for name, _ in model.named_parameters()],
             buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
-            layers=layers_of([name for name, _ in model.named_parameters()], parameters),
         )
 
-    def _pair(self, model: Any) -> Pair:
+    def _pair(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pair:
         try:
-            low, high = (micro_step(model, self.family, self.shape, samples) for samples in SAMPLES)
+            low, high = (step(model, self.family, self.shape, samples) for samples in SAMPLES)
         # What torch (no kernel for these tensors, a value that isn't there) and models' own code raise without values.
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise Untraceable(one_line(error)) from error
@@ -181,6 +189,18 @@ class _Profiler:
         width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
         half = self.family.autocast is not None or self.family.dtype != "float32"
         return float(self.shape.length * width * (2 if half else 4)) if isinstance(width, int) else 0.0
+
+
+def _forward_pass(traced: Sequence[Shallow], more: Sequence[int]) -> ForwardPass | None:
+    """Return the forward pass of an evaluation at full depth, None where the traces don't agree."""
+    pairs = [t.evaluation for t in traced]
+    if None in pairs:
+        return None
+    base, *deeper = [pair for pair in pairs if pair is not None]
+    with contextlib.suppress(NotLinear):
+        step = extend(base, deeper, more)
+        return ForwardPass(peaks=peaks(step, accumulated=False), outputs_bytes=line(base.lines("outputs_bytes")))
+    return None
 
 
 def _repeat(shallow: Shallow, deeper: Shallow, times: int) -> Repeat:
@@ -199,6 +219,7 @@ def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
     sizes = pair.lines("storages")[:, 2]
     rows = zip(made.astype(int), freed.astype(int), sizes[:, 0], sizes[:, 1], gradient > 0, strict=True)
     products = np.flatnonzero(np.isin(tape.kinds, PRODUCTS))
+    origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
     firsts = [products[products < tape.forward_end][:1], products[products >= tape.forward_end][:1]]
     return Excerpt(
         storages=tuple(rows),
@@ -206,6 +227,9 @@ def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
         repeats=tuple(sorted(repeats, key=lambda r: r.forward)),
         workspaces=tuple(int(p) for p in np.concatenate(firsts)),
         forward_end=tape.forward_end,
+        origins=tuple(origins),
+        origin=tuple(origins[o] for o in tape.origins),
+        names=tuple(traced.names),
     )
 
 

@@ -36,8 +36,14 @@ _MADE, _FREED = 0, 1
 class Held(NamedTuple):
     """Peaks of what an allocator has given out, whole blocks, and of what it holds; bytes."""
 
-    allocated: int
+    micro_steps: int
+    optimizer_steps: int
     reserved: int
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that are given out at the most."""
+        return max(self.micro_steps, self.optimizer_steps)
 
     @property
     def unused(self) -> int:
@@ -65,13 +71,16 @@ def held_bytes(
         generation: Of the device.
     """
     run = _Run(excerpt, optim, micro_batch, workspace_bytes(generation))
+    micro_steps = optimizer_steps = 0
     for step in range(STEPS):
         for micro in range(2 if accumulated else 1):
             run.micro_step(first=micro == 0 and (step == 0 or not keeps_gradients))
+        micro_steps = max(micro_steps, run.allocator.take_peak())
         run.optimizer_step()
+        optimizer_steps = max(optimizer_steps, run.allocator.take_peak())
         if not keeps_gradients:
             run.free_gradients()
-    return Held(run.allocator.peak_allocated, run.allocator.peak_reserved)
+    return Held(micro_steps, optimizer_steps, run.allocator.peak_reserved)
 
 
 class _Run:
@@ -81,7 +90,7 @@ class _Run:
         self.allocator = CachingAllocator()
         self._optim = optim
         self._row: Optimizer = optimizer(optim)
-        rows, workspaces, parameters = deepened(excerpt)
+        rows, workspaces, parameters, _, _ = deepened(excerpt)
         trained = [g for g in parameters if g.trained]
         # The Trainer's groups: matrices, which decay, and the rest; each is stepped by itself.
         self._groups = [[g for g in trained if (len(g.shape) > 1) == matrix] for matrix in (True, False)]
@@ -163,21 +172,34 @@ def _order(rows: Rows, workspaces: Sequence[int]) -> list[tuple[int, bool]]:
     return [(int(which[i]), bool(makes[i])) for i in order]
 
 
-def deepened(excerpt: Excerpt) -> tuple[Rows, tuple[int, ...], list[ParameterGroup]]:
-    """Return the rows of an excerpt's storages at full depth, where workspaces are made, and the parameters."""
-    rows = np.array(excerpt.storages, dtype=float).reshape(-1, 5)
+class FullDepth(NamedTuple):
+    """An excerpt at the model's full depth; rows as its storages, with the position of the origin behind."""
+
+    rows: Rows
+    workspaces: tuple[int, ...]
+    parameters: list[ParameterGroup]
+    names: list[str]
+    forward_end: int
+
+
+def deepened(excerpt: Excerpt) -> FullDepth:
+    """Return an excerpt at full depth."""
+    storages = np.array(excerpt.storages, dtype=float).reshape(-1, 5)
+    rows = np.column_stack([storages, excerpt.origin or np.zeros(len(storages))])
     workspaces = np.array(excerpt.workspaces, dtype=float)
-    parameters = list(excerpt.parameters)
+    parameters, names = list(excerpt.parameters), list(excerpt.names) or [""] * len(excerpt.parameters)
     ahead = [0, 0]  # by which what comes later in the forward pass has moved: operators, parameters
     end = float(excerpt.forward_end)
     for repeat in excerpt.repeats:
         moved = _moved(repeat, ahead)
         rows, workspaces = _repeated(rows, moved, end), _outside(workspaces, moved, end)
         first, length = moved.parameters
-        parameters[first + length : first + length] = parameters[first : first + length] * moved.times
+        layer = slice(first, first + length)
+        parameters[first + length : first + length] = parameters[layer] * moved.times
+        names[first + length : first + length] = names[layer] * moved.times
         end += moved.times * moved.forward[1]
         ahead = [ahead[0] + moved.times * moved.forward[1], ahead[1] + moved.times * length]
-    return rows, tuple(int(w) for w in workspaces), parameters
+    return FullDepth(rows, tuple(int(w) for w in workspaces), parameters, names, int(end))
 
 
 def _moved(repeat: Repeat, ahead: list[int]) -> Repeat:

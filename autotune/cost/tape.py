@@ -53,6 +53,7 @@ class _Storage:
     made: int  # position of the operator that made it
     freed: int = -1  # position of the first operator after its end; -1: still there
     accumulated: int = -1  # a gradient: position after which it is added to another or kept
+    origin: tuple[str, str] = ("", "")  # module and operator that made it
     sum_of: _Storage | None = None  # the first summand, where autograd may have added in place
 
 
@@ -74,6 +75,8 @@ class Tape:
     forward_end: int  # operators of the forward pass, the loss included
     storages: NDArray[np.float64]  # (made, freed or added to another gradient, bytes, whether a gradient), a row each
     attention: tuple[str, ...] = ()  # kernels that attention took
+    origins: tuple[tuple[str, str], ...] = ()  # of each storage: the module, and the operator that made it
+    outputs_bytes: float = 0.0  # of a forward pass alone: what an evaluation with metrics keeps of it
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -94,9 +97,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._forward_end = -1
         self._scratch = scratch
         self.attention: set[str] = set()  # kernels that attention took
+        self.outputs_bytes = 0.0
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
+        self._modules: list[str] = []  # whose forward pass runs, from the outermost
+        self._module_of: dict[int, str] = {}  # by autograd's sequence number of the node of an operator
         for tensor in known:
             self._watch(tensor, known=True)
+
+    def enter(self, module: str) -> None:
+        """Mark the beginning of a module's forward pass."""
+        self._modules.append(module)
+
+    def leave(self) -> None:
+        """Mark the end of the forward pass of the module that was entered last."""
+        self._modules.pop()
+
+    def _module(self) -> str:
+        """Return the module in whose forward pass, or in whose operators' backward pass, an operator runs."""
+        if self._modules:
+            # An operator's node is made before it is dispatched; without a node of its own it finds an earlier one's.
+            self._module_of.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._modules[-1])
+            return self._modules[-1]
+        node = torch._C._current_autograd_node()
+        return "" if node is None else self._module_of.get(node._sequence_nr(), "")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write it down."""
@@ -111,6 +134,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fresh = [tensor for tensor in outputs if self._is_new(tensor)]
         inplace = name.endswith("_") or "out" in kwargs
         works = (bool(fresh) or inplace) and name not in _NO_WORK
+        origin = (self._module(), name)
         flops, moved, kind = 0.0, 0.0, VIEW
         if works:
             counter = flop_registry.get(func._overloadpacket)
@@ -124,10 +148,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flops = float(max((t.numel() for t in outputs), default=0))
         self.note(name, kind, flops, moved, half=any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs))
         for tensor in fresh:
-            self._watch(tensor)
+            self._watch(tensor, origin=origin)
         taken = 0 if self._scratch is None else self._scratch(name, args, out)
         if taken:
-            self._storages.append(_Storage(nbytes=taken, made=len(self._operators) - 1, freed=len(self._operators)))
+            now = len(self._operators)
+            self._storages.append(_Storage(nbytes=taken, made=now - 1, freed=now, origin=origin))
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
@@ -177,6 +202,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 4),
             attention=tuple(sorted(self.attention)),
+            origins=tuple(storage.origin for storage in self._storages),
+            outputs_bytes=self.outputs_bytes,
         )
 
     def _category(self, storage: _Storage) -> int:
@@ -188,14 +215,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_new(self, tensor: torch.Tensor) -> bool:
         return _key(tensor) not in self._by_id
 
-    def _watch(self, tensor: torch.Tensor, *, known: bool = False) -> None:
+    def _watch(self, tensor: torch.Tensor, *, known: bool = False, origin: tuple[str, str] = ("", "")) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._by_id:
             return
         entry = None
         if not known:
-            entry = _Storage(nbytes=storage.nbytes(), made=len(self._operators) - 1)
+            entry = _Storage(nbytes=storage.nbytes(), made=len(self._operators) - 1, origin=origin)
             self._storages.append(entry)
         self._by_id[key] = entry
         self._references[key] = weakref.ref(storage, functools.partial(self._forget, key))

@@ -1,4 +1,4 @@
-"""Runs one micro-step of a model, on the meta device mostly, and returns its tape."""
+"""Runs one micro-step of a model, or one forward pass of an evaluation, on the meta device mostly. Returns its tape."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from autotune.cost.checkpointing import set_checkpointing
 from autotune.cost.family import Family, Shape
 from autotune.cost.kernels import flash_attention_2, scratch_bytes
+from autotune.cost.meta import tensors_in
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.training.facts import experts_of
@@ -30,6 +31,48 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
     """
     for parameter in model.parameters():
         parameter.grad = None
+    with _recording(model, family, shape, batch) as (recorder, semantics, forward):
+        handles = [
+            p.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
+            for p in model.parameters()
+            if p.requires_grad
+        ]
+        try:
+            with semantics:
+                loss = forward()["loss"] * 1.0
+            recorder.end_of_forward()
+            loss.backward()
+            del loss
+        finally:
+            for handle in handles:
+                handle.remove()
+    return recorder.tape()
+
+
+def evaluation_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
+    """Return the tape of one forward pass in evaluation mode, without gradients; the outputs stay until its end.
+
+    The arguments are those of `micro_step`.
+    """
+    model.eval()
+    try:
+        with _recording(model, family, shape, batch) as (recorder, semantics, forward), torch.no_grad():
+            with semantics:
+                output = forward()
+            ignored = {"loss", *getattr(model.config, "keys_to_ignore_at_inference", ("past_key_values",))}
+            kept = tensors_in([value for name, value in output.items() if name not in ignored])
+            recorder.outputs_bytes = float(sum(tensor.nbytes for tensor in kept))
+            recorder.end_of_forward()
+    finally:
+        model.train()
+    return recorder.tape()
+
+
+@contextlib.contextmanager
+def _recording(
+    model: Any, family: Family, shape: Shape, batch: int
+) -> Iterator[tuple[Recorder, Semantics, Callable[[], Any]]]:
+    """Record what runs inside; yield the recorder, how operators run, and the forward pass."""
     known = [*model.parameters(), *model.buffers()]
     inputs = make_inputs(model.config, shape, batch, device=known[0].device)
     on_cuda = family.device == "cuda"
@@ -44,26 +87,31 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
         generation=family.generation,
     )
     set_checkpointing(model, family, semantics, recorder)
-    handles = [
-        p.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
-        for p in model.parameters()
-        if p.requires_grad
-    ]
+    with (
+        recorder,
+        flash_attention_2(recorder, autocast or model.dtype),
+        library_autocast(family, semantics),
+        _named(model, recorder),
+    ):
+        yield recorder, semantics, lambda: _output(model, inputs, semantics, autocast is not None)
+
+
+@contextlib.contextmanager
+def _named(model: Any, recorder: Recorder) -> Iterator[None]:
+    """Tell the recorder which module runs."""
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: recorder.enter(name)))
+        handles.append(module.register_forward_hook(lambda *_: recorder.leave(), always_call=True))
     try:
-        with recorder, flash_attention_2(recorder, autocast or model.dtype), library_autocast(family, semantics):
-            with semantics:
-                loss = _loss(model, inputs, semantics, autocast is not None)
-            recorder.end_of_forward()
-            loss.backward()  # type: ignore[no-untyped-call]
-            del loss
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    return recorder.tape()
 
 
-def _loss(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool) -> torch.Tensor:
-    """Return the loss as the Trainer gets it; all else that a forward pass returns ends here."""
+def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool) -> Any:
+    """Return the outputs as the Trainer gets them."""
     with semantics.casting():
         output = model(**inputs)
     if mixed:
@@ -71,8 +119,7 @@ def _loss(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mix
         for name, value in list(output.items()):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 output[name] = value.float()
-    loss: torch.Tensor = output["loss"]
-    return loss * 1.0
+    return output
 
 
 @contextlib.contextmanager

@@ -20,12 +20,18 @@ from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss
 from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
 from autotune.planning.options import options_of
+from autotune.space.knobs import in_words
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.knob import Allowance
 from autotune.values.workload import Workload
+
+_LOADING = "dataloader"  # prefix of the knobs of data loading
+
+# Knobs that a note names where they aren't given: those that decide most of memory and time.
+_NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementation", "checkpointing")
 
 # Knobs that say how several devices share a training. If none of them is given, all ways are compared.
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
@@ -71,6 +77,8 @@ def estimate(
     gpu: str | None = None,
     device: str = "auto",
     nodes: int | None = None,
+    eval_batch: int | None = None,
+    eval_samples: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> CostEstimate:
@@ -88,6 +96,9 @@ def estimate(
         gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
         device: The device of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         nodes: Machines over which the devices of the configuration are spread; by default eight devices are on each.
+        eval_batch: Samples of an evaluation batch, if evaluation may be the peak.
+        eval_samples: Samples whose logits `compute_metrics` keeps on the device: those of `eval_accumulation_steps`
+            batches, or all.
         revision: Revision of a hub id.
         trust_remote_code: Run the model's own code.
 
@@ -99,6 +110,7 @@ def estimate(
         raise InputError("estimate: needs a model or a workload")
     fields = {"task": task, "seq_len": seq_len, "target_len": target_len, "global_batch": global_batch}
     asked = {"gpu": gpu, "device": device, "revision": revision, "trust_remote_code": trust_remote_code, **fields}
+    asked |= {"eval_batch": eval_batch, "eval_samples": eval_samples}
     name = model or (workload.model.reference if workload else "")
     options = options_of(request.EstimateOptions, {"model": name, **asked})
     request.check(options)
@@ -143,14 +155,26 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
         would_fit=None if found.fits_at_all else forecast.would_fit(config, Allowance.METHOD),
+        alive=forecast.alive(config) if question.options.explain else (),
         run=question.run(found, device.name),
         notes=(
             *notes,
-            *request.knob_notes(config, question.point),
+            *_knob_notes(config, question.point),
             *forecast.basis(config, found.traced_by),
             *found.notes,
         ),
     )
+
+
+def _knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return lines on the knobs that the user left at their defaults, and on given ones that change no prediction."""
+    notes = []
+    values = make_point(config)
+    if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
+        notes.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
+    if loading := [in_words(name, value) for name, value in point.items() if name.startswith(_LOADING)]:
+        notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
+    return tuple(notes)
 
 
 def shortfall(found: Report) -> NothingFitsError | None:

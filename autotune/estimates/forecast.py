@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
+from autotune.cost.predictions import Predictions
 from autotune.errors import NothingFitsError
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, larger_device, miss, predicted
@@ -27,16 +28,16 @@ from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
+from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, TracedBy
 from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
 
-# Predicted rates that differ by less than this share count as equal; then the smaller allowance class comes first.
-_EQUAL_RATES = 0.01
-
 # Upper end of the search for the largest micro-batch where the global batch is free.
 _LARGEST_MICRO_BATCH = 1 << 20
+
+# `per_device_eval_batch_size` of `TrainingArguments`.
+_EVAL_BATCH = 8
 
 _HOW_TRACED: dict[TracedBy, str] = {
     "meta": "operators traced on the meta device, without memory or arithmetic",
@@ -72,7 +73,7 @@ class Question:
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
-        model = dataclasses.replace(model, network=network)
+        model = dataclasses.replace(model, network=network, evaluation=_evaluation(self.options))
         return Forecast(plan, target.device, model, self.profiles, memories)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
@@ -116,6 +117,14 @@ class Forecast:
         self._memories[config] = found.memory
         return found
 
+    def alive(self, config: TrainConfig) -> tuple[Alive, ...]:
+        """Return what is alive at the predicted peak of a configuration, most first."""
+        return self._model.alive(config)
+
+    def predict(self, configs: Sequence[TrainConfig]) -> Predictions:
+        """Return the predictions for many configurations, without evaluation and without what the allocator keeps."""
+        return self._model.predict(configs)
+
     def predicted(self, config: TrainConfig) -> Predicted:
         """Return the prediction for a configuration in the form of a report."""
         return predicted(config, self.estimate(config), workload=self.plan.workload, device=self.device)
@@ -154,41 +163,23 @@ class Forecast:
         if not configs:
             return None
         least = self._model.predict(configs).least_bytes
-        for candidate, bound in sorted(zip(configs, least, strict=True), key=lambda pair: -_size(pair[0])):
-            if bound <= self.device.memory_bytes and self.fits(candidate):
-                return _size(candidate)
-        return None
-
-    def best(self, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
-        """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
-
-        Of configurations that differ in micro-batch and tf32 alone, only the fastest is returned. Predicted rates that
-        are as good as equal (`_EQUAL_RATES`) are ordered by allowance class, then by position in `configs`. A
-        configuration may fit if the lower bound of its memory is within the device's.
-        """
-        found = self._model.predict(configs)
-        with np.errstate(invalid="ignore"):
-            rows: list[int] = np.flatnonzero(found.least_bytes <= self.device.memory_bytes).tolist()
-        depths = {row: allowance_of(configs[row], self.plan).rank for row in rows}
-        chosen: dict[TrainConfig, TrainConfig] = {}
-        for row in _in_order(rows, found.samples_per_second.tolist(), depths):
-            kind = configs[row].model_copy(update={"per_device_train_batch_size": 1, "tf32": False})
-            if kind not in chosen and self.fits(configs[row]):
-                chosen[kind] = configs[row]
-                if len(chosen) == count:
-                    break
-        return list(chosen.values()), len(rows)
+        may_fit = {
+            candidate.per_device_train_batch_size: candidate
+            for candidate, bound in zip(configs, least, strict=True)
+            if bound <= self.device.memory_bytes
+        }
+        return next((size for size in sorted(may_fit, reverse=True) if self.fits(may_fit[size])), None)
 
     def tightest(self, configs: Sequence[TrainConfig]) -> TrainConfig:
         """Return the configuration with the least predicted memory."""
         found = self._model.predict(configs)
-        sizes = {_size(config) for config in configs}
+        sizes = {config.per_device_train_batch_size for config in configs}
         # The lower bound leaves out paged states and can be compared only at one micro-batch. The largest micro-batch
         # can take the least memory: without accumulation, no gradients are held while the next are computed.
         least, lowest = found.least_bytes, dict[tuple[str, int], int]()
         for row in sorted(np.flatnonzero(np.isfinite(least)).tolist(), key=lambda row: float(least[row])):
-            if _size(configs[row]) in (min(sizes), max(sizes)):
-                lowest.setdefault((configs[row].optim, _size(configs[row])), row)
+            if configs[row].per_device_train_batch_size in (min(sizes), max(sizes)):
+                lowest.setdefault((configs[row].optim, configs[row].per_device_train_batch_size), row)
 
         def taken(row: int) -> float:
             return float(found.needed_bytes[row]) + self._model.paged_bytes(configs[row])
@@ -238,14 +229,10 @@ class Forecast:
         return None
 
 
-def _in_order(rows: Sequence[int], rates: Sequence[float], depths: Mapping[int, int]) -> Iterator[int]:
-    """Yield rows by falling rate; rows whose rates are as good as equal by rising rank of their allowance class."""
-    left = sorted(rows, key=lambda row: -rates[row])
-    while left:
-        equal = [row for row in left if rates[row] >= rates[left[0]] * (1 - _EQUAL_RATES)]
-        first = min(equal, key=lambda row: (depths[row], -rates[row], row))
-        left.remove(first)
-        yield first
+def _evaluation(options: EstimateOptions) -> Evaluation | None:
+    if options.eval_batch is None and options.eval_samples is None:
+        return None
+    return Evaluation(batch=options.eval_batch or _EVAL_BATCH, kept_samples=options.eval_samples or 0)
 
 
 def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:
@@ -262,7 +249,3 @@ def with_micro_batches(config: TrainConfig, workload: Workload) -> list[TrainCon
     if total is not None and total % ranks:
         return []
     return [with_micro_batch(config, size) for size in micro_batches(None if total is None else total // ranks)]
-
-
-def _size(config: TrainConfig) -> int:
-    return config.per_device_train_batch_size

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autotune.cost.network import Network, network_of
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.forecast import Forecast, Question
+from autotune.estimates.ranking import fastest
 from autotune.estimates.report import Device, SpreadReport, SpreadRow, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.points import Scalar
@@ -190,7 +191,7 @@ def _row(
     if not configs:
         return reasons[0] if reasons else f"a global batch of {forecast.plan.workload.global_batch_size} is too small"
     try:
-        best, _ = forecast.best(configs, 1)
+        best, _ = fastest(forecast, configs, 1)
         chosen = forecast.predicted(best[0] if best else forecast.tightest(configs))
     except InputError as error:
         return str(error).partition(": ")[2] or str(error)

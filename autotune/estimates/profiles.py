@@ -1,4 +1,4 @@
-"""The traces of a workload (`autotune.cost.profile`), made in this process when they are first needed."""
+"""The traces of a workload (`autotune.cost.profile`): read from the home, or made in this process when first needed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.errors import InputError
+from autotune.storage.home import read_trace, write_trace
 from autotune.values.workload import Workload
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Profiles(Mapping[Family, Profile]):
-    """The profiles of one workload by family; the model is traced when a family is first looked up that isn't `known`.
+    """The profiles of one workload by family; one neither `known` nor stored is traced when it is first looked up.
 
     Attributes:
         failures: Why a family can't be traced.
@@ -39,21 +40,21 @@ class Profiles(Mapping[Family, Profile]):
         if family in self.failures:
             raise KeyError(family)
         if family not in self._traced:
-            from autotune.cost.profiler import profile
-
-            try:
-                with _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
-                    self._traced[family] = profile(
-                        self._workload.model,
-                        family,
-                        shape_of(self._workload),
-                        parameters=self._parameters,
-                        known=self._shallow,
-                    )
-            except InputError as error:
-                self.failures[family] = error
-                raise KeyError(family) from None
+            self._traced[family] = read_trace(self._workload, self._parameters, family) or self._trace(family)
         return self._traced[family]
+
+    def _trace(self, family: Family) -> Profile:
+        from autotune.cost.profiler import profile
+
+        model, shape = self._workload.model, shape_of(self._workload)
+        try:
+            with _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
+                found = profile(model, family, shape, parameters=self._parameters, known=self._shallow)
+        except InputError as error:
+            self.failures[family] = error
+            raise KeyError(family) from None
+        write_trace(self._workload, self._parameters, found)
+        return found
 
     def __iter__(self) -> Iterator[Family]:
         return iter(self._traced)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from autotune.errors import InputError
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, RankingReport
 from autotune.estimates.request import config_of, refusal, table_target, with_packages
-from autotune.space.knobs import changes, in_words
+from autotune.space.knobs import allowance_of, changes, in_words
 from autotune.space.points import make_point
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
@@ -25,6 +27,9 @@ RANKED = (
     "estimated when it is given (--fix)"
 )
 
+# Predicted rates that differ by less than this share count as equal; then the smaller allowance class comes first.
+_EQUAL_RATES = 0.01
+
 # The parameters for which the notes name the values that no shown configuration has.
 _PARAMETERS = ("precision", "tf32", "optim", "checkpointing", "adapter")
 
@@ -38,7 +43,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
     """
     plan, device = forecast.plan, forecast.device
     configs = plan.every_config()
-    best, fitting = forecast.best(configs, BEST)
+    best, fitting = fastest(forecast, configs, BEST)
     if not best:
         raise forecast.nothing_fits(configs, plan.allowance)
     rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
@@ -135,7 +140,7 @@ def _candidates(
 
 def _row(question: Question, forecast: Forecast, configs: Sequence[TrainConfig]) -> DeviceRow:
     device = forecast.device
-    best, _ = forecast.best(configs, 1)
+    best, _ = fastest(forecast, configs, 1)
     if not best:
         least = forecast.device_bytes(forecast.tightest(configs))
         why_not = f"the least takes {show_memory(least)}"
@@ -147,3 +152,34 @@ def _row(question: Question, forecast: Forecast, configs: Sequence[TrainConfig])
         largest_micro_batch=forecast.largest_micro_batch(best[0]),
         run=question.run(found, device.name),
     )
+
+
+def fastest(forecast: Forecast, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
+    """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
+
+    Of configurations that differ in micro-batch and tf32 alone, only the fastest is returned. Predicted rates that
+    are as good as equal (`_EQUAL_RATES`) are ordered by allowance class, then by position in `configs`. A
+    configuration may fit if the lower bound of its memory is within the device's.
+    """
+    found = forecast.predict(configs)
+    with np.errstate(invalid="ignore"):
+        rows: list[int] = np.flatnonzero(found.least_bytes <= forecast.device.memory_bytes).tolist()
+    depths = {row: allowance_of(configs[row], forecast.plan).rank for row in rows}
+    chosen: dict[TrainConfig, TrainConfig] = {}
+    for row in _in_order(rows, found.samples_per_second.tolist(), depths):
+        kind = configs[row].model_copy(update={"per_device_train_batch_size": 1, "tf32": False})
+        if kind not in chosen and forecast.fits(configs[row]):
+            chosen[kind] = configs[row]
+            if len(chosen) == count:
+                break
+    return list(chosen.values()), len(rows)
+
+
+def _in_order(rows: Sequence[int], rates: Sequence[float], depths: Mapping[int, int]) -> Iterator[int]:
+    """Yield rows by falling rate; rows whose rates are as good as equal by rising rank of their allowance class."""
+    left = sorted(rows, key=lambda row: -rates[row])
+    while left:
+        equal = [row for row in left if rates[row] >= rates[left[0]] * (1 - _EQUAL_RATES)]
+        first = min(equal, key=lambda row: (depths[row], -rates[row], row))
+        left.remove(first)
+        yield first

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from autotune.cost.memory import framework_bytes
+from autotune.cost.predictions import Z, below
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpus, hypothetical
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
+from autotune.values.estimate import Alive, CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.hardware import Hardware
 from autotune.values.knob import Allowance
 from autotune.values.problem import Change
@@ -22,6 +24,9 @@ from autotune.values.trial import Interval
 from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
+
+# Of what the allocator reserves beyond the allocated peak, the part that isn't given back where memory runs short.
+_NEEDED_OF_UNUSED = 0.25
 
 Fit = Literal["yes", "probably", "probably not", "no"]
 
@@ -60,6 +65,9 @@ class Predicted(Value):
     fits: Fit = Field(
         description="whether the predicted device peak is within the memory: yes, with its whole interval; probably, "
         "with its middle; probably not, with the lower end of its interval alone; no, not even with that"
+    )
+    chance_to_fit: float | None = Field(
+        default=None, ge=0, le=1, description="near capacity the allocator gives unused blocks back, so not as `fits`"
     )
     memory: MemoryBreakdown
     speed: Speed | None = Field(description="None: only the memory of the device is known")
@@ -124,6 +132,7 @@ class ConfigReport(EstimateReport):
     largest_micro_batch: int | None = Field(
         description="largest that fits with the other knobs as they are; None: none fits"
     )
+    alive: tuple[Alive, ...] = Field(default=(), description="at the predicted peak, most first; with --explain")
     would_fit: str | None = Field(default=None, description="if it doesn't fit, the one change that would make it fit")
     run: RunCost | None = None
 
@@ -199,6 +208,7 @@ def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload
         config=config,
         accumulation_steps=workload.accumulation_steps(config),
         fits=fit(estimate.memory, device.memory_bytes),
+        chance_to_fit=chance_to_fit(estimate.memory, device.memory_bytes),
         memory=estimate.memory,
         speed=_speed(estimate) if device.rates is not None else None,
         flops_per_step=estimate.flops_per_step,
@@ -216,6 +226,18 @@ def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
     if memory.device_peak_bytes <= memory_bytes:
         return "probably"
     return "probably not" if memory.device_interval.low <= memory_bytes else "no"
+
+
+def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
+    """Return how likely a training stays within `memory_bytes`: it needs some of what the allocator holds unused.
+
+    How much of it, and that the device's interval says how unsure that is, is by published runs:
+    `benchmarks/calibration.py`.
+    """
+    unused = max(0, memory.reserved_peak_bytes - memory.allocated_peak_bytes)
+    needed = memory.allocated_peak_bytes + memory.framework_bytes + _NEEDED_OF_UNUSED * unused
+    deviation = (memory.device_interval.high - memory.device_interval.low) / (2 * Z)
+    return float(below(np.array([(memory_bytes - needed) / deviation]))[0])
 
 
 def miss(found: Predicted, device: Device) -> str:

@@ -6,8 +6,9 @@ Options that can't be used are refused by an InputError, before the model is tra
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
@@ -27,7 +28,7 @@ from autotune.planning.options import (
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import check_lengths
 from autotune.space.file import SpaceFile, load_space
-from autotune.space.knobs import fixed_values, in_words, refused
+from autotune.space.knobs import fixed_values, refused
 from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
@@ -35,7 +36,7 @@ from autotune.training.baseline import baseline_config
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
-from autotune.values.catalogue.gpus import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
+from autotune.values.catalogue.gpus import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware, default_budget_bytes, detect
@@ -49,11 +50,6 @@ REFERENCE_GPU = "a100-80gb"
 
 # Default samples per step on each of several devices; with fewer, communication would dominate.
 SAMPLES_OF_EACH = 8
-
-_LOADING = "dataloader"  # prefix of the knobs of data loading
-
-# Knobs that a note names where they aren't given: those that decide most of memory and time.
-_NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementation", "checkpointing")
 
 
 class EstimateOptions(WorkloadOptions):
@@ -90,7 +86,30 @@ class EstimateOptions(WorkloadOptions):
     prices: Name | None = Field(
         None, description="YAML or JSON: a currency, prices per hour by GPU.", json_schema_extra=OUTPUT
     )
+    eval_batch: PositiveInt | None = Field(
+        None, description="Of an evaluation, which may be the peak [with --eval-samples 8].", json_schema_extra=MODEL
+    )
+    eval_samples: PositiveInt | None = Field(
+        None, description="Whose logits compute_metrics keeps on the device.", json_schema_extra=MODEL
+    )
+    explain: bool = Field(
+        False, description="List what is alive at the peak, by module and operator.", json_schema_extra=OUTPUT
+    )
     fix: Fixed = Field((), description="KNOB=VALUE of the configuration to estimate.", json_schema_extra=CHANGES)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_devices(cls, given: Any) -> Any:
+        """Make `--gpu "4x A6000"` `--gpu A6000 --devices 4`."""
+        count, name = (
+            counted_gpu(given["gpu"]) if isinstance(given, dict) and isinstance(given.get("gpu"), str) else (None, "")
+        )
+        if count is None:
+            return given
+        devices = given.get("devices")
+        if devices is not None and str(devices) != str(count):
+            raise InputError(f"--gpu {given['gpu']}: says {count} devices, and --devices {devices}; drop one")
+        return {**given, "gpu": name, "devices": count}
 
     @property
     def point(self) -> dict[str, Scalar]:
@@ -122,6 +141,8 @@ def check(options: EstimateOptions) -> None:
         raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
     if options.devices > 1 and options.gpu == "all":
         raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
+    if options.explain and not options.fix:
+        raise InputError("--explain: is of one configuration, such as --fix micro-batch=4")
     if options.prices is not None and options.tokens is None:
         raise InputError(f"--prices {options.prices}: needs --tokens, the length of the run")
 
@@ -264,14 +285,3 @@ def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
         of_stage = {"world_size": spread.tensor_parallel, "pipeline_parallel": 1}
         config = config.model_copy(update={"parallelism": spread.model_copy(update=of_stage)})
     return next(iter(refusals(config, plan.workload, plan.facts, plan.hardware)), None)
-
-
-def knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """Return lines on the knobs that the user left at their defaults, and on given ones that change no prediction."""
-    notes = []
-    values = make_point(config)
-    if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
-        notes.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
-    if loading := [in_words(name, value) for name, value in point.items() if name.startswith(_LOADING)]:
-        notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
-    return tuple(notes)

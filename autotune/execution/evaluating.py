@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -24,6 +25,9 @@ from autotune.execution.shortage import first_line, is_out_of_memory
 
 # Batches that the model computes: two, so that one is there while the next comes.
 _COMPUTED = 2
+
+# Reading a large data set must not use up the time of the whole check.
+_LONGEST_S = 30.0
 
 
 class CheckError(Exception):
@@ -115,12 +119,16 @@ def _stood_in(trainer: Any) -> Iterator[dict[str, Any]]:
     step, loop, metrics = trainer.prediction_step, trainer.evaluation_loop, trainer.compute_metrics
     seen: dict[str, Any] = {}
     first: list[Any] = []
-    computed = 0
+    batches = samples = 0
+    ends_at = time.monotonic() + _LONGEST_S
 
     def prediction_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal computed
-        rows, computed = find_batch_size(inputs), computed + 1
-        if first and computed > _COMPUTED:
+        nonlocal batches, samples
+        if batches >= _COMPUTED and time.monotonic() > ends_at:
+            raise TimeoutError(f"reading all samples takes too long; the predictions of the first {samples:,} fitted")
+        rows = find_batch_size(inputs)
+        batches, samples = batches + 1, samples + rows
+        if first and batches > _COMPUTED:
             return _each(first[0], lambda t: t.expand(rows, *t.shape[1:]).clone() if t.ndim else t.clone())
         found = step(model, inputs, *args, **kwargs)
         if not first:

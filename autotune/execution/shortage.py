@@ -73,7 +73,8 @@ def first_line(error: BaseException) -> str:
     if asked is not None:
         amount = asked[1]
         return f"{show_memory(int(amount.split()[0])) if amount.endswith('bytes') else amount} were asked for"
-    line = (text or type(error).__name__).splitlines()[0]
+    worded = (line for line in text.splitlines() if any(map(str.isalnum, line)))  # some libraries frame their messages
+    line = next(worded, type(error).__name__)
     return textwrap.shorten(line, _LONGEST, placeholder=" ...")
 
 

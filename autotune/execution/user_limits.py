@@ -262,6 +262,8 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[A
     samples = trainer.train_dataset
     order = _spread(lengths, len(samples)) if reorders else None
     whole = first_batch(trainer, samples if order is None else view(samples, order), SAMPLES)
+    if not isinstance(whole, Mapping):
+        return whole, None
     slices = [slice(start, start + SPLIT_SAMPLES) for start in range(0, SAMPLES, SPLIT_SAMPLES)]
     rows = [_rows(whole, part) for part in slices] if _has_rows(whole, SAMPLES) else None
     if order is None:

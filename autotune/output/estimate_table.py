@@ -21,6 +21,7 @@ from autotune.estimates.report import (
     SpreadReport,
     SpreadRow,
 )
+from autotune.output.alive import alive_table, phases_line
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
@@ -65,10 +66,17 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
         f"{_about(report.workload)}, on {f'{world} x ' * (world > 1)}{_device(report.device)}",
         f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
         table_of(("", *figures), rows, right=figures, whole=figures),
-        f"{_FITS[found.fits].format(memory=show_memory(report.device.memory_bytes))}; "
+        *([phases_line(found.memory), alive_table(report.alive)] if report.alive else []),
+        f"{_FITS[found.fits].format(memory=show_memory(report.device.memory_bytes))}{_chance(found)}; "
         + (f"largest micro-batch that fits: {largest}" if largest else "no micro-batch does"),
         *_run_lines(report.run),
     ]
+
+
+def _chance(found: Predicted) -> str:
+    """Return the chance to fit in words, unless it is as good as sure."""
+    chance = found.chance_to_fit
+    return f" (chance to fit {chance:.0%})" if chance is not None and 0.005 < chance < 0.995 else ""
 
 
 def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:

@@ -135,7 +135,8 @@ def _breakdowns(
         config = contender.config if contender is not None else plan.baseline
         estimate = model.estimate(config)
         if estimate is not None:
-            found.append(Breakdown(name=name, predicted=estimate.memory, measured_bytes=_peak(contender)))
+            alive, measured = model.alive(config), _peak(contender)
+            found.append(Breakdown(name=name, predicted=estimate.memory, measured_bytes=measured, alive=alive))
     return tuple(found), None if found else "their kinds of configurations were not traced"
 
 

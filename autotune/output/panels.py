@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from autotune.errors import MachineError
 from autotune.output import report_facts as facts
+from autotune.output.alive import icicle
 from autotune.output.bars import component_icon, component_sizes, memory_bars, time_bars, waterfall, waterfall_steps
 from autotune.output.run_report import RunReport
 from autotune.output.scatter import best_over_time, predicted_against_measured, throughput_against_memory
@@ -83,8 +84,14 @@ def panels(report: RunReport) -> list[Panel]:
             _AGREEMENT,
         ),
         Panel("memory", "Where the memory goes", lambda width: memory_bars(report, width), _memory_keys(report)),
+        Panel("alive", "What is alive at the peak", lambda width: _alive(report, width)),
         Panel("time", "Where the time went", lambda width: time_bars(report.spent, width)),
     ]
+
+
+def _alive(report: RunReport, width: float) -> Chart | None:
+    """Return the icicle of the winner, or of the baseline where that is all there is."""
+    return icicle(report.breakdowns[-1].alive, width) if report.breakdowns else None
 
 
 def _marked(shape: str, kind: str, words: str) -> Key:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autotune.output.bars import component_sizes
 from autotune.output.explanation_table import contribution_rows
-from autotune.output.run_report import RunReport
+from autotune.output.run_report import Breakdown, RunReport
 from autotune.output.scatter import median_error, misses
 from autotune.output.table import remark_lines, show_config, show_interval, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
@@ -151,7 +151,21 @@ def memory_rows(report: RunReport) -> tuple[Row, list[Row]]:
         rows.append(("predicted peak", *(show_memory(b.predicted.device_peak_bytes) for b in found)))
         seen = ("–" if b.measured_bytes is None else show_memory(b.measured_bytes) for b in found)
         rows.append(("measured peak", *seen))
+        rows += _phase_rows(found)
     return ("component", *(b.name for b in found)), rows
+
+
+def _phase_rows(found: Sequence[Breakdown]) -> list[Row]:
+    """Return rows of what is allocated at the most in each phase of a training; a star marks the peak's."""
+    allocated = [{phase.name: phase.allocated_bytes for phase in b.predicted.phases} for b in found]
+    rows: list[Row] = []
+    for name in dict.fromkeys(name for each in allocated for name in each):
+        cells = (
+            "–" if name not in each else show_memory(each[name]) + (" *" if b.predicted.phase == name else "")
+            for each, b in zip(allocated, found, strict=True)
+        )
+        rows.append((f"allocated, {name}", *cells))
+    return rows
 
 
 def remarks(report: RunReport) -> list[str]:

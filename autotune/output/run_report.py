@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from autotune.value import Value
-from autotune.values.estimate import MemoryBreakdown
+from autotune.values.estimate import Alive, MemoryBreakdown
 from autotune.values.explanation import Explanation
 from autotune.values.problem import Problem
 from autotune.values.result import ResultData
@@ -19,6 +19,7 @@ class Breakdown(Value):
     name: str
     predicted: MemoryBreakdown
     measured_bytes: int | None
+    alive: tuple[Alive, ...] = Field(default=(), description="at the predicted peak, most first")
 
 
 class RunReport(Problem):

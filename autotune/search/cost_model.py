@@ -25,9 +25,9 @@ from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan
 from autotune.search.guide import Guide, configs_of, too_large
 from autotune.space.knobs import changes, shown_changes
-from autotune.storage.home import add_observations, rates_of, read_observations
+from autotune.storage.home import add_observations, rates_of, read_observations, read_trace, write_trace
 from autotune.units import show_memory
-from autotune.value import read_value
+from autotune.value import read_value, write_value
 from autotune.values.config import TrainConfig
 from autotune.values.events import Note, Observer
 from autotune.values.model import Task
@@ -55,7 +55,7 @@ def cost_model(
     code = plan.workload.own_code
     if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
         return None
-    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, left_s)
+    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s)
     for failure in traces.failures:
         observer(Note(text=f"no prediction: {failure}"))
     try:
@@ -126,12 +126,31 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
         add_observations(plan.hardware, plan.workload.model.model_type, found)
 
 
-def _trace(plan: SearchPlan, runner: LocalRunner, left_s: float) -> Traces:
+def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float) -> Traces:
+    """Return the traces of a search: those that are stored, and of the other families what a child answers.
+
+    The child's are stored, and all are written to `directory` for a resumed search and the report.
+    """
     limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
     timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
-    request = _request(plan, limit_s=max(1.0, limit_s)).model_copy(update={"within_s": _ANSWERED * timeout_s})
-    path = runner.ask("trace", child.ENTRY, request, timeout_s=timeout_s) / "answer.json"
-    return _read(path) or Traces(profiles=(), failures=("the model could not be traced: see trace/log.txt",))
+    request = _request(plan, limit_s=max(1.0, limit_s))
+    what = plan.workload, request.parameters
+    found = {family: profile for family in request.families if (profile := read_trace(*what, family)) is not None}
+    missing = tuple(family for family in request.families if family not in found)
+    failures: tuple[str, ...] = ()
+    if missing:
+        update = {"families": missing, "within_s": _ANSWERED * timeout_s}
+        path = runner.ask("trace", child.ENTRY, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
+        answer = _read(path) or Traces(profiles=(), failures=("the model could not be traced: see trace/log.txt",))
+        failures = answer.failures
+        for profile in answer.profiles:
+            write_trace(*what, profile)
+            found[profile.family] = profile
+    traces = Traces(profiles=tuple(found[family] for family in request.families if family in found), failures=failures)
+    if found:
+        directory.mkdir(exist_ok=True)
+        write_value(traces, directory / "answer.json")
+    return traces
 
 
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:

@@ -10,13 +10,24 @@ lasting record can't stand for the observations, though most of them come from t
 a ratio of measured to predicted, and the prediction needs the model's config and the workload, of which the record has
 digests only; and a search without a record (`--no-record`, `AUTOTUNE_RECORD=off`, a server that is away) learns as
 well.
+
+Of models: traces, one compressed JSON file for a family, so that none is made twice. A file's name is a digest of all
+that decides the trace: the model's figures, the shape of its inputs, the family, the installed packages and the code of
+autotune.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gzip
+import hashlib
+import importlib.resources
+import json
 import logging
 import os
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,15 +37,21 @@ from pydantic import Field, ValidationError
 
 from autotune.cost.calibrate import beyond_data_sheet, rates_by_table
 from autotune.cost.corrections import Observation
+from autotune.cost.family import Family, shape_of
+from autotune.cost.profile import Profile
 from autotune.errors import InputError
-from autotune.value import Value, read_value, write_value
+from autotune.value import Value, read_value, write_bytes, write_value
 from autotune.values.estimate import Rates
-from autotune.values.hardware import Hardware
+from autotune.values.hardware import Hardware, installed_versions
+from autotune.values.workload import Workload
 
 logger = logging.getLogger(__name__)
 
 # Of the observations the latest are stored; a regression over them takes milliseconds.
 _MOST_OBSERVATIONS = 300
+
+# All traces together, compressed; a family takes some 10 KB. Those that were not read for the longest time go.
+_MOST_TRACES_BYTES = 64 << 20
 
 # File systems by the names that the kernel gives them. SQLite's locks and its write-ahead log, which is shared memory,
 # hold within one machine only (https://www.sqlite.org/wal.html, https://www.sqlite.org/howtocorrupt.html section 2.1).
@@ -183,3 +200,75 @@ def add_observations(hardware: Hardware, model_type: str, observations: Sequence
         write_value(Observations(schema_version=2, observations=tuple(known.values())[-_MOST_OBSERVATIONS:]), path)
     except Exception as error:
         logger.warning("%s: observations are not stored (%s)", path, error)
+
+
+def read_trace(workload: Workload, parameters: int, family: Family) -> Profile | None:
+    """Return the stored trace of a family; None if there is none. A file that can't be read is removed without a word.
+
+    Args:
+        workload: What is trained.
+        parameters: Number of parameters of the model, to which the trace was extended.
+        family: How it is run.
+    """
+    path = _trace_path(workload, parameters, family)
+    if path is None:
+        return None
+    try:
+        found = Profile.model_validate_json(gzip.decompress(path.read_bytes()))
+        os.utime(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, zlib.error, ValueError):  # gzip's checksum tells a garbled file, ValueError another's
+        found = None
+    if found is None or found.family != family:
+        _unlink(path)
+        return None
+    return found
+
+
+def write_trace(workload: Workload, parameters: int, profile: Profile) -> None:
+    """Store a trace; the oldest go if all are too large. Where the home can't be written, nothing is stored."""
+    path = _trace_path(workload, parameters, profile.family)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(gzip.compress(profile.model_dump_json().encode(), 5, mtime=0), path)
+        stored = sorted(((s.st_mtime, s.st_size, p) for p in path.parent.iterdir() for s in (p.stat(),)), reverse=True)
+    except OSError:
+        return
+    total = 0
+    for _, size, other in stored:
+        total += size
+        if total > _MOST_TRACES_BYTES:
+            _unlink(other)
+
+
+def _trace_path(workload: Workload, parameters: int, family: Family) -> Path | None:
+    """Return the file of a trace; None for a model whose own code, which may change, decides it, or without a home."""
+    model = workload.model
+    if model.source == "own" or model.trust_remote_code or workload.own_code is not None:
+        return None
+    decides = (
+        *(model.model_type, model.kind, model.config, parameters),
+        *(value.model_dump(mode="json") for value in (shape_of(workload), family)),
+        *(installed_versions(), _code_digest()),
+    )
+    name = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()
+    try:
+        return home() / "traces" / f"{name[:32]}.json.gz"
+    except InputError:
+        return None
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Return a digest of the code that traces: a checkout changes without its version."""
+    folders = [importlib.resources.files("autotune") / name for name in ("cost", "training", "values")]
+    files = sorted((f for d in folders for f in d.iterdir() if f.name.endswith(".py")), key=lambda f: (f.name, str(f)))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

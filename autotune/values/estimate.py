@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value
 from autotune.values.trial import Interval
@@ -29,6 +29,40 @@ class Rates(Value):
 TracedBy = Literal["meta", "fake", "run"]
 
 
+# What a training does: the peak of memory is that of the largest.
+PhaseName = Literal["forward and backward", "optimizer step", "evaluation", "saving"]
+
+
+class Evaluation(Value):
+    """How a training is evaluated."""
+
+    batch: PositiveInt = Field(description="samples of a batch")
+    kept_samples: NonNegativeInt = Field(
+        default=0,
+        description="samples whose logits are kept on the device, for metrics: those of `eval_accumulation_steps` "
+        "batches, or all",
+    )
+
+
+class Phase(Value):
+    """Predicted memory of one phase of a training."""
+
+    name: PhaseName
+    operator: str = Field(description="that runs when most is allocated")
+    allocated_bytes: int
+
+
+class Alive(Value):
+    """Tensors of one kind, module and operator that are there at the predicted peak; equal layers together."""
+
+    kind: str = Field(description="weights, gradients, optimizer states, activations, temporaries or communication")
+    module: str = Field(description="as model.layers.*.mlp; empty: none, such as the loss")
+    operator: str = Field(description="that made them, or 'parameter'")
+    tensors: int = Field(description="how many: one for each layer, or more")
+    allocated_bytes: int
+    knob: str | None = Field(description="option that would shrink them; None: nothing but a smaller model")
+
+
 class MemoryBreakdown(Value):
     """Predicted memory of one device when most is allocated; the components sum to the allocated peak."""
 
@@ -45,6 +79,8 @@ class MemoryBreakdown(Value):
     allocated_interval: Interval
     reserved_interval: Interval
     device_interval: Interval
+    phase: PhaseName = Field(default="forward and backward", description="with the peak")
+    phases: tuple[Phase, ...] = Field(default=(), description="in the order of a training")
 
     @property
     def components(self) -> dict[str, int]:

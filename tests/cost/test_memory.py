@@ -7,11 +7,13 @@ from factories import make_config, make_gpu, make_hardware
 from profiles import MB, line, make_family, make_group, make_point, make_profile
 
 from autotune.cost.family import workspace_bytes
-from autotune.cost.memory import always_bytes, components, framework_bytes, states_bytes
+from autotune.cost.memory import Footprints, always_bytes, components, framework_bytes, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS
+from autotune.cost.profile import ForwardPass
 from autotune.units import GIB
 from autotune.values.adapters import LoraAdapter
 from autotune.values.config import Parallelism
+from autotune.values.estimate import Evaluation
 
 SIZES = (1, 2, 3, 8, 64, 1000)
 WORKSPACES_BYTES = 2 * workspace_bytes("ampere")
@@ -163,3 +165,58 @@ def test_of_several_devices_each_has_its_part():
     assert states_bytes(10**6, make_config(parallelism=Parallelism(world_size=4, tensor_parallel=2))) == 8 * MB
     offloaded = Parallelism(world_size=4, sharding="zero_3", offload="parameters")
     assert states_bytes(10**6, make_config(parallelism=offloaded)) == 0
+
+
+EVALUATED = make_profile(
+    evaluation=ForwardPass(
+        peaks=(make_point(activations=(0, 2 * MB), temporaries=(0, MB)),), outputs_bytes=line(0, 2 * MB)
+    )
+)
+
+
+def phase(name: str, evaluation: Evaluation | None = None, *, profile=EVALUATED, **fields):
+    found = Footprints().phases(make_config(4, **fields), profile, 1, evaluation)
+    return next(components for components in found if components.phase == name)
+
+
+def test_phases_come_in_the_order_of_a_training():
+    found = Footprints().phases(make_config(4), EVALUATED, 1)
+    assert [c.phase for c in found] == ["forward and backward", "optimizer step", "evaluation", "saving"]
+
+
+def test_evaluation_holds_weights_and_states_and_no_gradients():
+    found = phase("evaluation", Evaluation(batch=8), optim="adamw_torch")
+    assert (found.weights, found.optimizer_state, found.gradients) == (4 * MB, 8 * MB, 0)
+    assert found.activations + found.temporaries == 8 * 3 * MB
+
+
+def test_evaluation_is_by_micro_batches_if_nothing_is_said():
+    assert phase("evaluation") == phase("evaluation", Evaluation(batch=4))
+
+
+def test_kept_logits_are_there_twice_while_the_last_batch_is_added():
+    found = phase("evaluation", Evaluation(batch=8, kept_samples=100), optim="sgd")
+    assert found.moment == "cat"
+    assert found.allocated == 4 * MB + 2 * 100 * 2 * MB
+
+
+def test_a_single_kept_batch_is_not_copied():
+    once, kept = (phase("evaluation", Evaluation(batch=8, kept_samples=n)) for n in (0, 8))
+    assert kept == once
+
+
+def test_evaluation_is_the_peak_only_if_it_is_asked_for():
+    config, evaluation = make_config(4), Evaluation(batch=8, kept_samples=100)
+    assert Footprints().parts(config, EVALUATED, 1)[0].phase != "evaluation"
+    assert Footprints().parts(config, EVALUATED, 1, evaluation)[0].phase == "evaluation"
+
+
+def test_saving_gathers_a_parameter_of_a_sharded_model():
+    two = Parallelism(world_size=2, sharding="fsdp_full")
+    assert phase("saving").communication == 0
+    assert phase("saving", parallelism=two).communication == 4 * MB
+
+
+def test_a_model_whose_evaluation_was_not_traced_has_no_such_phase():
+    found = Footprints().phases(make_config(4), make_profile(), 1)
+    assert "evaluation" not in [c.phase for c in found]

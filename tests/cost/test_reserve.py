@@ -85,7 +85,7 @@ BASE, LAYER, HEAD = make_group(3), make_group(5), make_group(7)
 
 
 def rows_of(excerpt: Excerpt) -> list[tuple[float, ...]]:
-    return sorted(tuple(row[:3]) for row in deepened(excerpt)[0].tolist())
+    return sorted(tuple(row[:3]) for row in deepened(excerpt).rows.tolist())
 
 
 def three_layers(*storages: tuple[int, int, int], times: int = 2) -> Excerpt:
@@ -99,7 +99,7 @@ def three_layers(*storages: tuple[int, int, int], times: int = 2) -> Excerpt:
 
 
 def test_parameters_are_those_of_all_layers_in_order():
-    _, _, parameters = deepened(three_layers(times=3))
+    parameters = deepened(three_layers(times=3)).parameters
     assert parameters == [BASE, *[LAYER] * 6, HEAD]
 
 
@@ -127,7 +127,7 @@ def test_what_surrounds_the_layers_is_there_once():
 
 def test_workspaces_move_with_what_is_around_them():
     excerpt = three_layers().model_copy(update={"workspaces": (0, 41)})
-    assert deepened(excerpt)[1] == (0, 61)
+    assert deepened(excerpt).workspaces == (0, 61)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,13 @@ def test_a_deepened_excerpt_is_the_trace_of_the_whole_model(model, options, monk
     whole = profiler.profile(spec, family, shape)
     assert whole.excerpt.repeats == ()
     assert _peaks(short.excerpt) == pytest.approx(_peaks(whole.excerpt), rel=1e-6)
-    assert len(deepened(short.excerpt)[0]) == len(whole.excerpt.storages)
-    assert deepened(short.excerpt)[2] == list(whole.excerpt.parameters)
+    assert len(deepened(short.excerpt).rows) == len(whole.excerpt.storages)
+    assert deepened(short.excerpt).parameters == list(whole.excerpt.parameters)
+    assert len(deepened(short.excerpt).names) == len(whole.excerpt.names)
 
 
 def _peaks(excerpt: Excerpt) -> float:
     """Return the most bytes alive at once."""
-    rows, _, _ = deepened(excerpt)
+    rows = deepened(excerpt).rows
     ends, begins = [(end, 0, -size) for _, end, size in rows[:, :3]], [(made, 1, size) for made, _, size in rows[:, :3]]
     return float(np.cumsum([size for _, _, size in sorted(ends + begins)]).max())

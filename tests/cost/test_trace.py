@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.cost.family import Family, Shape
-from autotune.cost.trace import make_inputs, micro_step
+from autotune.cost.trace import evaluation_step, make_inputs, micro_step
 from autotune.training.build import build_config, build_model
 from autotune.training.heads import default_task
 from autotune.values.model import Task
@@ -91,3 +91,34 @@ def sizes(tape, elements: int) -> set[float]:
 def test_nothing_is_left_of_the_models_gradients_types(llama):
     micro_step(llama, MIXED, Shape(task=Task.CAUSAL_LM, length=16), 2)
     assert {p.grad.dtype for p in llama.parameters()} == {torch.float32}
+
+
+def test_an_evaluation_keeps_logits_and_makes_no_gradient(llama):
+    shape = Shape(task=Task.CAUSAL_LM, length=16)
+    tape, step = evaluation_step(llama, MIXED, shape, 2), micro_step(llama, MIXED, shape, 2)
+    assert tape.outputs_bytes == 2 * 16 * 512 * 4  # logits in fp32
+    assert not tape.storages[:, 3].any()
+    assert tape.live.sum(axis=1).max() < step.live.sum(axis=1).max()
+    assert llama.training
+
+
+def test_storages_say_which_module_and_operator_made_them(llama):
+    tape = micro_step(llama, PLAIN, Shape(task=Task.CAUSAL_LM, length=16), 2)
+    assert len(tape.origins) == len(tape.storages)
+    head = [at for at, (module, _) in enumerate(tape.origins) if module == "lm_head"]
+    made = tape.storages[head, 0]
+    assert (made < tape.forward_end).any()
+    assert (made >= tape.forward_end).any()  # gradients are of the module whose operators they are the backward pass of
+    assert {module for module, _ in tape.origins} <= {name for name, _ in llama.named_modules()}
+
+
+def test_what_is_computed_again_belongs_to_its_module(llama):
+    again = micro_step(
+        llama, MIXED.model_copy(update={"checkpointing": "full"}), Shape(task=Task.CAUSAL_LM, length=16), 2
+    )
+    made = [
+        row[0]
+        for row, (module, _) in zip(again.storages, again.origins, strict=True)
+        if module == "model.layers.0.mlp.gate_proj"
+    ]
+    assert any(again.recomputed[int(at)] for at in made)

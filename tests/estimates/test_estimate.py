@@ -123,3 +123,24 @@ def test_from_python_contradictions_are_refused(tiny_llama):
         autotune.estimate(str(tiny_llama), workload=workload, config=config)
     with pytest.raises(InputError, match="does not divide"):
         autotune.estimate(workload=workload, config=config.model_copy(update={"per_device_train_batch_size": 3}))
+
+
+def test_what_is_alive_at_the_peak_is_listed_if_it_is_asked_for(estimated):
+    knobs = {"micro-batch": "8", "precision": "bf16"}
+    assert estimated(fix=knobs).alive == ()
+    found = estimated(fix=knobs, explain=True)
+    allocated = found.predicted.memory.allocated_peak_bytes
+    assert sum(row.allocated_bytes for row in found.alive) == pytest.approx(allocated, abs=len(found.alive))
+
+
+def test_explain_needs_a_configuration(estimated):
+    with pytest.raises(InputError, match="--explain: is of one configuration"):
+        estimated(explain=True)
+
+
+def test_logits_that_metrics_keep_can_be_the_peak_and_decide_what_fits(estimated):
+    knobs = {"micro-batch": "1", "precision": "bf16"}
+    plain = estimated(fix=knobs).predicted
+    kept = estimated(fix=knobs, eval_samples=100_000).predicted
+    assert (plain.memory.phase, plain.fits) == ("forward and backward", "yes")
+    assert (kept.memory.phase, kept.fits) == ("evaluation", "no")

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter
 
-from autotune.estimates.report import ConfigReport, DevicesReport, RankingReport, Report, fit
+from autotune.estimates.report import ConfigReport, DevicesReport, RankingReport, Report, chance_to_fit, fit
 from autotune.values.trial import Interval
 
 
@@ -15,6 +15,16 @@ def test_whether_it_fits_goes_by_the_interval(estimated, high, middle, low, expe
     memory = estimated(fix={"micro-batch": "8"}).predicted.memory
     changed = {"device_peak_bytes": middle, "device_interval": Interval(low=low, high=high)}
     assert fit(memory.model_copy(update=changed), 10) == expected
+
+
+def test_the_chance_to_fit_counts_a_part_of_what_the_allocator_holds_unused(estimated):
+    memory = estimated(fix={"micro-batch": "8"}).predicted.memory
+    sizes = {"allocated_peak_bytes": 800, "reserved_peak_bytes": 1000, "framework_bytes": 100}
+    changed = memory.model_copy(update={**sizes, "device_interval": Interval(low=1100 - 98, high=1100 + 98)})
+    chances = [chance_to_fit(changed, capacity) for capacity in (850, 900, 950, 1000, 1100)]
+    assert chances[2] == pytest.approx(0.5)  # 800 + 100 + 200 / 4
+    assert chances[3] == pytest.approx(0.841, abs=0.001)  # a standard deviation of 50 more
+    assert chances == sorted(chances)
 
 
 def test_intervals_hold_what_is_predicted(estimated):

@@ -147,8 +147,37 @@ def test_predictions_that_fit_nowhere_are_left_out_and_told(device, tries):
     assert [kept for _, _, kept in loop.tried] == [30] * tries + [8]
 
 
+def test_a_data_set_that_takes_too_long_to_read_is_left_out_and_told(make, monkeypatch):
+    monkeypatch.setattr("autotune.execution.evaluating._LONGEST_S", 0.0)
+    found = evaluated((4,), make(), data(), Guard())
+    told = "TimeoutError: reading all samples takes too long; the predictions of the first 8 fitted"
+    assert found == {"eval_batch_size": 4, "metrics_failed": told}
+
+
 def test_evaluation_that_fails_without_metrics_too_is_a_failed_check(make):
     trainer = make()
     trainer.prediction_step = lambda *args, **kwargs: np.zeros(1)[3]
     with pytest.raises(CheckError, match="while evaluating with a batch of 4: index 3"):
         evaluated((4,), trainer, data(), Guard())
+
+
+class Wide(Net):
+    """Its logits take 4 MiB a sample."""
+
+    def forward(self, features, labels=None):
+        found = super().forward(features, labels)
+        return {**found, "logits": found["logits"].repeat(1, 1 << 19)}
+
+
+@pytest.mark.cuda
+def test_an_allocator_too_small_for_all_predictions_has_room_for_those_of_a_batch(tmp_path):
+    args = TrainingArguments(str(tmp_path), report_to="none", disable_tqdm=True)
+    args._n_gpu = min(args.n_gpu, 1)  # a trial sees one device
+    trainer = Trainer(Wide(), args, eval_dataset=ROWS, compute_metrics=lambda predicted: {"rows": len(predicted[0])})
+    torch.cuda.set_per_process_memory_fraction((96 << 20) / torch.cuda.mem_get_info()[1])
+    try:
+        found = evaluated((4, 2), trainer, data(), Guard())
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (found["eval_batch_size"], found["eval_accumulation_steps"]) == (4, 1)
+    assert found["predictions_bytes"] == 30 * 4 << 20

@@ -144,3 +144,8 @@ def test_the_real_error_of_torch_is_recognised():
 )
 def test_the_last_words_of_a_process_are_recognised(log, expected):
     assert is_out_of_memory_log(log) is expected
+
+
+def test_a_message_in_a_frame_is_told_by_its_first_words():
+    assert first_line(LookupError("\n******\n  Resource punkt not found.\n******")) == "Resource punkt not found."
+    assert first_line(ValueError("***")) == "ValueError"

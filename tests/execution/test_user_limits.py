@@ -135,6 +135,12 @@ def test_a_models_own_loss_is_normalised_as_in_trials():
     assert split_of(trainer(), normalizes=True) == Split()
 
 
+def test_batches_that_are_lists_of_samples_are_not_split():
+    trainer = trainer_of(cross_entropy)
+    trainer.data_collator = list  # TRL's online Trainers make their batches later
+    assert split_of(trainer).unknown == "its batches have no rows that could be split"
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

@@ -21,9 +21,9 @@ from autotune.cost.child import ENTRY, TraceRequest, Traces
 from autotune.cost.family import family_of
 from autotune.errors import NothingFitsError
 from autotune.search.cost_model import check_fits, cost_model, learn
-from autotune.storage.home import read_observations, write_rates
+from autotune.storage.home import read_observations, write_rates, write_trace
 from autotune.units import GIB
-from autotune.value import write_value
+from autotune.value import read_value, write_value
 from autotune.values.trial import Memory
 
 SPACE = make_space_file({"precision": ["bf16", "fp32"], "per_device_train_batch_size": "lattice"})
@@ -114,6 +114,22 @@ def test_the_model_has_the_childs_profiles(predict):
     model, _ = predict()
     assert model.profiles == {FP32: make_profile(FP32)}
     assert model.estimate(make_config()) is not None
+
+
+def test_what_an_earlier_search_traced_is_not_traced_again(predict, tmp_path):
+    made = make_plan(space=SPACE)
+    write_trace(made.workload, made.facts.parameters, make_profile(BF16))
+    model, asker = predict()
+    assert asker.request.families == (FP32,)
+    assert set(model.profiles) == {FP32, BF16}
+    again = tmp_path / "again"
+    again.mkdir()
+    second = Asker(again, None)
+    model = cost_model(made, second, again, lambda event: None)
+    assert second.asked == []
+    assert model is not None
+    assert set(model.profiles) == {FP32, BF16}
+    assert read_value(Traces, again / "trace" / "answer.json").profiles == (make_profile(FP32), make_profile(BF16))
 
 
 def test_what_could_not_be_traced_is_said(predict, notes):

@@ -1,12 +1,14 @@
-"""Where lasting things live, what is stored there of devices, and which paths lie on a network file system."""
+"""Where lasting things live, what is stored there of devices and models, and which paths lie on a network."""
 
 import logging
+import os
 from collections import namedtuple
 from pathlib import Path
 
 import psutil
 import pytest
-from factories import make_gpu, make_hardware
+from factories import make_gpu, make_hardware, make_workload
+from profiles import make_family, make_profile
 
 from autotune.cost.corrections import Observation
 from autotune.errors import InputError
@@ -19,8 +21,10 @@ from autotune.storage.home import (
     rates_path,
     read_observations,
     read_rates,
+    read_trace,
     writable,
     write_rates,
+    write_trace,
 )
 from autotune.values.estimate import Rates
 
@@ -268,3 +272,85 @@ def test_observations_are_not_stored_in_a_home_that_can_not_be_written(monkeypat
     with caplog.at_level(logging.WARNING):
         add_observations(make_hardware(), "llama", [observation()])
     assert "not stored" in caplog.text
+
+
+# Traces
+
+
+@pytest.fixture
+def traced(monkeypatch, tmp_path):
+    """A stored trace, and its file."""
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+    profile = make_profile()
+    write_trace(make_workload(), 10, profile)
+    (file,) = (tmp_path / "traces").iterdir()
+    return profile, file
+
+
+def test_a_trace_is_read_as_it_was_written(traced):
+    profile, _ = traced
+    assert read_trace(make_workload(), 10, profile.family) == profile
+
+
+def test_a_trace_is_of_one_model_shape_family_and_software(traced, monkeypatch):
+    profile, _ = traced
+    usual = make_workload()
+    wider = usual.model.model_copy(update={"config": {**usual.model.config, "hidden_size": 12_345}})
+    assert read_trace(usual.model_copy(update={"model": wider}), 10, profile.family) is None
+    assert read_trace(usual.model_copy(update={"sequence_length": 7}), 10, profile.family) is None
+    assert read_trace(usual, 11, profile.family) is None
+    assert read_trace(usual, 10, make_family(autocast="bfloat16")) is None
+    monkeypatch.setattr("autotune.storage.home.installed_versions", lambda: {"torch": "0.1"})
+    assert read_trace(usual, 10, profile.family) is None
+
+
+def test_a_trace_is_the_same_whatever_the_model_is_called(traced):
+    profile, _ = traced
+    usual = make_workload()
+    named = usual.model.model_copy(update={"name": "another", "reference": "./another", "path": "/another"})
+    assert read_trace(usual.model_copy(update={"model": named}), 10, profile.family) == profile
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[: len(b) // 2], lambda b: b[:-12] + b"x" * 12, lambda b: b"", lambda b: b"{}"]
+)
+def test_a_spoilt_trace_is_removed_without_a_word_and_made_anew(traced, spoil, caplog):
+    profile, file = traced
+    file.write_bytes(spoil(file.read_bytes()))
+    assert read_trace(make_workload(), 10, profile.family) is None
+    assert not file.exists()
+    assert caplog.records == []
+    write_trace(make_workload(), 10, profile)
+    assert read_trace(make_workload(), 10, profile.family) == profile
+
+
+def test_the_traces_read_the_longest_ago_go_when_all_are_too_large(traced, monkeypatch):
+    profile, file = traced
+    other, third = make_family(autocast="bfloat16"), make_family(dtype="bfloat16")
+    write_trace(make_workload(), 10, profile.model_copy(update={"family": other}))
+    (newer,) = set(file.parent.iterdir()) - {file}
+    os.utime(newer, (2e9, 2e9))
+    os.utime(file, (1e9, 1e9))
+    read_trace(make_workload(), 10, profile.family)  # which makes it newer than an old one
+    os.utime(newer, (1e9, 1e9))
+    monkeypatch.setattr("autotune.storage.home._MOST_TRACES_BYTES", 2 * file.stat().st_size + 100)
+    write_trace(make_workload(), 10, profile.model_copy(update={"family": third}))
+    assert not newer.exists()
+    assert file.exists()
+    assert read_trace(make_workload(), 10, third) is not None
+
+
+def test_traces_of_a_models_own_code_are_not_stored(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+    usual = make_workload()
+    own = usual.model_copy(update={"model": usual.model.model_copy(update={"trust_remote_code": True})})
+    write_trace(own, 10, make_profile())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_that_cannot_be_written_stores_no_traces(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
+    write_trace(make_workload(), 10, make_profile())
+    assert read_trace(make_workload(), 10, make_profile().family) is None
+    assert caplog.records == []

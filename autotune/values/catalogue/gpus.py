@@ -88,15 +88,24 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the device for a name that a person writes: 'a100-80gb', 'RTX 4090', 'NVIDIA L40S'.
+    """Return the device for a name that a person writes: 'a100-80gb', 'RTX 4090', 'NVIDIA L40S', 'A5000 24GB'.
 
     Raises:
         InputError: The table has no such device.
     """
-    gpu = _by_key().get(_key(name))
+    gpu = _by_key().get(_key(name)) or _of_size(name)
     if gpu is None:
         raise InputError(f"unknown GPU {name!r}{_near(name)}; `autotune gpus` lists the table")
     return gpu
+
+
+def counted_gpu(text: str) -> tuple[int | None, str]:
+    """Return how many devices `text` names, and their name: '4x A6000', '2 x a100-40gb', 'H100 x8'; None: not said."""
+    found = re.fullmatch(r"\s*(\d{1,4})\s*[x×*]\s*(.*\S)\s*", text, re.IGNORECASE)
+    if found is not None:
+        return int(found[1]), found[2]
+    found = re.fullmatch(r"\s*(.*\S)\s+[x×*]\s*(\d{1,4})\s*", text, re.IGNORECASE)
+    return (None, text) if found is None else (int(found[2]), found[1])
 
 
 def gpu_of(device_name: str) -> Gpu | None:
@@ -160,6 +169,20 @@ def _device(
 @functools.cache
 def _by_key() -> dict[str, Gpu]:
     return {_key(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases, *gpu.nvml_names)}
+
+
+def _of_size(name: str) -> Gpu | None:
+    """Return the one device that a name and its nominal memory leave: 'A5000 24GB', 'h100-94gb'.
+
+    What a process may use is up to 12 % less than the nominal memory.
+    """
+    written = re.fullmatch(r"(.+?)[\s_-]+(\d{1,3})\s*gi?b?", name.strip(), re.IGNORECASE)
+    if written is None:
+        return None
+    size, exact = int(written[2]), _by_key().get(_key(written[1]))
+    alike = tuple(gpu for gpu in gpus() if gpu != exact and _key(gpu.name).startswith(_key(written[1])))
+    fitting = [gpu for gpu in (exact, *alike) if gpu is not None and 0.88 * size <= gpu.memory_gib <= size]
+    return fitting[0] if fitting and (fitting[0] == exact or len(fitting) == 1) else None
 
 
 def _key(name: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import InputError
 from autotune.units import GIB
-from autotune.values.catalogue.gpus import device_of_memory, gpu_named, gpu_of, gpus, hypothetical
+from autotune.values.catalogue.gpus import counted_gpu, device_of_memory, gpu_named, gpu_of, gpus, hypothetical
 from autotune.values.hardware import default_budget_bytes
 
 TABLE = gpus()
@@ -123,10 +123,38 @@ def test_peaks_are_dense_with_fp32_accumulation_and_of_one_die(name, dtype, tflo
         ("4090", "rtx-4090"),
         ("Tesla T4", "t4"),
         ("MI250X", "mi250x-gcd"),
+        ("A5000 24GB", "rtx-a5000"),
+        ("RTX A6000 48 GB", "rtx-a6000"),
+        ("h100 sxm 80gb", "h100-80gb"),
+        ("H100 94GB", "h100-nvl"),
+        ("l40s 48gb", "l40s"),
     ],
 )
 def test_a_device_is_found_however_it_is_written(written, name):
     assert gpu_named(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "count", "name"),
+    [
+        ("4x A6000", 4, "A6000"),
+        ("2 x a100-40gb", 2, "a100-40gb"),
+        ("8×H100", 8, "H100"),
+        ("h100-80gb x8", 8, "h100-80gb"),
+        ("2x 4090", 2, "4090"),
+        ("RTX 4090", None, "RTX 4090"),
+        ("rtx4090", None, "rtx4090"),
+        ("a100-80gb", None, "a100-80gb"),
+    ],
+)
+def test_a_name_may_say_how_many_devices_there_are(written, count, name):
+    assert counted_gpu(written) == (count, name)
+
+
+@pytest.mark.parametrize("written", ["A5000 16GB", "a100 64GB", "V100 24 GB"])
+def test_a_device_that_never_had_the_memory_is_unknown(written):
+    with pytest.raises(InputError, match="unknown GPU"):
+        gpu_named(written)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,215 @@
+"""The predicted memory of a configuration as people see it: by component, by phase, and tensor by tensor at the peak.
+
+What is alive at the peak follows from the excerpt at full depth (`reserve`), whose storages know the module and the
+operator that made them. What one of several devices holds is in proportion; all together are the components' bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autotune.cost.corrections import Corrections, memory_features
+from autotune.cost.memory import Components
+from autotune.cost.optimizers import is_paged, state_sizes
+from autotune.cost.predictions import Z
+from autotune.cost.profile import ParameterGroup, Profile
+from autotune.cost.reserve import FullDepth, deepened
+from autotune.values.config import TrainConfig
+from autotune.values.estimate import Alive, MemoryBreakdown, Phase
+from autotune.values.trial import Interval
+
+# Of all that is alive, what takes less than this share is put together by kind.
+_LEAST_SHARE = 0.002
+
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_WRAPPERS = re.compile(r"^(base_model\.model\.)|(\.base_layer|\.default)(?=\.|$)")
+
+
+def breakdown(
+    phases: Sequence[Components],
+    parts: Components,
+    unused: float,
+    corrections: Corrections,
+    *,
+    beyond: float,
+    outside: float,
+    compiled: bool,
+) -> MemoryBreakdown:
+    """Return the predicted memory, corrected by what was measured.
+
+    Args:
+        phases: Of the training.
+        parts: Of the phase with the peak.
+        unused: Bytes that the allocator reserves beyond it.
+        corrections: What measurements said.
+        beyond: Bytes outside of the allocator that aren't learned: paged states and communicators.
+        outside: Bytes of the CUDA context, or of the process.
+        compiled: Whether a compiler fuses operators.
+    """
+    features = memory_features(parts, unused, compiled=compiled)
+    allocated, reserved = parts.allocated, parts.allocated + unused
+    of_allocated = memory_features(parts, 0.0, compiled=compiled)
+    factor, allocated_deviation = corrections.memory("allocated", of_allocated)
+    reserved_factor, reserved_deviation = corrections.memory("reserved", features)
+    device_factor, device_deviation = corrections.memory("device", features)
+    device = reserved * device_factor + beyond
+
+    def interval(total: float, center: float, deviation: float) -> Interval:
+        low = center - Z * deviation * total
+        return Interval(low=max(low, parts.weights) if compiled else low, high=center + Z * deviation * total)
+
+    return MemoryBreakdown(
+        weights_bytes=round(parts.weights * factor),
+        gradients_bytes=round(parts.gradients * factor),
+        optimizer_state_bytes=round(parts.optimizer_state * factor),
+        activations_bytes=round(parts.activations * factor),
+        temporaries_bytes=round(parts.temporaries * factor),
+        communication_bytes=round(parts.communication * factor),
+        framework_bytes=round(outside + beyond),
+        allocated_peak_bytes=round(allocated * factor),
+        reserved_peak_bytes=round(reserved * reserved_factor),
+        device_peak_bytes=round(device),
+        allocated_interval=interval(allocated, allocated * factor, allocated_deviation),
+        reserved_interval=interval(reserved, reserved * reserved_factor, reserved_deviation),
+        device_interval=interval(reserved, device, device_deviation),
+        phase=parts.phase,
+        phases=tuple(
+            Phase(name=p.phase, operator=p.moment, allocated_bytes=round(p.allocated * factor)) for p in phases
+        ),
+    )
+
+
+class _Tensor(NamedTuple):
+    """A tensor at the peak, or several of a kind."""
+
+    kind: str
+    module: str
+    operator: str
+    nbytes: float
+    is_fixed: bool = False  # whatever the micro-batch
+
+
+def alive(profile: Profile, config: TrainConfig, parts: Components, *, accumulated: bool) -> tuple[Alive, ...]:
+    """Return what is alive at the peak, most first.
+
+    Args:
+        profile: Of the configuration's family.
+        config: The configuration.
+        parts: Memory at the peak, by component.
+        accumulated: Whether a step has more than one micro-batch.
+    """
+    deep = deepened(profile.excerpt)
+    found = [*_parameters(deep, config), *_storages(deep, profile, config, parts, accumulated=accumulated)]
+    totals = {
+        "weights": parts.weights,
+        "gradients": parts.gradients,
+        "optimizer states": parts.optimizer_state,
+        "activations": parts.activations,
+        "temporaries": parts.temporaries,
+        "communication": parts.communication,
+    }
+    sums: Counter[str] = Counter()
+    for tensor in found:
+        sums[tensor.kind] += tensor.nbytes  # type: ignore[assignment]
+    groups: dict[tuple[str, str, str], list[_Tensor]] = defaultdict(list)
+    for tensor in found:
+        if totals[tensor.kind]:
+            groups[tensor.kind, _shown(tensor.module), tensor.operator].append(tensor)
+    rows = []
+    rest = {kind: total for kind, total in totals.items() if total > 0}
+    for (kind, module, operator), tensors in groups.items():
+        nbytes = sum(t.nbytes for t in tensors) * min(1.0, totals[kind] / sums[kind])
+        if nbytes < _LEAST_SHARE * parts.allocated:
+            continue
+        rest[kind] -= nbytes
+        knob = _knob(config, kind, module, operator, is_fixed=all(t.is_fixed for t in tensors))
+        row = Alive(
+            kind=kind,
+            module=module,
+            operator=operator,
+            tensors=len(tensors),
+            allocated_bytes=round(nbytes),
+            knob=knob,
+        )
+        rows.append(row)
+    others = [
+        Alive(kind=kind, module="", operator="others", tensors=0, allocated_bytes=round(nbytes), knob=None)
+        for kind, nbytes in rest.items()
+        if nbytes >= 0.5
+    ]
+    return tuple(sorted([*rows, *others], key=lambda row: -row.allocated_bytes))
+
+
+def _parameters(deep: FullDepth, config: TrainConfig) -> Iterator[_Tensor]:
+    """Yield weights, and gradients and states of those that are trained."""
+    for name, group in zip(deep.names, deep.parameters, strict=True):
+        module = name.rpartition(".")[0]
+        yield _Tensor("weights", module, "parameter", group.elements * group.element_bytes, is_fixed=True)
+        if group.trained:
+            yield _Tensor("optimizer states", module, config.optim, _states_bytes(config.optim, group), is_fixed=True)
+
+
+def _states_bytes(optim: str, group: ParameterGroup) -> float:
+    sizes, scales = state_sizes(optim, group)
+    return sum(scales) if is_paged(optim, group) else sum(sizes) + sum(scales)
+
+
+def _storages(
+    deep: FullDepth, profile: Profile, config: TrainConfig, parts: Components, *, accumulated: bool
+) -> Iterator[_Tensor]:
+    """Yield what the operators made; between steps and in the optimizer's, the gradients alone."""
+    if parts.phase in ("evaluation", "saving"):
+        return
+    made, freed, fixed, of_sample, gradient, origin = deep.rows.T
+    sizes, is_gradient = fixed + of_sample * config.per_device_train_batch_size, gradient > 0
+    there = np.zeros(len(sizes), dtype=bool)
+    if parts.phase == "forward and backward":
+        ends = freed if accumulated else np.where(is_gradient, np.inf, freed)
+        moments = np.unique(made)
+        order, ending = np.argsort(made, kind="stable"), np.argsort(ends, kind="stable")
+        so_far = np.concatenate([[0.0], np.cumsum(sizes[order])])
+        gone = np.concatenate([[0.0], np.cumsum(sizes[ending])])
+        live = so_far[np.searchsorted(made[order], moments, "right")]
+        live = live - gone[np.searchsorted(ends[ending], moments, "right")]
+        peak = moments[np.argmax(live)]
+        there = (made <= peak) & (peak < ends)
+    for at in np.flatnonzero(there):
+        is_saved = made[at] < deep.forward_end < freed[at]
+        kind = "gradients" if is_gradient[at] else "activations" if is_saved else "temporaries"
+        module, operator = profile.excerpt.origins[int(origin[at])] if profile.excerpt.origins else ("", "")
+        yield _Tensor(kind, module, operator, float(sizes[at]), is_fixed=not of_sample[at])
+    if accumulated or parts.phase == "optimizer step":
+        for name, group in zip(deep.names, deep.parameters, strict=True):
+            if group.trained:
+                nbytes = group.elements * group.element_bytes
+                yield _Tensor("gradients", name.rpartition(".")[0], "parameter", nbytes, is_fixed=True)
+
+
+def _shown(module: str) -> str:
+    """Return a module's name with layers alike, and without those that peft wraps around."""
+    return _NUMBER.sub(".*", _WRAPPERS.sub("", module))
+
+
+def _knob(config: TrainConfig, kind: str, module: str, operator: str, *, is_fixed: bool) -> str | None:
+    """Return the option that would shrink a kind of tensors, the one that changes least first."""
+    trains_all = config.adapter is None
+    if kind == "weights":
+        return (
+            None if config.quantization is not None else "--precision pure_bf16" if trains_all else "--quantization nf4"
+        )
+    if kind == "gradients":
+        return "--adapter" if trains_all else None
+    if kind == "optimizer states":
+        return None if not trains_all else "--optim" if config.optim.startswith("adamw_torch") else "--adapter"
+    if "softmax" in operator and "log" not in operator and config.attn_implementation == "eager":
+        return "--attention"
+    if is_fixed:  # weights that autocast has cast, or partial sums of gradients
+        return "--precision pure_bf16" if kind == "activations" else None
+    if kind == "activations" and config.checkpointing == "none" and ".*" in module:
+        return "--checkpointing"
+    return "--micro-batch" if config.per_device_train_batch_size > 1 else None

@@ -1,0 +1,53 @@
+"""What is alive at the peak, drawn: as wide as its bytes, and no row of the table is lost."""
+
+import re
+from io import StringIO
+
+from finished_searches import make_alive, make_breakdown
+from rich.console import Console
+
+from autotune.output.alive import MOST_ROWS, alive_table, icicle, phases_line
+
+
+def row(kind: str = "activations", module: str = "model.layers.*.mlp", operator: str = "mm", size: int = 1 << 30):
+    return make_alive(kind=kind, module=module, operator=operator, allocated_bytes=size)
+
+
+def widths(chart) -> dict[str, float]:
+    found = re.findall(r'<rect [^>]*width="([0-9.]+)"[^>]*data-tip="([^"\n]*)', chart.svg())
+    return {name: float(width) for width, name in found}
+
+
+def test_columns_are_as_wide_as_their_bytes():
+    chart = icicle([row(size=3 << 30), row("weights", "lm_head", "parameter")], 402)
+    assert chart is not None
+    found = widths(chart)
+    assert found["activations model layers* mlp mm"] == 300
+    assert found["weights lm_head parameter"] == 100
+
+
+def test_what_is_inside_of_a_module_is_below_it():
+    chart = icicle([row(operator="mm"), row(operator="gelu"), row(module="model.layers.*.attention")], 302)
+    assert chart is not None
+    found = widths(chart)
+    assert found["activations model layers*"] == 300
+    assert found["mlp"] == 200
+    assert found["gelu"] == 100
+
+
+def test_nothing_is_drawn_of_nothing():
+    assert icicle([], 300) is None
+
+
+def test_the_table_counts_what_it_leaves_out():
+    console = Console(width=80, file=StringIO())
+    console.print(alive_table([row(operator=f"op{at}") for at in range(MOST_ROWS + 3)]))
+    shown = console.file.getvalue()
+    assert "3 more" in shown
+    assert "3.00" in shown
+
+
+def test_the_line_of_the_phases_names_the_largest_first():
+    said = phases_line(make_breakdown())
+    assert said.startswith("the peak is in the phase forward and backward, at mm; allocated at most: ")
+    assert "optimizer step 410 MiB" in said
