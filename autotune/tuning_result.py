@@ -112,13 +112,16 @@ class TuningResult(ResultData):
         )
 
     def prepare_model(self, model: Any) -> Any:
-        """Return `model` as the trials trained it: the adapter put on, if there is one, and the loss normalised.
+        """Return `model` as the trials trained it: frozen as asked, with its adapter, the loss normalised.
 
         A user's own code that computes the loss itself is left as it is.
         """
         from autotune.training.adapters import prepare_model, put_on
+        from autotune.training.image_text import freeze_vision
 
         code, adapter = self.workload.own_code, self.arguments.adapter
+        if self.workload.model.freeze_vision:
+            freeze_vision(model)
         if code is None or code.normalizes:
             return prepare_model(model, adapter)
         return model if adapter is None else put_on(model, adapter)

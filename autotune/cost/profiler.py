@@ -186,7 +186,8 @@ class _Profiler:
 
     def _hidden_bytes(self, config: Any) -> float:
         """Return the bytes of one sample's hidden states, 0 where the config doesn't say their width."""
-        width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+        text = config.get_text_config()
+        width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
         half = self.family.autocast is not None or self.family.dtype != "float32"
         return float(self.shape.length * width * (2 if half else 4)) if isinstance(width, int) else 0.0
 

@@ -73,6 +73,9 @@ def estimate(
     task: str | None = None,
     seq_len: int | None = None,
     target_len: int | None = None,
+    images: int | None = None,
+    image_size: int | None = None,
+    freeze_vision: bool = False,
     global_batch: int | Literal["any"] | None = None,
     gpu: str | None = None,
     device: str = "auto",
@@ -87,11 +90,14 @@ def estimate(
     Args:
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         config: The configuration.
-        workload: What is trained, instead of `model`, `task`, `seq_len`, `target_len` and `global_batch`.
+        workload: What is trained, instead of `model`, `task` and all that follows until `global_batch`.
         task: The head to train, as in :func:`autotune.find`; by default that of config.json, or the usual one.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
+        images: Images of a sample of a vision-language model; 1 by default. Their tokens are part of `seq_len`.
+        image_size: Edge of these images in pixels; by default what the model was made for.
+        freeze_vision: Train all but the part of a vision-language model that sees the images.
         global_batch: Samples per optimizer step; 64 by default, 8 on the CPU; 'any' for one micro-batch a step.
         gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
         device: The device of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
@@ -109,6 +115,7 @@ def estimate(
     if model is None and workload is None:
         raise InputError("estimate: needs a model or a workload")
     fields = {"task": task, "seq_len": seq_len, "target_len": target_len, "global_batch": global_batch}
+    fields |= {"images": images, "image_size": image_size, "freeze_vision": freeze_vision}
     asked = {"gpu": gpu, "device": device, "revision": revision, "trust_remote_code": trust_remote_code, **fields}
     asked |= {"eval_batch": eval_batch, "eval_samples": eval_samples}
     name = model or (workload.model.reference if workload else "")
@@ -119,7 +126,7 @@ def estimate(
     said: tuple[str, ...] = ()
     if workload is None:
         workload, said = request.workload_of(options, target.device.hardware.kind)
-    elif given := [name for name, value in fields.items() if value is not None]:
+    elif given := [name for name, value in fields.items() if value]:
         raise InputError(f"estimate: {given[0]} is part of the workload")
     elif model is not None and resolve.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")

@@ -96,6 +96,9 @@ class WorkloadOptions(Value):
     target_len: PositiveInt | None = Field(
         None, description="Decoder tokens [as --seq-len; speech 128].", json_schema_extra=MODEL
     )
+    images: PositiveInt | None = Field(None, description="Images of a sample of text [1].", json_schema_extra=MODEL)
+    image_size: PositiveInt | None = Field(None, description="Edge of these, in pixels.", json_schema_extra=MODEL)
+    freeze_vision: bool = Field(False, description="Train all but the vision part.", json_schema_extra=MODEL)
     global_batch: PositiveInt | Literal["any"] | None = Field(
         None, description="Samples per step, or 'any' [64; CPU 8].", json_schema_extra=MODEL
     )

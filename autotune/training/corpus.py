@@ -81,12 +81,13 @@ def prepare(workload: Workload, directory: Path) -> Corpus | None:
 
 
 def refuse_files(workload: Workload) -> None:
-    """Refuse a data file for a task on images or sound.
+    """Refuse a data file for a task on images, also beside texts, or sound.
 
     Raises:
         InputError: The workload has one.
     """
-    if workload.dataset is not None and not workload.task.takes_text:
+    is_text = workload.task.takes_text and workload.task is not Task.IMAGE_TEXT_TO_TEXT
+    if workload.dataset is not None and not is_text:
         what = "recordings" if workload.task.takes_audio else "images"
         raise InputError(f"{workload.dataset}: {what} are not read from files yet; leave the data out")
 

@@ -38,6 +38,8 @@ class Workload(Value):
     task: Task
     sequence_length: PositiveInt = Field(description="tokens, or audio frames; longer samples are truncated")
     target_length: PositiveInt | None = Field(default=None, description="decoder tokens, encoder-decoders only")
+    images: PositiveInt | None = Field(default=None, description="images of a sample of text; None: no such samples")
+    image_size: PositiveInt | None = Field(default=None, description="edge of these images in pixels")
     global_batch_size: PositiveInt | None = Field(description="samples per optimizer step; None: free")
     dataset: str | None = Field(default=None, description="file of real data; None: synthetic samples")
     text_field: str | None = None
@@ -85,7 +87,10 @@ class Workload(Value):
         """The sequence length in words: 'sequence 512' or '3000 frames'; empty for images."""
         if self.task.takes_audio:
             return f"{self.sequence_length} frames"
-        return f"sequence {self.sequence_length}" if self.task.takes_text else ""
+        images = (
+            f" with {self.images} image{'s' * (self.images > 1)} of {self.image_size} pixels" if self.images else ""
+        )
+        return f"sequence {self.sequence_length}{images}" if self.task.takes_text else ""
 
     @property
     def tokens_per_sample(self) -> float | None:

@@ -23,9 +23,11 @@ from conftest import TINY_LLAMA, write_model
 from exporting import ANSWERS, CPU, SCRIPTS, answer_of, answer_with, drafted
 from factories import make_config, make_hardware, make_workload
 from transformers import Trainer, default_data_collator, set_seed
+from vision_language import edge, tiny_vision_language
 
 from autotune.exports.targets import draft
-from autotune.training.build import build_model
+from autotune.training.build import build_config, build_model
+from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
@@ -190,6 +192,30 @@ def test_every_task_trains_on_its_stand_ins(answer, run, target, model, task):
     assert printed["samples_per_second"] > 0
     assert 0 < printed["loss"] < 1000  # of CTC a sum over labels
     assert printed["measured_by_autotune"] == 20.0
+
+
+SLOWLY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "paligemma", "gemma3", "smolvlm", "internvl")
+
+
+@pytest.mark.parametrize("target", ["python", "accelerate-loop"])
+@pytest.mark.parametrize(
+    "model", ["idefics3", "llava_next", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWLY)]
+)
+def test_vision_language_models_train_on_texts_with_images(run, tmp_path, target, model):
+    spec = tiny_vision_language(tmp_path / model, model).model_copy(update={"freeze_vision": True})
+    build_model(spec, Task.IMAGE_TEXT_TO_TEXT, dtype="float32", device="cpu").save_pretrained(tmp_path / model)
+    shown = image_text(build_config(spec, Task.IMAGE_TEXT_TO_TEXT), 2, edge(model))
+    result = answer_of(
+        make_config(2, adapter={"kind": "lora", "rank": 2}),
+        workload=make_workload(
+            model=spec, task=Task.IMAGE_TEXT_TO_TEXT, sequence_length=shown.tokens + 8, target_length=None,
+            global_batch_size=4, images=2, image_size=shown.image.size,
+        ),
+        hardware=make_hardware(versions=installed_versions()),
+    )  # fmt: skip
+    printed = run(result, target)
+    assert printed["samples_per_second"] > 0
+    assert 0 < printed["loss"] < 20
 
 
 KNOBS = {
