@@ -33,11 +33,10 @@ AnyOptions = TypeVar("AnyOptions", bound="WorkloadOptions")
 # Groups in which a command's help lists its options, in this order.
 MODEL: JsonDict = {"group": "Model and data"}
 CHANGES: JsonDict = {"group": "What may change"}
-CONFIGURATION: JsonDict = {"group": "The configuration"}
 LIMITS: JsonDict = {"group": "Limits"}
 PLACES: JsonDict = {"group": "Where it runs"}
 OUTPUT: JsonDict = {"group": "Output"}
-GROUPS = tuple(str(group["group"]) for group in (MODEL, CHANGES, CONFIGURATION, LIMITS, PLACES, OUTPUT))
+GROUPS = tuple(str(group["group"]) for group in (MODEL, CHANGES, LIMITS, PLACES, OUTPUT))
 
 _NEXT = re.compile(r",(?=[^,=]*=)")  # the comma before the next KNOB=VALUE; a value may have commas
 _SHOWN = 100  # characters of a refused value
@@ -77,6 +76,7 @@ Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(val
 Bytes = Annotated[PositiveInt, _as_text(parse_memory)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_time_s)]
 Count = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_count)]
+Fixed = Annotated[tuple[str, ...], BeforeValidator(_fixed)]
 
 
 class WorkloadOptions(Value):
@@ -154,9 +154,7 @@ class SearchOptions(WorkloadOptions):
     effort: Effort = Field(
         Effort.STANDARD, description="How long to search: quick, standard, thorough.", json_schema_extra=LIMITS
     )
-    fix: Annotated[tuple[str, ...], BeforeValidator(_fixed)] = Field(
-        (), description="KNOB=VALUE in every configuration and the baseline.", json_schema_extra=CHANGES
-    )
+    fix: Fixed = Field((), description="KNOB=VALUE in every configuration and the baseline.", json_schema_extra=CHANGES)
     only: Annotated[tuple[str, ...], BeforeValidator(_knobs)] = Field(
         (), description="Knobs to search; the others stay as in the baseline.", json_schema_extra=CHANGES
     )

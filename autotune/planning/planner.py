@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.cost.memory import states_bytes
 from autotune.errors import InputError
 from autotune.planning import devices
 from autotune.planning.options import SearchOptions
@@ -215,18 +216,15 @@ def _budget_of_all(plan: SearchPlan, options: SearchOptions) -> Budget:
 
 
 def _states_note(plan: SearchPlan) -> tuple[str, ...]:
-    """Return notes on the memory that the baseline needs at least, and on the extent of the search.
-
-    The memory is that of weights, gradients and AdamW's two states, 4 bytes a parameter each (fp32).
-    """
-    if not plan.facts.parameters:  # the model isn't known
+    """Return notes on the memory that the baseline needs at least, and on the extent of the search."""
+    parameters = plan.facts.parameters
+    if not parameters:  # the model isn't known
         return (_extent(plan),)
-    adamw = plan.baseline.optim in ("adamw_torch", "adamw_torch_fused")
-    states = plan.facts.parameters * (16 if adamw else 8)
-    what = "weights, gradients and AdamW states" if adamw else "weights and gradients"
+    states = states_bytes(parameters, plan.baseline)
+    size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
     text = (
-        f"{plan.workload.model.name}: {plan.facts.parameters / 1e6:,.1f}M parameters; the baseline needs "
-        f"{show_memory(states)} for {what} alone, activations not counted"
+        f"{plan.workload.model.name}: {size} parameters; the baseline needs "
+        f"{show_memory(states)} for weights, gradients and optimizer states alone, activations not counted"
     )
     if states > plan.memory_bytes:
         text += f": more than the budget of {show_memory(plan.memory_bytes)}"

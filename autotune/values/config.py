@@ -133,7 +133,6 @@ class TrainConfig(Value):
         Knob(
             knob.of_compiling,
             "compile",
-            help="inductor, or none",
             argument="unless default",
             feature="compile={}",
             word="compile {}",
@@ -149,7 +148,6 @@ class TrainConfig(Value):
         Quantization | None,
         Knob(
             "method",
-            help="Base weights that bitsandbytes packs, under an adapter: int8, nf4, nf4-double, fp4 or fp4-double",
             feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}",
             word="{} base weights",
         ),
