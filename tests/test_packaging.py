@@ -19,7 +19,12 @@ ROOT = Path(__file__).parents[1]
 
 # Imports whose package is called otherwise, that come with another dependency, or that are only looked for.
 OTHERWISE = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml", "vl_convert": "vl-convert-python"}
-BROUGHT_BY_OTHERS = {"huggingface_hub": "transformers", "markupsafe": "jinja2", "pyarrow": "datasets"}
+BROUGHT_BY_OTHERS = {
+    "tokenizers": "transformers",
+    "huggingface_hub": "transformers",
+    "markupsafe": "jinja2",
+    "pyarrow": "datasets",
+}
 NOT_REQUIRED = {"liger_kernel"}
 
 

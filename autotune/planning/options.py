@@ -23,9 +23,10 @@ from autotune.space.knobs import fixed_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
-from autotune.values.config import LARGEST_SEED
+from autotune.values.config import LARGEST_BATCH, LARGEST_SEED
 from autotune.values.knob import Allowance
 from autotune.values.placement import Engine, Fleet
+from autotune.values.workload import LONGEST_SAMPLE, RecipeName
 
 AnyOptions = TypeVar("AnyOptions", bound="WorkloadOptions")
 
@@ -118,6 +119,30 @@ class SearchOptions(WorkloadOptions):
         None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=MODEL
     )
     text_field: str | None = Field(None, description="Column of --data that holds the text.", json_schema_extra=MODEL)
+    recipe: RecipeName | None = Field(
+        None, description="Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.", json_schema_extra=MODEL
+    )
+    prompt_len: PositiveInt | None = Field(
+        default=None,
+        le=LONGEST_SAMPLE,
+        description="Tokens of a recipe's prompt [256; CPU 32].",
+        json_schema_extra=MODEL,
+    )
+    completion_len: PositiveInt | None = Field(
+        default=None,
+        le=LONGEST_SAMPLE,
+        description="Tokens of its completion [256; CPU 32].",
+        json_schema_extra=MODEL,
+    )
+    generations: PositiveInt | None = Field(
+        default=None,
+        le=LARGEST_BATCH,
+        description="Completions of a prompt, grpo and rloo [8; 2].",
+        json_schema_extra=MODEL,
+    )
+    reward: str | None = Field(
+        None, description="Reward function, as MODULE:FUNCTION [built in].", json_schema_extra=MODEL
+    )
     baseline: Name | None = Field(
         None, description="JSON of your TrainingArguments to compare with.", json_schema_extra=CHANGES
     )

@@ -16,6 +16,7 @@ from autotune.errors import InputError
 from autotune.planning import devices
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, restricted
+from autotune.planning.recipe import RecipeSubject
 from autotune.planning.user_loop import Knobs, UserLoop
 from autotune.planning.user_trainer import UserTrainer
 from autotune.planning.workload import Outline, Subject, objective_of
@@ -61,7 +62,7 @@ def subject_of(
         return UserTrainer.of(options, trainer=trainer, make_trainer=make_trainer, script=script)
     if not options.model:
         raise InputError("nothing to tune: give a model, or a trainer, make_trainer, script or step of your own")
-    return Subject(options)
+    return RecipeSubject(options) if options.recipe is not None else Subject(options)
 
 
 def outline(options: SearchOptions, allotment: Allotment | None = None, subject: Subject | None = None) -> Outline:
@@ -83,7 +84,11 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
         if (name := word.partition("=")[0]) in options.only:
             raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
     loss_steps_of(options)
-    subject = subject or Subject(options)
+    if options.recipe is None:
+        for name in ("prompt_len", "completion_len", "generations", "reward"):
+            if getattr(options, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')}: is said of a --recipe of TRL's")
+    subject = subject or subject_of(options)
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
     hardware, spreading = devices.spread(options, allotment.hardware)
     allotment = allotment.model_copy(update={"hardware": hardware})
@@ -123,7 +128,7 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
         objective=objective_of(options, workload),
         soak=not options.exhaustive,
         skewed_routing=facts.experts > 0 and not options.exhaustive,
-        loss_steps=loss_steps_of(options),
+        loss_steps=0 if workload.recipe is not None and workload.recipe.kind.generates else loss_steps_of(options),
         loss_insisted=bool(options.check_loss),
         record=options.record and not outline.is_shared,
         report_to=options.report_to,
@@ -141,8 +146,13 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
 
 def check_lengths(workload: Workload, facts: ModelFacts) -> None:
     """Refuse samples that are longer than the model takes."""
+    both = "--seq-len" if workload.recipe is None else "--prompt-len and --completion-len, together"
     for option, length, longest in (
-        ("--seq-len", workload.sequence_length, facts.max_sequence_length),
+        (
+            both,
+            workload.sequence_length,
+            facts.max_sequence_length,
+        ),
         ("--target-len", workload.target_length, facts.max_target_length or facts.max_sequence_length),
     ):
         if longest is not None and (length or 0) > longest:

@@ -175,6 +175,21 @@ class TrainConfig(Value):
     packing: Annotated[bool, Knob(knob.of_redrawing, feature="packed", word="packed")] = Field(
         default=False, description="concatenate the samples of a micro-batch into one row, without padding"
     )
+    generation_batch_size: Annotated[
+        PositiveInt | None, Knob("exact", "generation-batch", is_traced=False, word="{} generated at once")
+    ] = Field(
+        default=None,
+        le=LARGEST_BATCH,
+        exclude_if=lambda size: size is None,
+        description="completions that GRPO and RLOO generate at once, in samples; None: those of a step",
+    )
+    precompute_ref_log_probs: Annotated[
+        bool, Knob("exact", "precompute-ref", is_traced=False, word="reference worked out before")
+    ] = Field(
+        default=False,
+        exclude_if=lambda is_on: not is_on,
+        description="DPO and KTO run their reference model over all data before training, and drop it then",
+    )
     torch_empty_cache_steps: Annotated[
         PositiveInt | None,
         Knob(
