@@ -1,6 +1,6 @@
 """Full disks at every write, folders that are read-only or vanish, and clocks that are set, one row each.
 
-By default every thirteenth write fails; every one with `-m slow`.
+By default a few writes of two rows fail; every write of every row with `-m slow`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from faults.replaying import Search, finish, said
 
 from autotune.values.time_spent import wall_s
 
-STRIDE = 13
+STRIDE = 31
+SHORT = ("full", "home full")
 MOST = 1000  # writes of a search of two trials, at the most
 
 
@@ -73,13 +74,15 @@ def fail_at(server, search: Search, row: Row, write: int) -> bool:
     return True
 
 
-def writes(stride: int):
-    return pytest.param(stride, marks=[pytest.mark.slow, pytest.mark.timeout(3000)] if stride == 1 else [])
+SLOW = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.parametrize("stride", [writes(STRIDE), writes(1)])
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_a_search_survives_what_happens_at_each_write(server, begin, row, stride):
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [*((name, STRIDE) for name in SHORT), *(pytest.param(name, 1, marks=SLOW) for name in ROWS)],
+)
+def test_a_search_survives_what_happens_at_each_write(server, begin, name, stride):
+    row = ROWS[name]
     for write in range(1, MOST, stride):
         if not fail_at(server, begin("find", max_trials=2), row, write):
             assert write > 1
@@ -88,7 +91,7 @@ def test_a_search_survives_what_happens_at_each_write(server, begin, row, stride
     raise AssertionError("a search of two trials has no end of writes")
 
 
-@pytest.mark.parametrize("write", range(30, 90, 6))
+@pytest.mark.parametrize("write", [40, 41, *(pytest.param(write, marks=SLOW) for write in range(42, 120, 3))])
 def test_a_run_directory_that_vanishes_ends_the_search_in_a_line(server, begin, write):
     search = begin("find", max_trials=4)
     assert finish(server, search, AtWrite(search.run, write, number=0, lasting=False)) == 4

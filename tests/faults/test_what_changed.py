@@ -82,8 +82,14 @@ def test_a_script_that_was_changed_is_told(server, begin):
     assert any(f"{script} has changed" in note for note in read_result(search.run / "best-config.json").notes)
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", READ_AGAIN)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        pytest.param(name, damage, marks=[pytest.mark.slow] if (place + kind) % len(DAMAGE) else [])
+        for place, name in enumerate(READ_AGAIN)
+        for kind, damage in enumerate(DAMAGE)
+    ],
+)
 def test_a_damaged_file_costs_what_was_in_it_alone(server, begin, name, damage):
     search = more(stopped(server, begin))
     path, kept = search.run / name, Kept(search)
@@ -96,7 +102,7 @@ def test_a_damaged_file_costs_what_was_in_it_alone(server, begin, name, damage):
     assert read_result(search.run / "best-config.json").verdict
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", [pytest.param(d, marks=[pytest.mark.slow] if d != "half" else []) for d in DAMAGE])
 def test_a_damaged_plan_is_refused_in_a_line_and_nothing_else_is_touched(server, begin, damage):
     search = stopped(server, begin)
     path = search.run / "search.json"

@@ -1,0 +1,73 @@
+"""What SECURITY.md says of the code: no shell, no unsafe reader, nothing of a model folder run unasked, loopback."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+from factories import make_spec
+
+from autotune.cli import reports
+from autotune.errors import InputError
+from autotune.execution.environment import launcher_environment
+from autotune.execution.ranks import ADDRESS
+from autotune.integrations.dashboard import is_loopback
+from autotune.planning.options import SearchOptions
+from autotune.training.resolve import resolve
+
+ROOT = Path(__file__).parents[1]
+SOURCES = {path.relative_to(ROOT / "autotune").as_posix(): path.read_text() for path in ROOT.glob("autotune/**/*.py")}
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 256, "_attn_implementation": "owner/kernel",
+}  # fmt: skip
+
+
+def using(pattern: str) -> set[str]:
+    return {name for name, text in SOURCES.items() if re.search(pattern, text)}
+
+
+@pytest.mark.parametrize("pattern", [r"shell=", r"os\.system\(", r"(?<![\w.])(eval|exec)\(", r"torch\.load\("])
+def test_no_shell_is_started_and_no_text_is_run(pattern):
+    assert using(pattern) == set()
+
+
+def test_pickled_code_is_loaded_where_its_digest_is_compared():
+    assert using(r"pickle\.loads?\(") == {"execution/user_overlay.py", "training/trainer_pickle.py"}
+    assert "pickle.loads(read_unchanged(" in SOURCES["execution/user_overlay.py"]
+
+
+def test_yaml_is_read_by_safe_loaders():
+    assert using(r"yaml\.(unsafe_|full_)?load\(") == {"space/file.py"}
+    assert "class _StrictLoader(yaml.SafeLoader)" in SOURCES["space/file.py"]
+
+
+def test_kernels_of_the_hub_need_the_users_word(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(InputError, match=r"kernels of a repository on the hub \(owner/kernel\).*--trust-remote-code"):
+        resolve(str(tmp_path))
+    assert resolve(str(tmp_path), trust_remote_code=True).hub_kernels == ("owner/kernel",)
+    assert make_spec(config={"attn_implementation": "sdpa"}).hub_kernels == ()
+
+
+def test_code_of_a_model_is_off_by_default():
+    assert SearchOptions(model="m").trust_remote_code is False
+
+
+def test_what_listens_is_on_loopback_by_default():
+    assert is_loopback(ADDRESS)
+    assert is_loopback(inspect.signature(reports.dashboard).parameters["host"].default)
+
+
+def test_trials_get_neither_the_record_nor_the_token():
+    present = {"AUTOTUNE_RECORD": "postgresql://ann:secret@host/db", "RAY_AUTH_TOKEN": "secret", "HOME": "/home/ann"}
+    given = launcher_environment("cpu", {}, present)
+    assert given["HOME"] == "/home/ann"
+    assert "secret" not in "".join(given.values())
+
+
+def test_the_page_leads_to_what_is_there():
+    for link in re.findall(r"\]\(([^)#]+)", (ROOT / "SECURITY.md").read_text()):
+        assert (ROOT / link).exists(), link
