@@ -17,7 +17,7 @@ from autotune.values.config import TrainConfig
 OPTIONS = {
     "--model", "--gpu", "--memory", "--task", "--seq-len", "--target-len", "--global-batch", "--allow", "--tokens",
     "--prices", "--nodes", "--network-gb-s", "--host-memory", "--device", "--revision", "--trust-remote-code", "--json",
-    "--debug", "--help", "--quiet", "--fix", "--devices",
+    "--debug", "--help", "--quiet", "--fix", "--devices", "--eval-batch", "--eval-samples", "--explain",
 }  # fmt: skip
 
 
