@@ -43,8 +43,16 @@ def find(
     task: str | None = None,
     data: str | Path | None = None,
     text_field: str | None = None,
+    recipe: str | None = None,
+    prompt_len: int | None = None,
+    completion_len: int | None = None,
+    generations: int | None = None,
+    reward: str | None = None,
     seq_len: int | None = None,
     target_len: int | None = None,
+    images: int | None = None,
+    image_size: int | None = None,
+    freeze_vision: bool = False,
     global_batch: int | Literal["any"] | None = None,
     baseline: str | Path | None = None,
     allow: Allowance | str = Allowance.OPTIMIZER,
@@ -83,22 +91,30 @@ def find(
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         step: A training loop of your own in place of the Trainer: a function that takes a :class:`TrainConfig`, and the
             argument `accumulation_steps` if it has one, sets training up and returns a function that runs one optimizer
-            step, and may return its loss. It raises ValueError for a configuration that it can't run. If `model` is
-            given too, memory and time are predicted.
+            step, and may return its loss. It raises ValueError where it can't run. With `model`, too, it is predicted.
         knobs: The fields of :class:`TrainConfig` that `step` honours, optionally with the values to try:
             ``["per_device_train_batch_size"]`` or ``{"precision": ["fp32", "bf16"]}``; or give a `space` instead.
         trainer: A `transformers.Trainer` of your own, with its model, data, loss and arguments, which are the baseline.
             Each trial works on a copy.
         make_trainer: A function that makes such a Trainer, if it can't be pickled or is too large.
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
-        task: The head: 'causal-lm', 'seq2seq-lm', 'masked-lm', 'sequence-classification',
-            'image-classification', 'speech-ctc', 'speech-seq2seq' or 'audio-classification';
-            by default that of config.json, or the architecture's usual one.
+        task: The head, a value of `Task` such as 'causal-lm'; by default that of config.json, or the usual one.
         data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
+        recipe: Post-training by a Trainer of TRL: 'sft', 'dpo', 'reward', 'kto', 'grpo' or 'rloo'. Prompts, completions
+            and pairs are synthetic, or those of `data`.
+        prompt_len: Tokens of a recipe's prompt; 256 by default, 32 on the CPU.
+        completion_len: Tokens of its completion; generated ones all have so many. Of `data`, what prompt and completion
+            have beyond both lengths is cut off.
+        generations: Completions of a prompt that 'grpo' (8 by default) and 'rloo' (2) generate and compare. A sample of
+            `global_batch` is a completion.
+        reward: The reward function of generated completions, as "module:function"; by default one that takes no time.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
+        images: Images of a sample of a vision-language model; 1 by default. Their tokens are part of `seq_len`.
+        image_size: Edge of these images in pixels; by default what the model was made for.
+        freeze_vision: Train all but the part that sees the images.
         global_batch: Samples per optimizer step, the same in every trial; 64 by default, 8 on the CPU; with 'any' it
             is the micro-batch times the number of devices.
         baseline: JSON file of TrainingArguments to compare with; the Trainer's defaults otherwise.
@@ -116,8 +132,7 @@ def find(
             they still take more than half of it, nothing is measured, and the verdict is "couldn't tell".
         max_trials: Most trials of the search, finals and checks not counted.
         max_time: Time limit of the whole search, in seconds or as '10m'.
-        exhaustive: Measure every legal point instead of searching, and write ``table.jsonl`` in the run directory;
-            without limits of trials and time unless they are given.
+        exhaustive: Measure every legal point, unless limits are given, and write ``table.jsonl`` in the run directory.
         repeat: How often an exhaustive search measures each point.
         train_steps: Optimizer steps of your run, whose total time is then minimised: compilation pays only in a long
             run. By default the throughput of the steady state is maximised.

@@ -49,6 +49,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_mel_bins": 4, "max_source_positions": 24, "max_target_positions": 24, "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
     },
+    "llava": {
+        "image_token_id": 90,
+        "text_config": {
+            "model_type": "llama", "vocab_size": 96, "hidden_size": 16, "intermediate_size": 16,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "pad_token_id": 0,
+        },
+        "vision_config": {
+            "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "image_size": 16, "patch_size": 8,
+        },
+    },
 }  # fmt: skip
 
 
@@ -61,6 +72,7 @@ USUAL_MODEL = {
     Task.SPEECH_CTC: "wav2vec2",
     Task.SPEECH_SEQ2SEQ: "whisper",
     Task.AUDIO_CLASSIFICATION: "wav2vec2",
+    Task.IMAGE_TEXT_TO_TEXT: "llava",
 }
 
 

@@ -53,6 +53,8 @@ class Shape(Value):
     task: Task
     length: int = Field(description="tokens; images have the size of the config")
     target_length: int | None = None
+    images: int | None = Field(default=None, description="of a sample of text")
+    image_size: int | None = Field(default=None, description="edge of these in pixels")
     padded: bool = Field(default=False, description="whether batches hold padding")
 
 
@@ -98,6 +100,8 @@ def shape_of(workload: Workload) -> Shape:
         task=workload.task,
         length=lengths.maximum if lengths is not None else workload.sequence_length,
         target_length=workload.target_length,
+        images=workload.images,
+        image_size=workload.image_size,
         padded=lengths is not None and lengths.minimum < lengths.maximum,
     )
 

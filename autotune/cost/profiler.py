@@ -18,7 +18,7 @@ import torch
 from autotune.cost import quantized
 from autotune.cost.extend import NotLinear, Pair, extend, line, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
-from autotune.cost.profile import CONTRACTION, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
+from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
 from autotune.cost.tape import Tape
 from autotune.cost.trace import evaluation_step, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
@@ -186,7 +186,8 @@ class _Profiler:
 
     def _hidden_bytes(self, config: Any) -> float:
         """Return the bytes of one sample's hidden states, 0 where the config doesn't say their width."""
-        width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+        text = config.get_text_config()
+        width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
         half = self.family.autocast is not None or self.family.dtype != "float32"
         return float(self.shape.length * width * (2 if half else 4)) if isinstance(width, int) else 0.0
 
@@ -218,7 +219,7 @@ def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
         raise NotLinear("the tensors change with the micro-batch")
     sizes = pair.lines("storages")[:, 2]
     rows = zip(made.astype(int), freed.astype(int), sizes[:, 0], sizes[:, 1], gradient > 0, strict=True)
-    products = np.flatnonzero(tape.kinds == CONTRACTION)
+    products = np.flatnonzero(np.isin(tape.kinds, PRODUCTS))
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
     firsts = [products[products < tape.forward_end][:1], products[products >= tape.forward_end][:1]]
     return Excerpt(

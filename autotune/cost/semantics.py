@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from autotune.cost import images
 from autotune.cost.attention import AttentionCall, attention
 from autotune.cost.family import Generation
 from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention_on_cpu
@@ -63,6 +64,7 @@ class Semantics(TorchFunctionMode):
         padded: Whether batches hold padding.
         experts: Number of experts that tokens are routed to.
         generation: Of a CUDA device.
+        images: Whether parts of a tensor that are split off are those of images.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Semantics(TorchFunctionMode):
         padded: bool = False,
         experts: int = 1,
         generation: Generation = "ampere",
+        images: bool = False,
     ) -> None:
         super().__init__()
         self._device: Device = device
@@ -83,6 +86,7 @@ class Semantics(TorchFunctionMode):
         self._padded = padded
         self._experts = experts
         self._generation = generation
+        self._images = images
         self._cache: dict[int, torch.Tensor] = {}
 
     @contextlib.contextmanager
@@ -237,6 +241,9 @@ class Semantics(TorchFunctionMode):
         labels = args[1].numel() // args[0].shape[1]
         return CtcLoss.apply(args[0], labels, self._recorder)  # type: ignore[no-untyped-call]
 
+    def _with_images(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return _IMAGES[func.__name__](func, *args, **kwargs) if self._images else NotImplemented
+
     def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return all values: labels hold no padding."""
         if not _is_valueless(args[0]):
@@ -244,6 +251,7 @@ class Semantics(TorchFunctionMode):
         return args[0].flatten()
 
 
+_IMAGES = {"split": images.split, "to": images.to}
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": Semantics._attention,
     "dropout": Semantics._dropout,
@@ -252,6 +260,7 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "cross_entropy": Semantics._cross_entropy,
     "ctc_loss": Semantics._ctc_loss,
     "masked_select": Semantics._masked_select,
+    **dict.fromkeys(("split", "to"), Semantics._with_images),
     "sum": Semantics._sum,
     "grouped_mm": Semantics._grouped_mm,
     "_grouped_mm": Semantics._grouped_mm,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from autotune.cost.images import run_beside_numbers
 from autotune.cost.meta import run_once, tensors_in
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE, NORMALISATION, VIEW
 
@@ -86,9 +87,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known: Tensors whose storages are not counted: weights, buffers and inputs.
         scratch: Returns the bytes that an operator takes and gives back, from its name, arguments and results; None:
             none does.
+        numbers: Whether integers of the host are used beside tensors of the meta device; what is done with them alone,
+            and views, which a model makes one by one for each image, are not written down.
     """
 
-    def __init__(self, known: list[torch.Tensor], scratch: Callable[[str, Any, Any], int] | None = None) -> None:
+    def __init__(
+        self,
+        known: list[torch.Tensor],
+        scratch: Callable[[str, Any, Any], int] | None = None,
+        *,
+        numbers: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators: list[_Operator] = []
         self._storages: list[_Storage] = []
@@ -96,6 +105,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._references: dict[int, weakref.ref[Any]] = {}
         self._forward_end = -1
         self._scratch = scratch
+        self._numbers = numbers
         self.attention: set[str] = set()  # kernels that attention took
         self.outputs_bytes = 0.0
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
@@ -124,9 +134,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write it down."""
         kwargs = kwargs or {}
-        out = run_once(func, args, kwargs)
+        if not self._numbers:
+            out = run_once(func, args, kwargs)
+        else:
+            out = run_beside_numbers(func, args, kwargs)
+            if self._is_aside((args, tuple(kwargs.values())), out):
+                return out
         self._record(func, args, kwargs, out)
         return out
+
+    def _is_aside(self, given: Any, out: Any) -> bool:
+        """Return whether an operator only looks at numbers of the host (not pixels), or at a part of a tensor."""
+        outputs = tensors_in(out)
+        if all(not self._is_new(tensor) for tensor in outputs):
+            return not any(tensor is one for tensor in outputs for one in tensors_in(given))
+        pixels = any(t.is_floating_point() and not self._is_new(t) for t in tensors_in(given))
+        return all(not t.is_meta and not (pixels and t.is_floating_point()) for t in outputs)
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         name = func._schema.name.partition("::")[2]

@@ -16,6 +16,7 @@ from autotune.cost.meta import tensors_in
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.training.facts import experts_of
+from autotune.training.image_text import image_text
 from autotune.training.inputs import audio_input, image_input, labels_of
 from autotune.values.model import Task
 
@@ -76,7 +77,8 @@ def _recording(
     known = [*model.parameters(), *model.buffers()]
     inputs = make_inputs(model.config, shape, batch, device=known[0].device)
     on_cuda = family.device == "cuda"
-    recorder = Recorder(known + list(inputs.values()), scratch_bytes if on_cuda else None)
+    shows = shape.task is Task.IMAGE_TEXT_TO_TEXT and known[0].is_meta
+    recorder = Recorder(known + list(inputs.values()), scratch_bytes if on_cuda else None, numbers=shows)
     autocast = getattr(torch, family.autocast) if family.autocast else None
     semantics = Semantics(
         family.device,
@@ -85,6 +87,7 @@ def _recording(
         padded=shape.padded,
         experts=max(1, experts_of(model.config)),
         generation=family.generation,
+        images=shows,
     )
     set_checkpointing(model, family, semantics, recorder)
     with (
@@ -158,6 +161,8 @@ def make_inputs(
 
     if shape.task.takes_audio:
         return _sound(config, shape, batch, device, ids)
+    if shape.task is Task.IMAGE_TEXT_TO_TEXT:
+        return {**_images_in_texts(config, shape, batch, device), "labels": ids(batch, shape.length)}
     if not shape.task.takes_text:
         name, size, clusters = image_input(config)
         image = ids(batch, *size, below=clusters) if clusters else torch.zeros((batch, *size), device=device)
@@ -172,6 +177,24 @@ def make_inputs(
         inputs["labels"] = ids(batch, below=classes)
     else:
         inputs["labels"] = ids(batch, shape.length)
+    return inputs
+
+
+def _images_in_texts(config: Any, shape: Shape, batch: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """Return texts with images but for the labels; what a model asks the values of is on the host."""
+    shown = image_text(config, shape.images, shape.image_size)
+    positions = shown.positions()
+    rows, *size = shown.pixels
+    # Of images that are stacked a model asks which are none.
+    pixels = torch.ones((batch * rows, *size), device="cpu" if shown.image.is_stacked else device)
+    inputs = {"input_ids": torch.full((batch, shape.length), int(shown.token == 0)), "pixel_values": pixels}
+    inputs["input_ids"][:, positions] = shown.token
+    if shown.image.named is not None:
+        inputs[shown.image.named] = torch.tensor([shown.image.numbers] * (batch * shown.images))
+    if shown.types is not None:
+        name, of_image, of_text = shown.types
+        inputs[name] = torch.full((batch, shape.length), of_text)
+        inputs[name][:, positions] = of_image
     return inputs
 
 

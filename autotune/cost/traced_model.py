@@ -19,6 +19,7 @@ import torch
 
 from autotune.cost import quantized
 from autotune.cost.family import Family, Shape
+from autotune.cost.images import pack_at_once
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import routing
 from autotune.training.depth import shallower, stacks
@@ -70,6 +71,8 @@ def build(
     model.config.use_cache = False
     if flash:  # not asked of the library, which refuses what isn't installed
         model.config._attn_implementation = "flash_attention_2"
+    if model.config.model_type == "llava_next" and device == "meta":
+        pack_at_once(model.model)
     if change is not None:
         model = change(model)
     if family.quantization is not None:

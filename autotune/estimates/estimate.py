@@ -20,13 +20,18 @@ from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss
 from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
 from autotune.planning.options import options_of
-from autotune.space.knobs import knobs, point_of
+from autotune.space.knobs import in_words
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.knob import Allowance
 from autotune.values.workload import Workload
+
+_LOADING = "dataloader"  # prefix of the knobs of data loading
+
+# Knobs that a note names where they aren't given: those that decide most of memory and time.
+_NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementation", "checkpointing")
 
 # Knobs that say how several devices share a training. If none of them is given, all ways are compared.
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
@@ -43,7 +48,7 @@ def report(options: request.EstimateOptions) -> Report:
     """
     request.check(options)
     prices = read_prices(Path(options.prices)) if options.prices is not None else None
-    point = point_of(options.knobs)
+    point = options.point
     target = None if options.gpu == "all" else request.with_packages(request.target_of(options), point)
     workload, said = request.workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
@@ -68,6 +73,9 @@ def estimate(
     task: str | None = None,
     seq_len: int | None = None,
     target_len: int | None = None,
+    images: int | None = None,
+    image_size: int | None = None,
+    freeze_vision: bool = False,
     global_batch: int | Literal["any"] | None = None,
     gpu: str | None = None,
     device: str = "auto",
@@ -82,11 +90,14 @@ def estimate(
     Args:
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         config: The configuration.
-        workload: What is trained, instead of `model`, `task`, `seq_len`, `target_len` and `global_batch`.
+        workload: What is trained, instead of `model`, `task` and all that follows until `global_batch`.
         task: The head to train, as in :func:`autotune.find`; by default that of config.json, or the usual one.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
+        images: Images of a sample of a vision-language model; 1 by default. Their tokens are part of `seq_len`.
+        image_size: Edge of these images in pixels; by default what the model was made for.
+        freeze_vision: Train all but the part of a vision-language model that sees the images.
         global_batch: Samples per optimizer step; 64 by default, 8 on the CPU; 'any' for one micro-batch a step.
         gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
         device: The device of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
@@ -104,6 +115,7 @@ def estimate(
     if model is None and workload is None:
         raise InputError("estimate: needs a model or a workload")
     fields = {"task": task, "seq_len": seq_len, "target_len": target_len, "global_batch": global_batch}
+    fields |= {"images": images, "image_size": image_size, "freeze_vision": freeze_vision}
     asked = {"gpu": gpu, "device": device, "revision": revision, "trust_remote_code": trust_remote_code, **fields}
     asked |= {"eval_batch": eval_batch, "eval_samples": eval_samples}
     name = model or (workload.model.reference if workload else "")
@@ -114,7 +126,7 @@ def estimate(
     said: tuple[str, ...] = ()
     if workload is None:
         workload, said = request.workload_of(options, target.device.hardware.kind)
-    elif given := [name for name, value in fields.items() if value is not None]:
+    elif given := [name for name, value in fields.items() if value]:
         raise InputError(f"estimate: {given[0]} is part of the workload")
     elif model is not None and resolve.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
@@ -164,11 +176,10 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
 def _knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
     """Return lines on the knobs that the user left at their defaults, and on given ones that change no prediction."""
     notes = []
-    if rest := request.as_options(config, point):
-        notes.append(f"not given, so as by default: {rest}")
-    if loading := [
-        f"--{k.option}" for k in knobs() if k.parameter in point and k.parameter.startswith(request.LOADING)
-    ]:
+    values = make_point(config)
+    if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
+        notes.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
+    if loading := [in_words(name, value) for name, value in point.items() if name.startswith(_LOADING)]:
         notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
     return tuple(notes)
 

@@ -7,6 +7,7 @@ ids come from the middle half of a vocabulary, where no model has its special on
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from autotune.errors import InputError
@@ -14,7 +15,9 @@ from autotune.exports import launch_files
 from autotune.exports.templating import Code, rendered
 from autotune.exports.winner import EVALUATING, Draft, Winner, lost_arguments
 from autotune.training.adapters import CLASSIFICATION_HEADS
+from autotune.training.image_text import VISION_PARTS
 from autotune.values.model import Task
+from autotune.values.workload import Recipe
 
 TRAIN, TRL = launch_files.SCRIPT, "train_trl.py"
 
@@ -32,6 +35,9 @@ _IMPORTS_WIDTH = 96
 _TEXTS, _DENSE = 512, 8
 _MASKED_SHARE = 0.15
 
+# Readers of the library datasets, by kind of file.
+_LOADERS = {".csv": "csv", ".parquet": "parquet"}
+
 _TEXT_VOCABULARY = Code("config.get_text_config().vocab_size")
 
 
@@ -48,6 +54,8 @@ def trl(winner: Winner) -> Draft:
     Raises:
         InputError: The task isn't causal language modelling.
     """
+    if winner.workload.recipe is not None:
+        return _recipe(winner, winner.workload.recipe)
     if winner.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
     arguments, lost = _trainer_arguments(winner)
@@ -59,6 +67,32 @@ def trl(winner: Winner) -> Draft:
     }
     made = {**context(winner, TRL), "training_arguments": arguments, "weighs": False, "lost": lost}
     return Draft({TRL: rendered("train_trl.py.j2", made)}, launch(winner, TRL), tuple(lost))
+
+
+def _recipe(winner: Winner, recipe: Recipe) -> Draft:
+    """Return a script with the Trainer of TRL that was measured."""
+    arguments, lost = _trainer_arguments(winner)
+    made, path, kind = context(winner, TRL), winner.workload.dataset, recipe.kind
+    is_reward = winner.workload.task is Task.SEQUENCE_CLASSIFICATION
+    texts = {
+        "prompt": f"text({recipe.prompt_length})",
+        "label": "index % 2 == 0",
+        **dict.fromkeys(("completion", "chosen", "rejected"), f'" " + text({recipe.completion_length})'),
+    }
+    if is_reward:
+        texts |= dict.fromkeys(kind.columns, f"text({max(1, winner.workload.sequence_length - 2)})")
+    length = f"Every completion of a trial had {recipe.completion_length} tokens; yours end by themselves."
+    made |= {
+        "kind": kind,
+        "training_arguments": arguments,
+        "lost": lost,
+        "model_arguments": {**made["model_arguments"], **({"num_labels": 1} if is_reward else {})},
+        "about_lengths": length if kind.generates else "",
+        "datasets": "load_dataset" if path else "Dataset",
+        "file": path and (_LOADERS.get(PurePath(path).suffix.lower(), "json"), path),
+        "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
+    }
+    return Draft({TRL: rendered("train_recipe.py.j2", made)}, launch(winner, TRL), tuple(lost))
 
 
 def _trainer_arguments(winner: Winner) -> tuple[dict[str, Any], list[str]]:
@@ -99,12 +133,14 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "heads": CLASSIFICATION_HEADS,
         "decoder_prefix": workload.task is Task.SEQ2SEQ_LM and bool(config.adapter and config.adapter.prompt_length),
         "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and workload.model.kind == "decoder",
-        "count_by_loss_type": workload.task is Task.CAUSAL_LM,
+        "count_by_loss_type": workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT),
+        "vision_parts": sorted(VISION_PARTS) if workload.model.freeze_vision else None,
         "weighs": winner.samples_per_step > config.per_device_train_batch_size,
         "measured": None if winner.measured is None else round(winner.measured, 3),
         "imports": _imports(winner),
         **_collator(winner),
         "masked_share": _MASKED_SHARE,
+        "shown": None,
         **_samples(winner),
     }
 
@@ -136,6 +172,9 @@ def _imports(winner: Winner) -> Any:
 
 def _collator(winner: Winner) -> dict[str, str | Code]:
     """Return the collator's class, the expression that makes it, and what the user has to know of it."""
+    if winner.workload.task is Task.IMAGE_TEXT_TO_TEXT:
+        about = "for texts of one length; others need the model's own processor, which pads them"
+        return {"collator": "", "collate": Code("collate"), "about_collator": about}
     if winner.config.packing:
         name, about = "DataCollatorWithFlattening", "puts the samples of a micro-batch into one row, as was measured"
         return {"collator": name, "collate": Code(f"{name}()"), "about_collator": about}
@@ -152,6 +191,8 @@ def _collator(winner: Winner) -> dict[str, str | Code]:
 def _samples(winner: Winner) -> dict[str, Any]:
     """Return what templates need for the samples that stand in for the user's: input, labels and a remark."""
     workload, task = winner.workload, winner.workload.task
+    if task is Task.IMAGE_TEXT_TO_TEXT:
+        return _images_in_texts(winner)
     if not task.takes_text:
         return _images_or_sound(winner)
     lengths, length = workload.lengths, workload.sequence_length
@@ -179,6 +220,26 @@ def _target_length(winner: Winner) -> int:
     workload = winner.workload
     mean = workload.lengths.mean_target if workload.lengths is not None else None
     return round(mean) if mean is not None else workload.target_length or workload.sequence_length
+
+
+def _images_in_texts(winner: Winner) -> dict[str, Any]:
+    """Return the same for texts with images, whose placeholders stand before the text."""
+    from autotune.training.build import build_config
+    from autotune.training.image_text import image_text
+
+    workload = winner.workload
+    shown = image_text(build_config(workload.model, workload.task), workload.images, workload.image_size)
+    about = (
+        "Yours are made by the model's own processor, with `labels` that are -100 where an image stands. Measured were "
+        f"{workload.sequence_length} tokens a sample, those of its images included."
+    )
+    return {
+        "input": _input("input_ids", (workload.sequence_length,), _TEXTS, ends=True),
+        "labels": {"kind": "text beside images"},
+        "shown": shown,
+        "pixels": (_DENSE, *shown.pixels),
+        "about_data": about,
+    }
 
 
 def _images_or_sound(winner: Winner) -> dict[str, Any]:

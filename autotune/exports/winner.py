@@ -149,7 +149,8 @@ class Winner:
     def shifts_labels(self) -> bool:
         """Whether the loss leaves out the first label of each row."""
         adapter = self.config.adapter
-        return self.workload.task is Task.CAUSAL_LM and (adapter is None or adapter.kind not in _PREPENDING)
+        causal = self.workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
+        return causal and (adapter is None or adapter.kind not in _PREPENDING)
 
     @property
     def sums_its_loss(self) -> bool:

@@ -17,7 +17,9 @@ from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import SpaceFile, load_space
 from autotune.training.baseline import UserArguments
+from autotune.training.build import build_config
 from autotune.training.heads import check_task, default_task, head_notes
+from autotune.training.image_text import image_text
 from autotune.training.inputs import fixed_frames, least_frames
 from autotune.training.resolve import resolve
 from autotune.value import write_bytes
@@ -124,14 +126,15 @@ def default_space(hardware: Hardware) -> str:
 def model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
     """Return the model and the task, which decides on its head."""
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
-    if options.task is None:
-        return spec, default_task(spec)
     try:
-        task = Task(options.task)
+        task = default_task(spec) if options.task is None else Task(options.task)
     except ValueError:
         raise InputError(f"--task {options.task}: expected one of {', '.join(Task.heads())}") from None
     check_task(spec, task)
-    return spec, task
+    asked = {"--images": options.images, "--image-size": options.image_size, "--freeze-vision": options.freeze_vision}
+    if task is not Task.IMAGE_TEXT_TO_TEXT and (given := next((name for name, value in asked.items() if value), None)):
+        raise InputError(f"{given}: the task {task} has no images beside texts")
+    return spec.model_copy(update={"freeze_vision": options.freeze_vision}), task
 
 
 def searched_workload(
@@ -167,18 +170,33 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
     for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
         if asked is not None and asked > LONGEST_SAMPLE:
             raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")
-    length = _length(options, kind, spec, task, notes)
+    shown = None
+    if task is Task.IMAGE_TEXT_TO_TEXT:
+        shown = image_text(build_config(spec, task), options.images, options.image_size)
+        notes.append(f"{shown.described} (--images, --image-size)")
+    length = _length(options, kind, spec, task, notes, shown.tokens if shown else 0)
     if options.target_len and not task.has_targets:
         raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
     target = (options.target_len or _usual_target(spec, task, length)) if task.has_targets else None
     if task.has_targets and options.target_len is None:
         notes.append(f"target length {target} (--target-len)")
-    return Workload(model=spec, task=task, sequence_length=length, target_length=target, global_batch_size=None)
+    return Workload(
+        model=spec,
+        task=task,
+        sequence_length=length,
+        target_length=target,
+        images=shown.images if shown else None,
+        image_size=shown.image.size if shown else None,
+        global_batch_size=None,
+    )
 
 
-def _length(options: WorkloadOptions, kind: str, spec: ModelSpec, task: Task, notes: list[str]) -> int:
-    """Return the length of a sample in tokens or frames of sound; for images the default, which means nothing."""
-    length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[kind]
+def _length(options: WorkloadOptions, kind: str, spec: ModelSpec, task: Task, notes: list[str], of_images: int) -> int:
+    """Return the tokens of a sample, those `of_images` included, or frames of sound; without text it means nothing."""
+    length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[kind] + of_images
+    if of_images and not of_images + 2 <= length <= LONGEST_SAMPLE:
+        limits = f"use at least {of_images + 2}, and at most {LONGEST_SAMPLE}"
+        raise InputError(f"--seq-len {length}: a sample's images take {of_images} tokens; {limits}")
     if task.takes_text and options.seq_len is None:
         notes.append(f"sequence length {length} (--seq-len)")
     if not task.takes_audio:

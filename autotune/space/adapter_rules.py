@@ -29,6 +29,8 @@ def adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
     found = config.adapter
     if found is None:
         return None
+    if workload.task is Task.IMAGE_TEXT_TO_TEXT and found.kind in ("vera", "bitfit"):
+        return f"{found.kind} can't be kept out of the vision part of {workload.model.model_type}; lora can"
     if found.prompt_length:
         return _prompt(found, config, workload, facts)
     if found.kind == "bitfit":

@@ -82,12 +82,14 @@ def _model(workload: Workload, facts: ModelFacts) -> str:
     spec = workload.model
     own_code = [spec.name, spec.revision] if spec.trust_remote_code else None
     figures = facts.architecture or spec.config
-    return _digest({"type": spec.model_type, "figures": figures, "size": facts.parameters, "code": own_code})
+    frozen = {"frozen": "vision"} if spec.freeze_vision else {}
+    return _digest({"type": spec.model_type, "figures": figures, "size": facts.parameters, "code": own_code, **frozen})
 
 
 def _shape(workload: Workload) -> str:
     fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in WITHOUT_COST}
-    written = workload.model_dump(mode="json", exclude=_NOT_THE_STEP)
+    without = _NOT_THE_STEP if workload.images else _NOT_THE_STEP | {"images", "image_size"}
+    written = workload.model_dump(mode="json", exclude=without)
     return _digest({**written, "real": workload.dataset is not None, "fixed": fixed})
 
 

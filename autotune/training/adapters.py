@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from autotune.training.image_text import VISION_PARTS
 from autotune.values.adapters import (
     Adapter,
     DoraAdapter,
@@ -66,6 +67,8 @@ _COMPUTE_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16"}
 def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, Any]:
     """Return the keyword arguments of peft's config class, and `peft_type`."""
     known = {"task_type": _TASK_TYPES[task]} if task in _TASK_TYPES else {}
+    if task is Task.IMAGE_TEXT_TO_TEXT:  # layers of the language model alone
+        known["exclude_modules"] = rf"(.*\.)?({'|'.join(sorted(VISION_PARTS))})\..*"
     return {**_WAYS[adapter.kind](adapter), **known}
 
 

@@ -80,6 +80,20 @@ class PackCollator:
         }
 
 
+@dataclass(frozen=True)
+class ImageTextCollator:
+    """Texts of one length with images, which vision-language models take joined along the first dimension."""
+
+    def __call__(self, samples: Sequence[Sample]) -> Sample:
+        """Stack what belongs to tokens, join what belongs to images."""
+        import torch
+
+        return {
+            name: (torch.stack if value.ndim == 1 else torch.cat)([sample[name] for sample in samples])
+            for name, value in samples[0].items()
+        }
+
+
 def row_order(
     lengths: NDArray[np.int64], *, longest_first: int, rows: int, config: TrainConfig, per_step: int, seed: int
 ) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import InputError, one_line
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, check_task, remote_classes, shown
+from autotune.training.image_text import freeze_vision
 from autotune.values.model import ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def build_model(
         from autotune.training.random_weights import share_matrices
 
         model = share_matrices(model, distributed_config)
+    if spec.freeze_vision:
+        freeze_vision(model)
     return model.train()
 
 

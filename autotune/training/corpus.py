@@ -81,12 +81,13 @@ def prepare(workload: Workload, directory: Path) -> Corpus | None:
 
 
 def refuse_files(workload: Workload) -> None:
-    """Refuse a data file for a task on images or sound.
+    """Refuse a data file for a task on images, also beside texts, or sound.
 
     Raises:
         InputError: The workload has one.
     """
-    if workload.dataset is not None and not workload.task.takes_text:
+    is_text = workload.task.takes_text and workload.task is not Task.IMAGE_TEXT_TO_TEXT
+    if workload.dataset is not None and not is_text:
         what = "recordings" if workload.task.takes_audio else "images"
         raise InputError(f"{workload.dataset}: {what} are not read from files yet; leave the data out")
 
@@ -125,7 +126,7 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
         drawn = np.random.default_rng(workload.seed).choice(len(rows), MAX_SAMPLES, replace=False)
         rows = rows.select(np.sort(drawn))
     labels = row_classes(rows, columns, workload, config.num_labels, notes)
-    tokenizer, name = _load_tokenizer(workload.model, notes)
+    tokenizer, name = load_tokenizer(workload.model, notes)
     encoder = _Encoder(
         tokenizer=tokenizer,
         columns=columns,
@@ -153,7 +154,7 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
     return Corpus(lengths=lengths, tokenizer=name, notes=tuple(notes))
 
 
-def _load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
+def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
     """Return the model's own tokenizer if this machine holds it, otherwise one that needs no vocabulary."""
     from transformers import AutoTokenizer, ByT5Tokenizer
 

@@ -18,8 +18,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.training.batches import IGNORED, Collator, PackCollator, PadCollator, Sample, row_order
+from autotune.training.batches import (
+    IGNORED,
+    Collator,
+    ImageTextCollator,
+    PackCollator,
+    PadCollator,
+    Sample,
+    row_order,
+)
 from autotune.training.corpus import Corpus, load_rows, prepare, refuse_files, row_lengths
+from autotune.training.image_text import ImageText, image_text
 from autotune.training.inputs import audio_input, image_input, labels_of
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task
@@ -69,8 +78,10 @@ def training_data(
     from torch.utils.data import Subset
     from transformers import default_data_collator
 
+    refuse_files(workload)
+    if workload.task is Task.IMAGE_TEXT_TO_TEXT:
+        return Repeated(_synthetic_images_in_texts(workload, model_config), samples), ImageTextCollator()
     if not workload.task.takes_text:
-        refuse_files(workload)
         made = _synthetic_sound if workload.task.takes_audio else _synthetic_images
         return Repeated(made(workload, model_config), samples), default_data_collator
     if workload.dataset is None:
@@ -178,6 +189,32 @@ class DenseSamples:
         return {self.name: _tensor(dense), "labels": _tensor(np.array(self.labels[index]))}
 
 
+@dataclass(frozen=True)
+class ImageTextSamples:
+    """Texts with images: placeholders before the text, which alone has labels."""
+
+    texts: NDArray[np.int32]
+    pixels: NDArray[np.float32]  # of distinct samples, which take turns
+    shown: ImageText
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Sample:
+        shown, positions = self.shown, self.shown.positions()
+        ids = np.array(self.texts[index], dtype=np.int64)
+        labels = ids.copy()
+        ids[positions], labels[positions] = shown.token, IGNORED
+        sample = {"input_ids": ids, "labels": labels, "pixel_values": self.pixels[index % len(self.pixels)]}
+        if shown.image.named is not None:
+            sample[shown.image.named] = np.array([shown.image.numbers] * shown.images)
+        if shown.types is not None:
+            name, of_image, of_text = shown.types
+            sample[name] = np.full_like(ids, of_text)
+            sample[name][positions] = of_image
+        return {name: _tensor(values) for name, values in sample.items()}
+
+
 def _tensor(array: NDArray[Any]) -> Tensor:
     import torch
 
@@ -198,6 +235,7 @@ def _synthetic_texts(workload: Workload, config: Any) -> TextSamples:
 def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArray[np.int32]:
     """Return rows of ids that aren't special but for the last, the end of a text if the model has one."""
     special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in _ids(config, name)]
+    special += [i for name in ("image_token_id", "video_token_id") if (i := getattr(config, name, None)) is not None]
     ordinary = np.setdiff1d(np.arange(config.get_text_config().vocab_size, dtype=np.int32), special)
     rows = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, length))
     end = [i for i in _ids(config, "eos_token_id") if i < config.get_text_config().vocab_size]
@@ -212,6 +250,13 @@ def _ids(config: Any, name: str, *, default: int | None = None) -> list[int]:
     if value is None:
         value = [] if default is None else default
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _synthetic_images_in_texts(workload: Workload, config: Any) -> ImageTextSamples:
+    random = np.random.default_rng(workload.seed)
+    shown = image_text(config, workload.images, workload.image_size)
+    pixels = random.standard_normal((max(1, IMAGES // shown.images), *shown.pixels), dtype=np.float32)
+    return ImageTextSamples(_random_ids(random, workload.sequence_length, config), pixels, shown)
 
 
 def _synthetic_images(workload: Workload, config: Any) -> DenseSamples:

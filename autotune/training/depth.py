@@ -7,9 +7,10 @@ check that the layers really repeat, by the operators and the number of paramete
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Fields that hold the depth of an encoder and its decoder.
@@ -46,23 +47,42 @@ class Stack:
 def stacks(config: Any, every: int = 1) -> tuple[Stack, ...]:
     """Return the stacks of layers of a library config; none if it doesn't say its depth.
 
-    With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed.
+    With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed. Fields of a config
+    inside are named with it, as "text_config.num_hidden_layers".
     """
+    if getattr(config, "image_token_id", None) is not None:
+        return _of_parts(config, every)
     fields: tuple[str, ...] | None = next((pair for pair in _PAIRS if all(_depth(config, name) for name in pair)), None)
     if fields is None and _depth(config, "num_hidden_layers"):
         fields = ("num_hidden_layers",)
     return tuple(_stack(config, name, every) for name in fields or ())
 
 
+def _of_parts(config: Any, every: int) -> tuple[Stack, ...]:
+    """Return the stacks of a language model and, if its layers are alike, of the vision part before it.
+
+    Qwen3-VL adds features of some of its vision layers to the first layers of the language model (DeepStack), and some
+    of Qwen2.5-VL's vision layers attend beyond their window.
+    """
+    vision = config.vision_config
+    deep = getattr(vision, "deepstack_visual_indexes", None) or ()
+    found = {"text_config": _stack(config.text_config, "num_hidden_layers", every, leading=len(deep))}
+    if not deep and not getattr(vision, "fullatt_block_indexes", None) and _depth(vision, "num_hidden_layers"):
+        found["vision_config"] = _stack(vision, "num_hidden_layers", every)
+    return tuple(replace(s, field=f"{part}.{s.field}") for part, s in found.items() if s.depth > s.base)
+
+
 def shallower(config: Any, depths: dict[str, int]) -> Any:
     """Return a copy of `config` with other depths, by field."""
     config = copy.deepcopy(config)
-    for name, depth in depths.items():
-        full = getattr(config, name)
-        for key, value in list(vars(config).items()):
+    for path, depth in depths.items():
+        *parts, name = path.split(".")
+        part = functools.reduce(getattr, parts, config)
+        full = getattr(part, name)
+        for key, value in list(vars(part).items()):
             if isinstance(value, list | tuple) and len(value) == full:
-                setattr(config, key, value[:depth])
-        setattr(config, name, depth)
+                setattr(part, key, value[:depth])
+        setattr(part, name, depth)
     return config
 
 
@@ -77,9 +97,9 @@ def without_chance(config: Any) -> Any:
     return config
 
 
-def _stack(config: Any, name: str, every: int) -> Stack:
+def _stack(config: Any, name: str, every: int, leading: int = 0) -> Stack:
     depth = int(getattr(config, name))
-    leading = max((int(getattr(config, field, 0) or 0) for field in _LEADING), default=0)
+    leading = max(leading, *(int(getattr(config, field, 0) or 0) for field in _LEADING))
     period = _period(getattr(config, "layer_types", None), depth, leading)
     for field in _PERIODS:
         step = getattr(config, field, None)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from autotune.training.batches import PACKED
+from autotune.training.image_text import is_vision, takes_images
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         experts_implementations=_experts_implementations(model) if experts else (),
         experts_per_token=getattr(config, "num_experts_per_tok", None) if experts else None,
         expert_capacity=getattr(config, "expert_capacity", None) if experts else None,
-        liger=_has_liger(config.model_type),
+        liger=_has_liger(model.config.model_type),
         batch_coupled=_coupling(model, config),
         has_dropout=_has_dropout(model, config),
         packs=task is Task.CAUSAL_LM and model.config.model_type in PACKED,
@@ -196,14 +197,14 @@ def _positions(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:
 
 
 def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the last names of the linear layers below the head, in order; routers are left out."""
+    """Return the last names of the linear layers below the head, in order, without routers and what sees images."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    output = model.get_output_embeddings()
+    output, joins = model.get_output_embeddings(), takes_images(model.config.model_type)
     names: dict[str, None] = {}
     for path, module in model.base_model.named_modules():
-        if not isinstance(module, torch.nn.Linear | Conv1D) or module is output:
+        if not isinstance(module, torch.nn.Linear | Conv1D) or module is output or (joins and is_vision(path)):
             continue
         parent_path, _, name = path.rpartition(".")
         parent: torch.nn.Module = model.base_model.get_submodule(parent_path)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError
+from autotune.training.image_text import takes_images
 from autotune.training.inputs import is_supported
 from autotune.values.model import Kind, ModelSpec, Task
 
@@ -32,12 +33,14 @@ HEADS = {
         "AutoModelForAudioClassification",
         "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     ),
+    Task.IMAGE_TEXT_TO_TEXT: ("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"),
 }
 USUAL_TASK: dict[Kind, Task] = {
     "decoder": Task.CAUSAL_LM,
     "encoder": Task.SEQUENCE_CLASSIFICATION,
     "encoder-decoder": Task.SEQ2SEQ_LM,
     "vision": Task.IMAGE_CLASSIFICATION,
+    "vision-language": Task.IMAGE_TEXT_TO_TEXT,
     "speech": Task.SPEECH_CTC,
     "speech-to-text": Task.SPEECH_SEQ2SEQ,
 }
@@ -49,12 +52,15 @@ _SENSES = {"vision_config": "images", "audio_config": "recordings"}
 def tasks_for(model_type: str, remote: Collection[str]) -> tuple[Task, ...]:
     """Return the tasks for which the library, or the model's own code, has a head for this type.
 
-    Of a speech model these are heads for sound alone, and none if autotune can't make its inputs.
+    Of a speech model these are heads for sound alone. A head whose inputs autotune can't make is none.
     """
     from transformers.models.auto import modeling_auto
 
     found = tuple(
-        task for task, (head, table) in HEADS.items() if head in remote or model_type in getattr(modeling_auto, table)
+        task
+        for task, (head, table) in HEADS.items()
+        if (head in remote or model_type in getattr(modeling_auto, table))
+        and (task is not Task.IMAGE_TEXT_TO_TEXT or takes_images(model_type))
     )
     if not any(task.takes_audio for task in found):
         return found
@@ -65,6 +71,8 @@ def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
     """Return the kind by the heads: BERT and its kin have both language heads, decoders only one."""
     if tasks and all(task.takes_audio for task in tasks):
         return "speech-to-text" if Task.SPEECH_SEQ2SEQ in tasks else "speech"
+    if Task.IMAGE_TEXT_TO_TEXT in tasks:
+        return "vision-language"
     if getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder"
     if Task.CAUSAL_LM in tasks and (Task.MASKED_LM not in tasks or getattr(config, "is_decoder", False)):
@@ -119,9 +127,13 @@ def head_notes(spec: ModelSpec, task: Task) -> list[str]:
             f"trained is {heads[0]} (--task {task}) in place of the {named} that config.json names: the answer holds "
             "for that head"
         )
-    elif spec.source != "catalogue" and named is not None and task is not USUAL_TASK[spec.kind]:
+    elif spec.source != "catalogue" and named is not None and named not in _heads(spec, USUAL_TASK[spec.kind]):
         notes.append(f"the head is that of {named} in config.json: {task} (--task)")
-    senses = [word for part, word in _SENSES.items() if part in spec.config and task.takes_text]
+    senses = [
+        word
+        for part, word in _SENSES.items()
+        if part in spec.config and task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT
+    ]
     if senses:
         notes.append(
             f"{' and '.join(senses)} are left out: the trials train on text alone, which takes less time and memory"

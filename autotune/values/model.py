@@ -26,6 +26,7 @@ class Task(StrEnum):
     SPEECH_CTC = "speech-ctc"
     SPEECH_SEQ2SEQ = "speech-seq2seq"
     AUDIO_CLASSIFICATION = "audio-classification"
+    IMAGE_TEXT_TO_TEXT = "image-text-to-text"
     OWN = "own"  # the user's training loop, whose task is unknown
 
     @classmethod
@@ -49,7 +50,7 @@ class Task(StrEnum):
         return self in (Task.SEQ2SEQ_LM, Task.SPEECH_SEQ2SEQ)
 
 
-Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text", "own"]
+Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "vision-language", "speech", "speech-to-text", "own"]
 
 
 # Implementations of attention or experts whose name has a slash.
@@ -68,6 +69,7 @@ class ModelSpec(Value):
     path: str | None = Field(default=None, description="local directory that holds config.json, if there is one")
     revision: str | None = None
     trust_remote_code: bool = False
+    freeze_vision: bool = Field(default=False, description="whether the weights of the vision part stay as they are")
 
     @property
     def hub_kernels(self) -> tuple[str, ...]:

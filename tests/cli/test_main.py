@@ -16,7 +16,8 @@ COMMANDS = (
 FIND_OPTIONS = {
     "Model and data": {
         "--model", "--task", "--seq-len", "--target-len", "--global-batch", "--revision", "--trust-remote-code",
-        "--data", "--text-field", "--train-steps", "--train-tokens", "--seed",
+        "--data", "--text-field", "--train-steps", "--train-tokens", "--seed", "--images", "--image-size",
+        "--freeze-vision",
     },
     "What may change": {"--baseline", "--allow", "--fix", "--only", "--space"},
     "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss", "--exhaustive", "--repeat"},

@@ -4,16 +4,21 @@ import json
 
 import pytest
 from factories import make_limits, make_request, make_workload
+from vision_language import FAMILIES, edge, tiny_vision_language
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
 from autotune.storage.home import rates_of
+from autotune.training.build import build_config
+from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
+from autotune.values.model import Task
+from autotune.values.workload import Workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -74,3 +79,31 @@ def test_the_measured_peak_is_within_10_percent_of_the_predicted_one(runner, wor
         )
     )
     assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("fields", [{}, {"checkpointing": "full", "precision": "bf16"}, {"adapter": {}}], ids=str)
+def test_a_vision_language_model_takes_the_predicted_peak_within_5_percent(runner, tmp_path, name, fields, request):
+    spec = tiny_vision_language(tmp_path, name, wide=4, vocabulary=16000)
+    shown = image_text(build_config(spec, Task.IMAGE_TEXT_TO_TEXT), 1, edge(name))
+    trained = Workload(
+        model=spec, task=Task.IMAGE_TEXT_TO_TEXT, sequence_length=shown.tokens + 64, images=1,
+        image_size=shown.image.size, global_batch_size=16,
+    )  # fmt: skip
+    config = TrainConfig(
+        attn_implementation="sdpa", dataloader_pin_memory=False, per_device_train_batch_size=8, **fields
+    )
+    hardware = detect("cpu")
+    traced = profile(spec, family_of(config, hardware), shape_of(trained))
+    predicted = CostModel.of(trained, hardware, rates_of(hardware), [traced]).estimate(config).memory.device_peak_bytes
+    indices = request.node.callspec.indices
+    result = runner.run(
+        make_request(
+            config,
+            number=100 + 10 * indices["fields"] + indices["name"],
+            workload=trained,
+            accumulation_steps=2,
+            limits=make_limits(memory_bytes=4 * GIB, timeout_s=300.0, measure_steps=2),
+        )
+    )
+    assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.05)

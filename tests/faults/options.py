@@ -5,6 +5,7 @@ from __future__ import annotations
 # Options of `autotune estimate` and `autotune find` beside those that are good, with values that no one can mean.
 _NUMBERS = ("-1", "0", "1e25", "9" * 40, "nan", "inf", "x", "")
 ESTIMATE = {
+    **dict.fromkeys(("--images", "--image-size"), (*_NUMBERS, "2")),  # the models there see none
     **dict.fromkeys(("--seq-len", "--global-batch", "--nodes", "--network-gb-s", "--micro-batch"), _NUMBERS),
     **dict.fromkeys(("--target-len", "--tensor-parallel", "--pipeline-parallel", "--prefetch"), _NUMBERS),
     **dict.fromkeys(("--adapter-rank", "--adapter-alpha", "--adapter-virtual-tokens", "--devices"), _NUMBERS),

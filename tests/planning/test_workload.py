@@ -123,3 +123,22 @@ def test_a_transcript_longer_than_the_decoder_is_refused():
     facts = make_facts(task=Task.SPEECH_SEQ2SEQ, max_target_length=448)
     with pytest.raises(InputError, match="--target-len 500: openai/whisper-tiny has 448 positions"):
         planned(facts, model="whisper-tiny", target_len=500)
+
+
+def test_a_sample_is_as_long_as_its_images_and_a_text_of_the_usual_length():
+    found = outlined(model="llava-1.5-7b", images=2)
+    assert found.workload.sequence_length == 2 * 577 + 1 + 64
+    assert (found.workload.images, found.workload.image_size) == (2, 336)
+    assert any(note.startswith("2 images of 336 pixels as 576 tokens in each sample") for note in found.notes)
+
+
+def test_a_sample_that_is_too_short_for_its_images_is_refused():
+    with pytest.raises(InputError, match="--seq-len 512: a sample's images take 578 tokens; use at least 580"):
+        outlined(model="llava-1.5-7b", seq_len=512)
+
+
+@pytest.mark.parametrize("asked", [{"images": 2}, {"image_size": 448}, {"freeze_vision": True}])
+def test_images_of_a_model_of_text_are_refused(asked):
+    option = "--" + next(iter(asked)).replace("_", "-")
+    with pytest.raises(InputError, match=f"{option}: the task causal-lm has no images beside texts"):
+        outlined(model="gpt2", **asked)

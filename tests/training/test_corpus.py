@@ -203,8 +203,9 @@ def test_recordings_are_not_read_from_files(tmp_path: Path) -> None:
     assert "recordings are not read from files" in refusal(workload, tmp_path)
 
 
-def test_images_are_not_read_from_files(tmp_path: Path) -> None:
-    workload = workload_of(Task.IMAGE_CLASSIFICATION, dataset="images.parquet")
+@pytest.mark.parametrize("task", [Task.IMAGE_CLASSIFICATION, Task.IMAGE_TEXT_TO_TEXT])
+def test_images_are_not_read_from_files(tmp_path: Path, task: Task) -> None:
+    workload = workload_of(task, dataset="images.parquet")
     assert "images are not read from files" in refusal(workload, tmp_path)
 
 

@@ -16,7 +16,7 @@ from autotune.training.dataset import IGNORED, IMAGES, training_data
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES
 
-TEXT_TASKS = [task for task in Task.heads() if task.takes_text]
+TEXT_TASKS = [task for task in Task.heads() if task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT]
 
 
 def synthetic(task: Task, model_type: str | None = None, samples: int = 16, **fields: Any) -> tuple[Any, Any]:
@@ -268,6 +268,7 @@ def loss_of(task: Task, model_type: str, batch: dict[str, torch.Tensor]) -> floa
         Task.SPEECH_CTC: transformers.AutoModelForCTC,
         Task.SPEECH_SEQ2SEQ: transformers.AutoModelForSpeechSeq2Seq,
         Task.AUDIO_CLASSIFICATION: transformers.AutoModelForAudioClassification,
+        Task.IMAGE_TEXT_TO_TEXT: transformers.AutoModelForImageTextToText,
     }
     loss = heads[task].from_config(config_of(model_type))(**batch).loss
     loss.backward()

@@ -65,8 +65,10 @@ def test_a_head_that_can_not_be_trained_is_refused_by_its_name_with_the_ways_out
 
 
 def test_a_type_of_model_without_heads_is_refused_by_its_architecture(tmp_path):
-    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
-    with pytest.raises(InputError, match=r"LlavaForConditionalGeneration has no head .*autotune script -- python"):
+    config = {"model_type": "llava_onevision", "architectures": ["LlavaOnevisionForConditionalGeneration"]}
+    with pytest.raises(
+        InputError, match=r"LlavaOnevisionForConditionalGeneration has no head .*autotune script -- python"
+    ):
         resolve(str(write_model(tmp_path, config)))
 
 
@@ -84,6 +86,6 @@ def test_another_head_than_the_named_one_is_said(tmp_path):
 def test_a_part_for_images_that_is_not_fed_is_said(tmp_path):
     config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}
     spec = resolve(str(write_model(tmp_path, config)))
-    assert default_task(spec) is Task.CAUSAL_LM
+    assert default_task(spec) is Task.IMAGE_TEXT_TO_TEXT
     (line,) = head_notes(spec, Task.CAUSAL_LM)
     assert line.startswith("images are left out: the trials train on text alone")

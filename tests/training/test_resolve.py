@@ -123,7 +123,7 @@ def test_the_catalogue_is_wide():
     families = {entry.family for entry in catalogue()}
     assert len(ENTRIES) >= 445
     assert len(catalogue()) > len(ENTRIES)
-    assert kinds == {"decoder", "encoder", "encoder-decoder", "vision", "speech", "speech-to-text"}
+    assert kinds == {"decoder", "encoder", "encoder-decoder", "vision", "vision-language", "speech", "speech-to-text"}
     assert {"bert", "llama", "t5", "mixtral", "switch", "resnet", "mamba", "wav2vec2", "whisper"} <= families
 
 

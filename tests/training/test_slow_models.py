@@ -9,11 +9,14 @@ import re
 import pytest
 from conftest import write_model
 from model_families import FAMILIES, STRANGERS
+from vision_language import edge, vision_language
 
 import autotune
 from autotune.errors import AutotuneError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+OWN_LENGTHS = {"whisper", *vision_language()}
 
 SPACE = """
 description: what takes least time to trace
@@ -28,7 +31,8 @@ def search(directory, config):
     model = write_model(directory / "model", config)
     (directory / "space.yaml").write_text(SPACE)
     return autotune.find(
-        str(model), effort="quick", device="cpu", seq_len=None if config["model_type"] == "whisper" else 16,
+        str(model), effort="quick", device="cpu", seq_len=None if config["model_type"] in OWN_LENGTHS else 16,
+        image_size=edge(config["model_type"]),
         target_len=8 if config["model_type"] == "whisper" else None, global_batch=4, max_trials=1,
         space=directory / "space.yaml", run_dir=directory / "run",
     )  # fmt: skip
@@ -43,6 +47,11 @@ def assert_tuned(result):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_searched(family, tmp_path):
     assert_tuned(search(tmp_path, FAMILIES[family]))
+
+
+@pytest.mark.parametrize("model_type", vision_language())
+def test_every_vision_language_family_is_searched(model_type, tmp_path):
+    assert_tuned(search(tmp_path, vision_language()[model_type]))
 
 
 @pytest.mark.parametrize("model_type", STRANGERS)

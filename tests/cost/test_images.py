@@ -1,0 +1,63 @@
+"""Models that are shown images are traced on the meta device, extended from few layers, at any micro-batch."""
+
+import functools
+
+import pytest
+from vision_language import FAMILIES, edge, tiny_vision_language
+
+from autotune.cost import profiler
+from autotune.cost.family import Family, Shape
+from autotune.cost.memory import components
+from autotune.training.build import build_config, describe
+from autotune.training.image_text import image_text
+from autotune.values.model import Task
+
+TASK = Task.IMAGE_TEXT_TO_TEXT
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Return a function that traces a tiny model."""
+
+    @functools.cache
+    def profile(name, *, whole=False, images=1, frozen=False, **family):
+        spec = tiny_vision_language(tmp_path_factory.mktemp("models"), name)
+        spec = spec.model_copy(update={"freeze_vision": frozen})
+        shown = image_text(build_config(spec, TASK), images, edge(name))
+        shape = Shape(task=TASK, length=shown.tokens + 16, images=images, image_size=shown.image.size)
+        family = Family(**{"device": "cpu", "dtype": "float32", "attn_implementation": "sdpa", **family})
+        parameters = -1 if whole else describe(spec, TASK).parameters
+        return profiler.profile(spec, family, shape, parameters=parameters)
+
+    return profile
+
+
+def peak(profile, samples=8):
+    return components(profile, "adamw_torch", samples, 1).allocated
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_traced_without_values_from_few_layers(traced, name):
+    few, whole = traced(name), traced(name, whole=True)
+    assert few.traced_by == "meta"
+    assert len(few.excerpt.parameters) < len(whole.excerpt.parameters)
+    assert peak(few) == pytest.approx(peak(whole), rel=1e-3)
+    assert few.needed_flops.per_sample == pytest.approx(whole.needed_flops.per_sample)
+
+
+def test_more_images_are_more_memory_and_work(traced):
+    one, three = traced("llava"), traced("llava", images=3)
+    assert peak(three) > peak(one)
+    assert three.needed_flops.per_sample > 2 * one.needed_flops.per_sample
+
+
+def test_a_frozen_vision_part_saves_its_states_and_its_backward_pass(traced):
+    assert peak(traced("qwen2_vl", frozen=True)) < peak(traced("qwen2_vl"))
+    assert traced("qwen2_vl", frozen=True).needed_flops.per_sample < traced("qwen2_vl").needed_flops.per_sample
+
+
+@pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])
+def test_images_are_attended_to_one_by_one_whatever_the_kernel(traced, attention):
+    """In a vision part that attends over all images at once the work would grow with their square."""
+    fields = {"device": "cuda", "autocast": "bfloat16", "attn_implementation": attention}
+    assert traced("qwen2_5_vl", **fields).needed_flops.constant == pytest.approx(0, abs=1)
