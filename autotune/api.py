@@ -43,6 +43,11 @@ def find(
     task: str | None = None,
     data: str | Path | None = None,
     text_field: str | None = None,
+    recipe: str | None = None,
+    prompt_len: int | None = None,
+    completion_len: int | None = None,
+    generations: int | None = None,
+    reward: str | None = None,
     seq_len: int | None = None,
     target_len: int | None = None,
     images: int | None = None,
@@ -96,6 +101,14 @@ def find(
         task: The head, a value of `Task` such as 'causal-lm'; by default that of config.json, or the usual one.
         data: JSONL, CSV, Parquet or text file to train on; by default synthetic samples.
         text_field: The column of `data` that holds the text.
+        recipe: Post-training by a Trainer of TRL: 'sft', 'dpo', 'reward', 'kto', 'grpo' or 'rloo'. Prompts, completions
+            and pairs are synthetic, or those of `data`.
+        prompt_len: Tokens of a recipe's prompt; 256 by default, 32 on the CPU.
+        completion_len: Tokens of its completion; generated ones all have so many. Of `data`, what prompt and completion
+            have beyond both lengths is cut off.
+        generations: Completions of a prompt that 'grpo' (8 by default) and 'rloo' (2) generate and compare. A sample of
+            `global_batch` is a completion.
+        reward: The reward function of generated completions, as "module:function"; by default one that takes no time.
         seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
             takes 30 s and nothing else.
         target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.

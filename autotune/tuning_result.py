@@ -21,7 +21,7 @@ class TuningResult(ResultData):
     """The answer of a search."""
 
     def training_arguments(self, output_dir: str | Path, **overrides: Any) -> TrainingArguments:
-        """Return `transformers.TrainingArguments` of the best configuration, as it was measured.
+        """Return `transformers.TrainingArguments` of the best configuration, or those of the recipe, as measured.
 
         Args:
             output_dir: Where the Trainer writes.
@@ -37,7 +37,12 @@ class TuningResult(ResultData):
 
         here = self.hardware.model_copy(update={"versions": installed_versions()})
         tuned = {**plan(self.best.config, self.workload, here).tuned, **(self.soaked.arguments if self.soaked else {})}
-        return TrainingArguments(output_dir=str(output_dir), **{**tuned, **overrides})
+        kind = TrainingArguments
+        if self.workload.recipe is not None:
+            import trl
+
+            kind = getattr(trl, self.workload.recipe.kind.config)
+        return kind(output_dir=str(output_dir), **{**tuned, **overrides})
 
     @property
     def launch_commands(self) -> tuple[str, ...]:
@@ -122,7 +127,7 @@ class TuningResult(ResultData):
         code, adapter = self.workload.own_code, self.arguments.adapter
         if self.workload.model.freeze_vision:
             freeze_vision(model)
-        if code is None or code.normalizes:
+        if (code is None or code.normalizes) and self.workload.recipe is None:
             return prepare_model(model, adapter)
         return model if adapter is None else put_on(model, adapter)
 
@@ -151,6 +156,8 @@ class TuningResult(ResultData):
 
     def _check_model(self) -> None:
         """Refuse what needs a model that is known by name."""
+        if self.workload.recipe is not None:
+            raise InputError("a recipe's model and data are TRL's: `autotune export --to trl` writes a script")
         if self.workload.own_code is not None:
             raise InputError(f"{self.workload.own_code.shown} makes its own model and data")
         if self.workload.model.source == "own":

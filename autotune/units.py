@@ -80,11 +80,13 @@ def parse_count(text: str) -> float:
 def show_memory(value: float) -> str:
     """Return bytes for people.
 
-    >>> show_memory(1.5 * GIB), show_memory(800 * 2**20)
-    ('1.50 GiB', '800 MiB')
+    >>> show_memory(1.5 * GIB), show_memory(800 * 2**20), show_memory(40_000)
+    ('1.50 GiB', '800 MiB', '39 KiB')
     """
     if value >= GIB:
         return f"{value / GIB:.2f} GiB"
+    if 0 < value < 1 << 20:
+        return f"{value / (1 << 10):.0f} KiB"
     return f"{value / (1 << 20):.0f} MiB"
 
 

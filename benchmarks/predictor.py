@@ -1,9 +1,10 @@
-"""Holds the memory that the cost model predicts against published measurements.
+"""Holds the memory and the time that the cost model predicts against published measurements.
 
 Every run is traced on the meta device with the installed libraries, changed to what the measurement was made with
 (`published/software.py`), and predicted as `autotune` does, without anything it has learned. Nothing is fitted to a row
 or a model. Prints the errors by group and technique, the worst rows, what was said of fitting, and what was passed
-over and why; the last line is one JSON object. Run it from the repository's root.
+over and why; then time, each source's intervals by the errors of the others (`published/intervals.py`). The last line
+is one JSON object. Run it from the repository's root.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from typing import Any
 
 from provenance import ROOT, provenance, results_path
 from published.context import context_bytes
+from published.intervals import report_time, time_figures
 from published.reasons import reason
 from published.rows import NotPredicted, Row, load_rows
 from published.scatter import scatter
 from published.scores import Fits, Prediction, Score
 from published.setups import Setup, setup_of
 from published.software import as_of
+from published.speed import Timed, timed
 
 from autotune.cost.memory import components
 from autotune.cost.network import NCCL_BYTES
@@ -71,25 +74,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rows = load_rows(options.rows)
         started = time.monotonic()
-        predictions, skipped = predict_all(rows, whole=options.whole)
+        traced = functools.cache(functools.partial(_traced, whole=options.whole))
+        predictions, skipped = predict_all(rows, traced)
+        times = time_all(rows, traced)
     except AutotuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     figures = {
         **figures_of(predictions, skipped),
+        "time": time_figures(times),
         "rows": len(rows),
         "seconds": round(time.monotonic() - started, 1),
     }
     report(predictions, skipped)
+    report_time(figures["time"])
     if not options.no_save:
-        figures["saved"] = str(save(predictions, skipped, figures).relative_to(ROOT))
+        figures["saved"] = str(save(predictions, skipped, times, figures).relative_to(ROOT))
     print(json.dumps(figures))
     return 0
 
 
-def predict_all(rows: Sequence[Row], *, whole: bool = False) -> tuple[list[Prediction], Counter[str]]:
+def predict_all(rows: Sequence[Row], traced: Callable[[_Key], Profile]) -> tuple[list[Prediction], Counter[str]]:
     """Return the predictions, and how many rows were passed over for which reason."""
-    traced = functools.cache(functools.partial(_traced, whole=whole))
     predictions: list[Prediction] = []
     skipped: Counter[str] = Counter()
     for row in rows:
@@ -100,6 +106,17 @@ def predict_all(rows: Sequence[Row], *, whole: bool = False) -> tuple[list[Predi
         except _UNTRACED as error:
             skipped[f"can't be traced: {one_line(error)}"] += 1
     return predictions, skipped
+
+
+def time_all(rows: Sequence[Row], traced: Callable[[_Key], Profile]) -> list[Timed]:
+    """Return the steps whose time is stated and predicted."""
+    found = []
+    for row in rows:
+        try:
+            found.append(timed(row, lambda setup: traced(_Key(setup))))
+        except (NotPredicted, *_UNTRACED):
+            continue
+    return found
 
 
 def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Prediction:
@@ -254,7 +271,9 @@ def _name(p: Prediction) -> str:
     return f"{p.row.id} {p.row.model}, {p.setup.technique}, {p.setup.micro_batch} x {p.setup.shape.length}"
 
 
-def save(predictions: Sequence[Prediction], skipped: Counter[str], figures: dict[str, Any]) -> Path:
+def save(
+    predictions: Sequence[Prediction], skipped: Counter[str], times: Sequence[Timed], figures: dict[str, Any]
+) -> Path:
     """Write the results and the plot; return the former's path."""
     hardware = detect("cpu")
     path = results_path("predictor", hardware).with_suffix(".json")
@@ -277,7 +296,9 @@ def save(predictions: Sequence[Prediction], skipped: Counter[str], figures: dict
         }
         for p in predictions
     ]
+    seconds = [{"id": t.row.id, "step_s": round(t.seconds, 4), "measured_s": round(t.measured, 4)} for t in times]
     content = {**provenance(hardware), "figures": figures, "skipped": dict(skipped), "predictions": rows}
+    content["times"] = seconds
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     series: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for p in predictions:

@@ -16,15 +16,15 @@ import typer
 import yaml
 from code_blocks import PAGES, ROOT, Block, autotune_calls, blocks
 from conftest import write_model
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 import autotune as package
 from autotune.cli import options
 from autotune.cli.main import app
 from autotune.estimates import run_cost
-from autotune.planning.options import project_defaults
+from autotune.planning.options import Fixed, project_defaults
 from autotune.space.file import builtin_spaces, read_space
-from autotune.space.knobs import point_of
 from autotune.training import baseline
 from autotune.training.resolve import resolve
 from autotune.units import parse_count, parse_memory, parse_time_s
@@ -77,7 +77,7 @@ def command_line():
 
 
 def parsed(words: list[str]) -> dict[str, object]:
-    """Return the values of a call as the command line understands them, with the knobs as they are written.
+    """Return the values of a call as the command line understands them.
 
     Raises:
         typer's usage errors: It doesn't understand them.
@@ -90,7 +90,7 @@ def parsed(words: list[str]) -> dict[str, object]:
         if not hasattr(command, "commands"):
             break
     assert context.parent is not None, f"{words}: no such command"
-    return {**context.params, **options.given(context), "knobs": options.given_knobs(context)}
+    return {**context.params, **options.given(context)}
 
 
 def test_every_block_has_a_language_that_is_checked():
@@ -111,7 +111,7 @@ def test_a_command_is_understood(words):
     for name, check in CHECKS.items():
         if isinstance(value := values.get(name), str) and value and "$" not in value:
             check(value)
-    assert point_of(values.get("knobs", {})) is not None
+    TypeAdapter(Fixed).validate_python(values.get("fix", ()))
 
 
 def test_what_is_not_understood_would_be_noticed():

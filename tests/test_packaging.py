@@ -19,7 +19,12 @@ ROOT = Path(__file__).parents[1]
 
 # Imports whose package is called otherwise, that come with another dependency, or that are only looked for.
 OTHERWISE = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml", "vl_convert": "vl-convert-python"}
-BROUGHT_BY_OTHERS = {"huggingface_hub": "transformers", "markupsafe": "jinja2", "pyarrow": "datasets"}
+BROUGHT_BY_OTHERS = {
+    "tokenizers": "transformers",
+    "huggingface_hub": "transformers",
+    "markupsafe": "jinja2",
+    "pyarrow": "datasets",
+}
 NOT_REQUIRED = {"liger_kernel"}
 
 
@@ -160,6 +165,6 @@ def test_the_installed_command_finds_its_search_spaces(command):
 
 @pytest.mark.slow
 def test_the_installed_command_estimates(command):
-    text = command("estimate", "--model", "t5-small", "--gpu", "a100-80gb", "--micro-batch", "8")
+    text = command("estimate", "--model", "t5-small", "--gpu", "a100-80gb", "--fix", "micro-batch=8")
     assert text.startswith("google-t5/t5-small (seq2seq-lm), global batch 64, sequence 512 + 512, on a100-80gb")
     assert "fits 79.15 GiB" in text

@@ -75,7 +75,8 @@ def test_what_is_no_count_is_refused_with_an_example(text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(GIB, "1.00 GiB"), (1.5 * GIB, "1.50 GiB"), (800 << 20, "800 MiB"), (0, "0 MiB")]
+    ("value", "text"),
+    [(GIB, "1.00 GiB"), (1.5 * GIB, "1.50 GiB"), (800 << 20, "800 MiB"), (0, "0 MiB"), (40_000, "39 KiB")],
 )
 def test_memory_is_shown_in_gib_and_below_that_in_mib(value, text):
     assert show_memory(value) == text

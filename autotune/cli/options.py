@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 PROGRAM = "autotune"
 _VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks for completions
 
-# Keys in `typer.Context.meta`: values of options, values of knobs, and a project's file with its defaults.
-_GIVEN, _KNOBS, _PROJECT = "autotune.options", "autotune.knobs", "autotune.project"
+# Keys in `typer.Context.meta`: values of options, and a project's file with its defaults.
+_GIVEN, _PROJECT = "autotune.options", "autotune.project"
 Made = tuple[Any, ...]  # typer's options
 
 
@@ -128,11 +128,6 @@ def note_project(context: typer.Context, observer: Observer) -> None:
         observer(Note(text=f"from {path}: {', '.join('--' + name.replace('_', '-') for name in taken)}"))
 
 
-def given_knobs(context: typer.Context) -> dict[str, str | bool]:
-    """Return the values of the given knobs as written, by option."""
-    return {name.replace("_", "-"): value for name, value in context.meta.get(_KNOBS, {}).items()}
-
-
 @functools.cache
 def of_search() -> Made:
     """Return the options of `autotune find`."""
@@ -152,10 +147,10 @@ def of_script() -> Made:
 
 @functools.cache
 def of_estimate() -> Made:
-    """Return the options of `autotune estimate`, then those of the knobs of a configuration."""
+    """Return the options of `autotune estimate`."""
     from autotune.estimates.request import EstimateOptions
 
-    return _made([*_options(EstimateOptions, without=("knobs",)), *_knobs()])
+    return _made(_options(EstimateOptions))
 
 
 def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.core.TyperCommand]:
@@ -226,14 +221,16 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
         metavar="<int>" if is_whole else "<str>,..." if is_list else None,
         autocompletion=_COMPLETIONS.get(name) or completion_of(field.annotation),
         rich_help_panel=extra["group"],
-        callback=_keep(_GIVEN),
+        callback=_keep,
         expose_value=False,
     )
     default: Any = None if field.default in (None, ()) else str(field.default)
     if field.is_required():
         default = inspect.Parameter.empty
     kind: Any = bool if is_flag else list[str] if is_list else str
-    return _parameter(name, kind, option, False if is_flag else default)
+    annotation: Any = Annotated[kind | None, option]
+    default = False if is_flag else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
@@ -244,26 +241,6 @@ def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
         if get_origin(kind) is Literal:
             return among(*get_args(kind))
     return None
-
-
-def _knobs() -> list[inspect.Parameter]:
-    from autotune.planning.options import CONFIGURATION
-    from autotune.space.knobs import knobs
-
-    found = []
-    for knob in knobs():
-        written = f"--{knob.option}/--no-{knob.option}" if knob.is_flag else f"--{knob.option}"
-        group: Any = CONFIGURATION["group"]
-        option = typer.Option(
-            written, help=knob.help, rich_help_panel=group, callback=_keep(_KNOBS), expose_value=False
-        )
-        found.append(_parameter(knob.option.replace("-", "_"), bool if knob.is_flag else str, option, None))
-    return found
-
-
-def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
-    annotation: Any = Annotated[kind | None, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _made(parameters: Iterable[inspect.Parameter]) -> Made:
@@ -280,13 +257,9 @@ def _made(parameters: Iterable[inspect.Parameter]) -> Made:
     return tuple(typer.main.get_command(app).params)
 
 
-def _keep(where: str) -> Callable[[typer.Context, typer.CallbackParam, Any], None]:
-    """Return a callback that stores the value of an option in the context under `where`; False for a --no- flag."""
-
-    def keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
-        if isinstance(value, bool):
-            value = value != parameter.opts[0].startswith("--no-")
-        if value not in (None, [], ()):
-            context.meta.setdefault(where, {})[str(parameter.name)] = value
-
-    return keep
+def _keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
+    """Store the value of an option in the context, if it was given; False for a --no- flag."""
+    if isinstance(value, bool):
+        value = value != parameter.opts[0].startswith("--no-")
+    if value not in (None, [], ()):
+        context.meta.setdefault(_GIVEN, {})[str(parameter.name)] = value

@@ -159,16 +159,15 @@ def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False
 
     Example: autotune estimate --model llama-3-8b --gpu a100-80gb
 
-    With a knob (--micro-batch ... --adapter-rank) that configuration is estimated; without, the best are
-    ranked; with --gpu all, the devices of the table; with --devices, the ways to share the training.
+    With --fix precision=bf16,micro-batch=8 that configuration is estimated; without, the best are ranked;
+    with --gpu all, the devices of the table; with --devices, the ways to share the training.
     """
     with stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
         from autotune.estimates.estimate import report, shortfall
         from autotune.estimates.request import EstimateOptions
         from autotune.planning.options import options_of
 
-        asked = {**options.given(context), "knobs": options.given_knobs(context)}
-        found = report(options_of(EstimateOptions, asked))
+        found = report(options_of(EstimateOptions, options.given(context)))
     error = shortfall(found)
     if as_json:
         document = found.model_dump(mode="json")

@@ -14,8 +14,15 @@ from autotune.values.estimate import Arithmetic, Rates
 # Share of the dense peak that large matrix products reach on tensor cores. The best shapes reach 87 % (A100 SXM, 271 of
 # 312 TFLOP/s), 81 % (A100 PCIe), 84 % (GH200) and 80 % (H100 SXM, 795 of 989), all in bf16:
 # https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table
-# A model's shapes are not the best ones, hence less. tf32 and fp16 are taken to be like bf16, and so is fp32.
+# A model's shapes are not the best ones, hence less: 74 % (A100) and 76 % (V100) in
+# https://github.com/mli/transformers-benchmarks. tf32 and fp16 are taken to be like bf16, and so is fp32.
 _MATMUL_SHARE = 0.75
+
+# Of graphics chips by the same table. GeForce cards accumulate in fp32 at half their tensor cores' rate, which is the
+# one that is entered here: they reach nearly all of it (3090 Ti: 81 of 80 TFLOP/s). Their kin for workstations
+# and servers have the whole rate, and less bandwidth to feed it: RTX A6000, 95 of 155.
+_HALVED_SHARE, _WHOLE_SHARE = 0.95, 0.61
+_HALVED_RATIO = 2.2  # of the peaks in 16 bits and in fp32, where the rate is halved; else it is 4
 
 # Of AMD's matrix cores, by the same table: 51 % (MI300X), 60 % (MI325X), in its older part 77 % (MI250X).
 _AMD_MATMUL_SHARE = 0.5
@@ -33,9 +40,11 @@ _SHARED_UNITS_FP32_SHARE = 0.6
 # https://github.com/UoB-HPC/BabelStream/issues/194). Other memories are taken to be like these.
 _BANDWIDTH_SHARE = 0.85
 
-# An eager operator of torch takes at least 7 us on an H100 (https://github.com/meta-pytorch/autoparallel/pull/146) and
-# 8 us on an A100 (https://github.com/flagos-ai/Torch-FL/pull/27); it is the host that needs them, not the device.
-_CUDA_LAUNCH_S = 7e-6
+# Seconds of the host for each operator of a model in eager mode, with its part of Python and autograd; one alone takes
+# 7 us on an H100 (https://github.com/meta-pytorch/autoparallel/pull/146). Llama-3.2-1B with one sample of 512 tokens
+# and checkpointing: 2,407 operators in 48.8 ms on a B200, 12.6 ms compiled
+# (https://github.com/stas00/ml-engineering/tree/master/training/performance).
+_CUDA_LAUNCH_S = 20e-6
 
 # Pinned memory to the device: 54.8 GB/s of PCIe 5.0's 63 on an H100 (https://github.com/aigatech/vpbenchmarking).
 _PCIE_SHARE = 0.87
@@ -84,7 +93,7 @@ def table_rates(
     peaks = _known(peak_flops)
     return Rates(
         matmul_flops={
-            arithmetic: peak * _POWER_CAPPED_SHARE.get(name, _matmul_share(arithmetic, capability))
+            arithmetic: peak * _POWER_CAPPED_SHARE.get(name, _matmul_share(arithmetic, capability, peaks))
             for arithmetic, peak in peaks.items()
         },
         peak_flops=peaks,
@@ -122,12 +131,16 @@ def _known(peak_flops: Mapping[Any, float]) -> dict[Arithmetic, float]:
     return {arithmetic: peak_flops[arithmetic] for arithmetic in get_args(Arithmetic) if arithmetic in peak_flops}
 
 
-def _matmul_share(arithmetic: Arithmetic, capability: tuple[int, int] | None) -> float:
+def _matmul_share(
+    arithmetic: Arithmetic, capability: tuple[int, int] | None, peaks: Mapping[Arithmetic, float]
+) -> float:
     if capability is None:
         return _AMD_MATMUL_SHARE
-    if arithmetic == "fp32" and capability in _SHARED_UNITS:
+    if capability not in _SHARED_UNITS:
+        return _MATMUL_SHARE
+    if arithmetic == "fp32":
         return _SHARED_UNITS_FP32_SHARE
-    return _MATMUL_SHARE
+    return _HALVED_SHARE if peaks.get("bf16", 0.0) <= _HALVED_RATIO * peaks["fp32"] else _WHOLE_SHARE
 
 
 def _pcie(capability: tuple[int, int] | None) -> float:

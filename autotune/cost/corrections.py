@@ -11,14 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from autotune.cost.gaussian_process import SIZE, Process
+from autotune.cost.gaussian_process import EXPECTED, SIZE, Process
 from autotune.cost.memory import Components
 from autotune.value import Value
+from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import KNOBS, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware
@@ -51,7 +53,6 @@ _TIME_PRIORS = {
     "compile": 0.3,
     "quantization": 0.3,
     "attention": 0.2,
-    "several": 0.2,
     "sharding": 0.2,
 }
 _SURPRISING = frozenset({"precision", "experts", "compile", "quantization"})
@@ -165,11 +166,11 @@ class Corrections:
         observations: What was measured so far.
         framework_bytes: What is taken on the device in addition to all components, before anything was measured:
             mean and standard deviation.
-        time_deviation: Standard deviation of the logarithm of the factor that the device's rates are off by.
+        time_spread: How unsure the predicted time is before anything was measured.
     """
 
     def __init__(
-        self, observations: Sequence[Observation], framework_bytes: tuple[float, float], time_deviation: float
+        self, observations: Sequence[Observation], framework_bytes: tuple[float, float], time_spread: TimeSpread
     ) -> None:
         self.observations = tuple(observations)
         self._framework = (framework_bytes[0] / _CONSTANT_BYTES, framework_bytes[1] / _CONSTANT_BYTES)
@@ -185,14 +186,10 @@ class Corrections:
             for name, ratio in observation.memory.items():
                 noise = math.hypot(_MEMORY_NOISE, _run_noise(observation.memory_features))
                 self._memory[name].observe(observation.memory_features, ratio, noise=noise)
-        self._time_deviation = time_deviation
+        self._time_spread = time_spread
         timed = [o for o in self.observations if o.log_time is not None]
-        self._time = Process(
-            {"all": time_deviation, **_TIME_PRIORS},
-            _TIME_KNOB,
-            _SURPRISING,
-            [o.time_features for o in timed],
-            [o.log_time for o in timed if o.log_time is not None],
+        self._time = time_process(
+            time_spread, [o.time_features for o in timed], [o.log_time for o in timed if o.log_time is not None]
         )
 
     def with_observations(self, *observations: Observation) -> Corrections:
@@ -201,7 +198,7 @@ class Corrections:
         others = tuple(o for o in self.observations if o.key not in latest)
         mean, deviation = self._framework
         framework = (mean * _CONSTANT_BYTES, deviation * _CONSTANT_BYTES)
-        return Corrections((*others, *latest.values()), framework, self._time_deviation)
+        return Corrections((*others, *latest.values()), framework, self._time_spread)
 
     def memory(self, quantity: str, features: Mapping[str, float]) -> tuple[float, float]:
         """Return the factor from predicted to measured memory, and its standard deviation."""
@@ -220,7 +217,8 @@ class Corrections:
     def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[Sequence[float], Sequence[float]]:
         """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""
         mean, deviation = self._time.predict(features)
-        return mean.tolist(), np.hypot(deviation, self._time.noise).tolist()
+        each = [self._time_spread.each * f.get("several", 0.0) for f in features]
+        return mean.tolist(), np.hypot(np.hypot(deviation, self._time.noise), each).tolist()
 
     def log_slowdown(
         self, features: Sequence[Mapping[str, float]], reference: Mapping[str, float]
@@ -234,12 +232,65 @@ def _run_noise(memory_features: Mapping[str, float]) -> float:
     return math.hypot(_CONSTANT_NOISE * memory_features["constant"], of_compiler)
 
 
-def time_deviation(rates: Rates, hardware: Hardware) -> float:
-    """Return the standard deviation of the logarithm of the factor by which predicted seconds are off.
+class TimeSpread(NamedTuple):
+    """How unsure predicted seconds are before anything is measured, as standard deviations of their logarithm.
 
-    Rates that were measured on this device; those of a data sheet, whose attainable shares differ by model and shape;
-    those of a processor, of which only cores and vector extensions are known, and which others may be using.
+    Attributes:
+        device: Of what is off for all configurations alike, as the device's rates are.
+        knobs: Factor on the deviations of knobs, residuals and noise.
+        several: Of what is off for all trainings on several devices.
+        each: Of what is off for each of them by itself, which no trial of another tells.
     """
+
+    device: float
+    knobs: float = 1.0
+    several: float = 0.2
+    each: float = 0.0
+
+
+def time_process(
+    spread: TimeSpread, features: Sequence[Mapping[str, float]] = (), log_times: Sequence[float] = ()
+) -> Process:
+    """Return what is known of the factors that predicted seconds are off by, after some were observed."""
+    knobs = {name: spread.knobs * prior for name, prior in _TIME_PRIORS.items()}
+    expected = EXPECTED._replace(residual=spread.knobs * EXPECTED.residual, noise=spread.knobs * EXPECTED.noise)
+    priors = {**knobs, "all": spread.device, "several": spread.several}
+    return Process(priors, spread.knobs * _TIME_KNOB, _SURPRISING, features, log_times, expected)
+
+
+Known = Literal["rows", "generation", "sheet"]
+
+# GPUs whose predicted time was held against published trainings, by the beginnings of their names, and the compute
+# capabilities of their generations.
+_WITH_ROWS = ("a100", "v100")
+_GENERATIONS = ((7, 0), (8, 0), (8, 6))
+
+# By the errors on published rows: `python benchmarks/predictor.py`, "deviations" of its last line (2026-11-23, 395 rows
+# of six sources; how they are estimated is in `benchmarks/published/intervals.py`).
+_GPU_SPREADS: dict[Known, TimeSpread] = {
+    "rows": TimeSpread(0.03, 0.25, 0.19, 0.27),
+    "generation": TimeSpread(0.12, 0.46, 0.19, 0.27),
+    "sheet": TimeSpread(0.32, 0.46, 0.19, 0.27),
+}
+
+
+def known_by(gpu: str, capability: tuple[int, int] | None) -> Known:
+    """Return what is known of the time on a GPU of the table: published trainings, some of its generation, or none."""
+    if gpu.startswith(_WITH_ROWS):
+        return "rows"
+    return "generation" if capability in _GENERATIONS else "sheet"
+
+
+def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
+    """Return how unsure predicted seconds are before any trial.
+
+    A GPU by what published trainings say; with rates that were measured on it, it is taken to be known as one of which
+    there are rows. A processor with rates that were measured on it, or of which only cores and vector extensions are
+    known, and which others may be using.
+    """
+    if hardware.is_cpu:
+        return TimeSpread(0.25 if rates.source == "measured" else 0.7)
     if rates.source == "measured":
-        return 0.25
-    return 0.7 if hardware.is_cpu else 0.35
+        return _GPU_SPREADS["rows"]
+    gpu = gpu_of(hardware.name)
+    return _GPU_SPREADS["sheet" if gpu is None else known_by(gpu.name, gpu.capability)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.profile import CONTRACTION, VIEW, Line, MemoryPoint, Work
+from autotune.cost.profile import PRODUCTS, VIEW, Line, MemoryPoint, Work
 from autotune.cost.tape import ACTIVATION, FRESH, GRADIENT, TEMPORARY, Tape
 
 # Micro-batches that peaks are looked for at: all small ones, then ever wider apart.
@@ -137,7 +137,7 @@ def _works(pair: Pair) -> list[Work]:
 def _needed_flops(pair: Pair) -> NDArray[np.float64]:
     """Return the work of all contractions but those that run again."""
     tape = pair.tapes[0]
-    total: NDArray[np.float64] = pair.lines("flops")[(tape.kinds == CONTRACTION) & ~tape.recomputed].sum(axis=0)
+    total: NDArray[np.float64] = pair.lines("flops")[np.isin(tape.kinds, PRODUCTS) & ~tape.recomputed].sum(axis=0)
     return total
 
 

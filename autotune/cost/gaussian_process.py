@@ -36,10 +36,10 @@ class Scales(NamedTuple):
     surprise: float
 
 
-# The grid of scales, and what is expected before anything is observed: each scale is log-normal around that.
+# The grid of scales, and what is expected before anything is observed, if not said: each is log-normal around that.
 _RESIDUALS, _NOISES = (0.02, 0.04, 0.08, 0.15, 0.25), (0.02, 0.04, 0.08, 0.15, 0.25)
 _SURPRISES = (1.0, 3.0, 8.0)
-_EXPECTED = Scales(0.08, 0.04, 1.0)
+EXPECTED = Scales(0.08, 0.04, 1.0)
 _PRIOR_WIDTH = 1.0  # standard deviation of the logarithm of each scale
 
 # Scales that are less probable than this share of the most probable ones are left out.
@@ -63,6 +63,7 @@ class Process:
             learned.
         rows: Features of what was observed.
         values: What was observed, in the same order.
+        expected: The scales that are expected.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Process:
         surprising: frozenset[str],
         rows: Sequence[Features],
         values: Sequence[float],
+        expected: Scales = EXPECTED,
     ) -> None:
         self._priors = priors
         self._other = other
         self._surprising = surprising
         self._rows = list(rows)
         self._values = np.array(values, dtype=float)
+        self._expected = expected
         self._observed = {s: self._covariance(self._rows, self._rows, s) for s in _SURPRISES}
         self._weights = self._weigh_scales()
 
@@ -168,14 +171,14 @@ class Process:
     def _weigh_scales(self) -> dict[Scales, float]:
         """Return how probable each choice of scales is after what was observed, without the improbable ones."""
         if len(self._rows) < 2:
-            return {_EXPECTED: 1.0}
+            return {self._expected: 1.0}
         values = self._values[-_MOST_JUDGED:]
 
         def log_likelihood(scales: Scales) -> float:
             linear, correlation = (part[-_MOST_JUDGED:, -_MOST_JUDGED:] for part in self._observed[scales.surprise])
             lower = _lower(linear, correlation, scales)
             white = np.linalg.solve(lower, values)
-            prior = sum((math.log(x / e) / _PRIOR_WIDTH) ** 2 for x, e in zip(scales, _EXPECTED, strict=True))
+            prior = sum((math.log(x / e) / _PRIOR_WIDTH) ** 2 for x, e in zip(scales, self._expected, strict=True))
             return float(-0.5 * white @ white - np.log(np.diag(lower)).sum() - 0.5 * prior)
 
         choices = itertools.starmap(Scales, itertools.product(_RESIDUALS, _NOISES, _SURPRISES))

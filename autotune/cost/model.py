@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.breakdown import alive, breakdown
-from autotune.cost.corrections import Corrections, Observation, memory_features, time_deviation, time_features
+from autotune.cost.corrections import Corrections, Observation, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
 from autotune.cost.memory import Components, Footprints, communicators_bytes, framework_bytes
 from autotune.cost.network import Network, network_of
@@ -72,7 +72,7 @@ class CostModel:
         observations: Sequence[Observation] = (),
     ) -> CostModel:
         """Return a model that knows `profiles` and what was observed."""
-        corrections = Corrections(observations, framework_bytes(hardware), time_deviation(rates, hardware))
+        corrections = Corrections(observations, framework_bytes(hardware), time_spread(rates, hardware))
         return cls(workload, hardware, rates, {p.family: p for p in profiles}, corrections)
 
     def profile(self, config: TrainConfig) -> Profile | None:

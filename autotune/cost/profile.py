@@ -24,7 +24,8 @@ from autotune.value import Value
 from autotune.values.estimate import TracedBy
 
 # Kinds of operators, for the time they take; a transfer moves bytes between the device and the host.
-VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER = range(5)
+VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER, FUSED_ATTENTION = range(6)
+PRODUCTS = (CONTRACTION, FUSED_ATTENTION)  # whose FLOP a model needs
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
@@ -69,7 +70,7 @@ class MemoryPoint(Value):
 class Work(Value):
     """Equal operators of a micro-step."""
 
-    kind: int = Field(description="CONTRACTION, NORMALISATION, ELEMENTWISE or TRANSFER")
+    kind: int = Field(description="CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER or FUSED_ATTENTION")
     half: bool = Field(description="computed in 16 bits")
     flops: Line
     moved_bytes: Line

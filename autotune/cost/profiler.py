@@ -18,7 +18,7 @@ import torch
 from autotune.cost import quantized
 from autotune.cost.extend import NotLinear, Pair, extend, line, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
-from autotune.cost.profile import CONTRACTION, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
+from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
 from autotune.cost.tape import Tape
 from autotune.cost.trace import evaluation_step, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
@@ -219,7 +219,7 @@ def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
         raise NotLinear("the tensors change with the micro-batch")
     sizes = pair.lines("storages")[:, 2]
     rows = zip(made.astype(int), freed.astype(int), sizes[:, 0], sizes[:, 1], gradient > 0, strict=True)
-    products = np.flatnonzero(tape.kinds == CONTRACTION)
+    products = np.flatnonzero(np.isin(tape.kinds, PRODUCTS))
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
     firsts = [products[products < tape.forward_end][:1], products[products >= tape.forward_end][:1]]
     return Excerpt(

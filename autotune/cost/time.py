@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from autotune.cost.communication import Passes, exposed_seconds, host_seconds
 from autotune.cost.network import ALONE, Network
 from autotune.cost.optimizers import optimizer, state_bytes
-from autotune.cost.profile import CONTRACTION, TRANSFER, Profile
+from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, Profile
 from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Arithmetic, Rates
@@ -31,6 +31,10 @@ Vector = NDArray[np.float64]
 # A compiled model runs chains of element-wise operators as one: of the bytes of all of them about this share is left.
 # Published: Llama-2-1B, micro-batch 4, 6,200 against 9,000 tokens/s (torchao's low-bit optimizers table).
 COMPILED_SHARE = 0.4
+
+# What fused attention attains of the rate of large products: 50 to 73 % of an A100's peak, forward and backward, where
+# products reach 75 % (FlashAttention-2, arXiv:2307.08691, abstract); the lower end, as sequences are seldom so long.
+FUSED_ATTENTION_SHARE = 2 / 3
 
 # What the Trainer itself does around a micro-step, on the host: seconds.
 TRAINER_S = 1.5e-3
@@ -110,10 +114,12 @@ def micro_step_seconds(profile: Profile, rates: Rates, micro_batches: Vector, *,
     work = profile.work_arrays()
     ones = np.stack([np.ones_like(micro_batches), micro_batches])
     flops, moved = work["flops"] @ ones, work["moved"] @ ones
-    contraction = work["kind"] == CONTRACTION
+    attention = work["kind"] == FUSED_ATTENTION
+    contraction = (work["kind"] == CONTRACTION) | attention
     speed = np.where(
         work["half"] > 0, _rate(profile, rates, half=True, tf32=tf32), _rate(profile, rates, half=False, tf32=tf32)
     )
+    speed = speed * np.where(attention, FUSED_ATTENTION_SHARE, 1.0)
     computing = np.where(contraction[:, None], flops / speed[:, None], 0.0)
     transfer = work["kind"] == TRANSFER
     share = np.where(contraction | transfer, 1.0, COMPILED_SHARE if compiled else 1.0)

@@ -20,13 +20,18 @@ from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss
 from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
 from autotune.planning.options import options_of
-from autotune.space.knobs import knobs, point_of
+from autotune.space.knobs import in_words
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.knob import Allowance
 from autotune.values.workload import Workload
+
+_LOADING = "dataloader"  # prefix of the knobs of data loading
+
+# Knobs that a note names where they aren't given: those that decide most of memory and time.
+_NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementation", "checkpointing")
 
 # Knobs that say how several devices share a training. If none of them is given, all ways are compared.
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
@@ -43,7 +48,7 @@ def report(options: request.EstimateOptions) -> Report:
     """
     request.check(options)
     prices = read_prices(Path(options.prices)) if options.prices is not None else None
-    point = point_of(options.knobs)
+    point = options.point
     target = None if options.gpu == "all" else request.with_packages(request.target_of(options), point)
     workload, said = request.workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
@@ -171,11 +176,10 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
 def _knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
     """Return lines on the knobs that the user left at their defaults, and on given ones that change no prediction."""
     notes = []
-    if rest := request.as_options(config, point):
-        notes.append(f"not given, so as by default: {rest}")
-    if loading := [
-        f"--{k.option}" for k in knobs() if k.parameter in point and k.parameter.startswith(request.LOADING)
-    ]:
+    values = make_point(config)
+    if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
+        notes.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
+    if loading := [in_words(name, value) for name, value in point.items() if name.startswith(_LOADING)]:
         notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
     return tuple(notes)
 

@@ -19,11 +19,11 @@ from autotune.cost.predictions import Predictions
 from autotune.errors import NothingFitsError
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, larger_device, miss, predicted
-from autotune.estimates.request import EstimateOptions, Target, as_option, as_options, plan_of
+from autotune.estimates.request import EstimateOptions, Target, plan_of
 from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
-from autotune.space.knobs import allowance_of
-from autotune.space.points import Scalar, make_point
+from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
+from autotune.space.points import Scalar
 from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
@@ -190,9 +190,7 @@ class Forecast:
         """Return an error that names the tightest configuration, the memory it takes, and what would make it fit."""
         config = self.tightest(configs)
         took = miss(self.predicted(config), self.device)
-        usual = make_point(self.plan.baseline)
-        same = {name: value for name, value in make_point(config).items() if usual.get(name) == value}
-        what = as_options(config, same) or "the baseline"
+        what = shown_changes(changes(config, self.plan))
         change, device = self._one_change(config, allowance), larger_device(self.device_bytes(config), self.device)
         remedy = f"{change}; as it is, {device}" if change else f"no one change fits; {device}"
         return NothingFitsError(f"nothing fits: {what} comes nearest and {took}; {remedy}")
@@ -218,7 +216,7 @@ class Forecast:
                 if changed == config or space.refusal(changed):
                     continue
                 depth = allowance_of(changed, plan.model_copy(update={"baseline": config}))
-                text = as_option(dimension.name, choice)
+                text = f"--fix {in_words(dimension.name, choice)}"
                 text += "" if allowance.admits(depth) else f" (--allow {depth})"
                 ranked.setdefault(depth.rank, []).append((changed, text))
         for _, candidates in sorted(ranked.items()):

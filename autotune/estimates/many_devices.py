@@ -40,8 +40,8 @@ _CHECKPOINTING = "checkpointing"
 _STAGES = "PP: every stage is counted with embeddings and head, of which it has one at the most"
 
 SPREAD = (
-    "each way with its best checkpointing (none, full) and micro-batch; what is given (--precision, --optim, "
-    "--tensor-parallel ...) is kept, the rest is as the Trainer has it"
+    "each way with its best checkpointing (none, full) and micro-batch; what is given (--fix) is kept, "
+    "the rest is as the Trainer has it"
 )
 
 
@@ -169,7 +169,7 @@ def _filled(question: Question, forecast: Forecast) -> tuple[dict[str, Scalar], 
     if "precision" in point or not question.allowance.admits(Allowance.NUMERICS) or hardware.is_cpu:
         return point, ()
     point["precision"] = "bf16" if hardware.has_bf16 else "fp16"
-    return point, (f"precision {point['precision']} (--precision)",)
+    return point, (f"precision {point['precision']} (--fix precision=fp32)",)
 
 
 def _row(

@@ -9,8 +9,8 @@ import numpy as np
 from autotune.errors import InputError
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, RankingReport
-from autotune.estimates.request import as_option, config_of, refusal, table_target, with_packages
-from autotune.space.knobs import allowance_of
+from autotune.estimates.request import config_of, refusal, table_target, with_packages
+from autotune.space.knobs import allowance_of, changes, in_words
 from autotune.space.points import make_point
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
@@ -23,8 +23,8 @@ BEST = 8  # configurations that a ranking shows
 
 RANKED = (
     "ranked: precision (bf16 stands for fp16 where the device has both), tf32, micro-batch, optimizer, checkpointing; "
-    "with --allow method pure bf16 and LoRA too; what else there is (--attention, --compile, --adapter-rank) is "
-    "estimated when it is given"
+    "with --allow method pure bf16 and LoRA too; what else there is (attention, compile, adapter-rank) is "
+    "estimated when it is given (--fix)"
 )
 
 # Predicted rates that differ by less than this share count as equal; then the smaller allowance class comes first.
@@ -46,13 +46,14 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
     best, fitting = fastest(forecast, configs, BEST)
     if not best:
         raise forecast.nothing_fits(configs, plan.allowance)
-    rows = tuple(forecast.predicted(config) for config in best)
+    rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
     return RankingReport(
         workload=plan.workload,
         device=device,
         allowance=plan.allowance,
         considered=len(configs),
         fitting=fitting,
+        baseline=plan.baseline,
         best=rows,
         run=question.run(rows[0], device.name),
         notes=(
@@ -70,11 +71,11 @@ def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str,
     reasons: dict[str, list[str]] = {}
     for (name, value), reason in space.left_out.items():
         if name in _PARAMETERS:
-            reasons.setdefault(reason, []).append(as_option(name, value))
+            reasons.setdefault(reason, []).append(in_words(name, value))
     refused = [f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items()]
     points = [make_point(config) for config in best]
     behind = [
-        as_option(dimension.name, value)
+        in_words(dimension.name, value)
         for dimension in space.dimensions
         if dimension.name in _PARAMETERS
         for value in dimension.choices

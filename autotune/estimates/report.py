@@ -19,6 +19,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.estimate import Alive, CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.hardware import Hardware
 from autotune.values.knob import Allowance
+from autotune.values.problem import Change
 from autotune.values.trial import Interval
 from autotune.values.workload import Workload
 
@@ -76,6 +77,7 @@ class Predicted(Value):
         default=0.0, description="seconds of the step spent waiting for other devices or for the host's memory"
     )
     host_bytes: int = Field(default=0, description="host memory that the offloaded parts of one device take")
+    changes: tuple[Change, ...] = Field(default=(), description="in a ranking: against its baseline")
     notes: tuple[str, ...] = Field(default=(), description="remarks of the cost model")
 
     @property
@@ -143,6 +145,7 @@ class RankingReport(EstimateReport):
     allowance: Allowance
     considered: int = Field(description="number of legal configurations that were predicted")
     fitting: int = Field(description="number of those whose lower bound of memory is within the device's")
+    baseline: TrainConfig = Field(description="the Trainer's defaults, which `changes` are against")
     best: tuple[Predicted, ...] = Field(description="best first")
     run: RunCost | None = Field(default=None, description="cost of a run with the first of `best`")
 

@@ -5,7 +5,6 @@ Options that can't be used are refused by an InputError, before the model is tra
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +13,22 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 from autotune.errors import InputError
 from autotune.estimates.report import Device
 from autotune.planning import workload as workloads
-from autotune.planning.options import CHANGES, LIMITS, MODEL, OUTPUT, PLACES, Bytes, Count, Name, WorkloadOptions
+from autotune.planning.options import (
+    CHANGES,
+    LIMITS,
+    MODEL,
+    OUTPUT,
+    PLACES,
+    Bytes,
+    Count,
+    Fixed,
+    Name,
+    WorkloadOptions,
+)
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import check_lengths
 from autotune.space.file import SpaceFile, load_space
-from autotune.space.knobs import knobs, refused, shown
+from autotune.space.knobs import fixed_values, refused
 from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
@@ -41,8 +51,6 @@ REFERENCE_GPU = "a100-80gb"
 # Default samples per step on each of several devices; with fewer, communication would dominate.
 SAMPLES_OF_EACH = 8
 
-LOADING = "dataloader"  # prefix of the knobs of data loading
-
 
 class EstimateOptions(WorkloadOptions):
     """What the user asks of an estimate."""
@@ -56,6 +64,7 @@ class EstimateOptions(WorkloadOptions):
     gpu: str | None = Field(
         None, description="Device of `autotune gpus`, or all [this machine's].", json_schema_extra=PLACES
     )
+    devices: PositiveInt = Field(1, description="Devices that share the training.", json_schema_extra=PLACES)
     nodes: PositiveInt | None = Field(
         None, description="Machines that --devices are on [of 8 each].", json_schema_extra=PLACES
     )
@@ -86,7 +95,7 @@ class EstimateOptions(WorkloadOptions):
     explain: bool = Field(
         False, description="List what is alive at the peak, by module and operator.", json_schema_extra=OUTPUT
     )
-    knobs: dict[str, str | bool] = Field(default_factory=dict, description="knobs as written, by option")
+    fix: Fixed = Field((), description="KNOB=VALUE of the configuration to estimate.", json_schema_extra=CHANGES)
 
     @model_validator(mode="before")
     @classmethod
@@ -97,16 +106,16 @@ class EstimateOptions(WorkloadOptions):
         )
         if count is None:
             return given
-        knobs = dict(given.get("knobs") or {})
-        if str(knobs.setdefault("devices", str(count))) != str(count):
-            raise InputError(f"--gpu {given['gpu']}: says {count} devices, and --devices {knobs['devices']}; drop one")
-        return {**given, "gpu": name, "knobs": knobs}
+        devices = given.get("devices")
+        if devices is not None and str(devices) != str(count):
+            raise InputError(f"--gpu {given['gpu']}: says {count} devices, and --devices {devices}; drop one")
+        return {**given, "gpu": name, "devices": count}
 
     @property
-    def devices(self) -> int:
-        """The number of devices; 1 if it isn't written as a number, which `config_of` refuses."""
-        written = str(self.knobs.get("devices", 1))
-        return int(written) if re.fullmatch("[0-9]{1,100}", written) else 1
+    def point(self) -> dict[str, Scalar]:
+        """The knobs that are given, by the names of search spaces; several devices are one of them."""
+        several = {"parallelism.world_size": self.devices} if self.devices > 1 else {}
+        return {**fixed_values(self.fix), **several}
 
 
 class Target(Value):
@@ -123,19 +132,17 @@ def check(options: EstimateOptions) -> None:
         raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
     if options.gpu == "all" and options.memory_bytes is not None:
         raise InputError("--memory: with --gpu all each device has its own")
-    if options.knobs and options.allow is not None:
+    if options.fix and options.allow is not None:
         raise InputError(f"--allow {options.allow}: is for a ranking; a given configuration is estimated as it is")
     for name, value in (("nodes", options.nodes), ("network-gb-s", options.network_gb_s)):
         if value is not None and options.devices == 1:
             raise InputError(f"--{name} {value}: is of several devices (--devices)")
-    if options.devices < 1:
-        raise InputError("--devices 0: expected a whole number above 0")
     if options.devices > LARGEST_BATCH:
         raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
     if options.devices > 1 and options.gpu == "all":
         raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
-    if options.explain and not options.knobs:
-        raise InputError("--explain: is of one configuration, such as --micro-batch 4")
+    if options.explain and not options.fix:
+        raise InputError("--explain: is of one configuration, such as --fix micro-batch=4")
     if options.prices is not None and options.tokens is None:
         raise InputError(f"--prices {options.prices}: needs --tokens, the length of the run")
 
@@ -261,7 +268,8 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
     except ValidationError as error:
         raise refused(error) from None
     if config.torch_compile_backend not in (None, "inductor"):
-        raise InputError(f"--compile {config.torch_compile_backend}: nothing is predicted for it; only for inductor")
+        backend = config.torch_compile_backend
+        raise InputError(f"--fix compile={backend}: nothing is predicted for it; only for inductor")
     return config
 
 
@@ -277,15 +285,3 @@ def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
         of_stage = {"world_size": spread.tensor_parallel, "pipeline_parallel": 1}
         config = config.model_copy(update={"parallelism": spread.model_copy(update=of_stage)})
     return next(iter(refusals(config, plan.workload, plan.facts, plan.hardware)), None)
-
-
-def as_option(parameter: str, value: Scalar) -> str:
-    """Return a value of a parameter of a space as an option of the command line, such as '--adapter-rank 8'."""
-    return shown(next((knob.option for knob in knobs() if knob.parameter == parameter), parameter), value)
-
-
-def as_options(config: TrainConfig, without: Mapping[str, Scalar]) -> str:
-    """Return the knobs of a configuration as options, except those in `without` and those of data loading."""
-    values = make_point(config)
-    wanted = [k.parameter for k in knobs() if k.parameter in values and k.parameter not in without]
-    return " ".join(as_option(name, values[name]) for name in wanted if not name.startswith(LOADING))

@@ -27,6 +27,7 @@ from autotune.execution.step_facts import examined
 from autotune.execution.user_data import first_batch, has_rows, lengths_of, profile_of, record_lengths, view
 from autotune.execution.user_limits import Seen, overrides, split_of_trainer, width_of
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
+from autotune.training import recipes
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe
@@ -85,6 +86,10 @@ def _described(request: DescribeRequest, directory: Path) -> Description:
         return _described_code(workload.own_code, directory, data_directory)
     check_arguments(request.arguments, request.source)
     facts = describe(workload.model, workload.task)
+    if workload.recipe is not None:
+        coupled = workload.recipe.kind.coupled
+        notes = recipes.checked_data(workload, data_directory)
+        return Description(facts=facts.model_copy(update={"split_changes": coupled}), notes=notes)
     corpus = prepare(workload, data_directory)
     if corpus is None:
         return Description(facts=facts)
@@ -155,6 +160,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         has_rows=rows,
         normalizes=normalizes,
         not_predicted=user_limits.not_predicted(seen, task),
+        generates=hasattr(trainer.args, "steps_per_generation"),
     )
     profile = None
     if lengths is not None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
@@ -77,11 +77,25 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def _watch_dtype(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
             if type(module).forward in _PLAIN and not is_new_weight(f"{name}."):  # peft keeps an adapter's in fp32
-                hook = module.register_forward_hook(lambda _m, _i, output: self._dtypes.add(output.dtype))
-                self._hooks.enter_context(hook)
+                self._hooks.enter_context(module.register_forward_hook(self._note_dtype))
                 return
 
+    def _note_dtype(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if torch.is_grad_enabled():  # TRL generates without autocast
+            self._dtypes.add(output.dtype)
+
     def _watch_checkpointing(self, model: nn.Module) -> None:
+        self._count_checkpoints(model)
+        original = PreTrainedModel._set_gradient_checkpointing
+
+        def set_again(module: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+            original(module, *args, **kwargs)
+            self._count_checkpoints(module)
+
+        # TRL switches checkpointing off while it generates, and on again with another function.
+        self._hooks.enter_context(patch.object(PreTrainedModel, "_set_gradient_checkpointing", set_again))
+
+    def _count_checkpoints(self, model: nn.Module) -> None:
         for module in model.modules():
             original = getattr(module, "_gradient_checkpointing_func", None)
             if original is not None:

@@ -22,6 +22,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import own_rank
 from autotune.execution.shortage import first_line, is_out_of_memory
+from autotune.execution.user_overlay import theirs
 
 # Batches that the model computes: two, so that one is there while the next comes.
 _COMPUTED = 2
@@ -63,6 +64,7 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, data: EvaluationData, guard:
         CheckError: Evaluation failed, or fits with no size.
     """
     trainer.args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
+    trainer.args.dataloader_drop_last = theirs(trainer.args).get("dataloader_drop_last", False)  # a trial's is True
     ranks, trained = own_rank().of, guard.peak()
     attempts = _attempts(sizes, trainer, data)
     failure: str | None = None

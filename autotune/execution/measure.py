@@ -62,6 +62,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         turns: The place among trials that compute in turn; None: the trial runs alone.
 
     Attributes:
+        added_s: Added to the time of each step, for what was worked out of its samples before training.
         steps_per_turn: Measured steps between those of the other trials; None: it runs alone.
     """
 
@@ -96,6 +97,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._step_ended, self._retries, self._agree = step_ended, retries, agree
         self._turns = turns
         self.steps_per_turn: int | None = None
+        self.added_s = 0.0
         self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
         self._previous_end: Any = None
@@ -251,7 +253,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return waits / total if total else 0.0
 
     def _step_time_s(self, marks: list[Any]) -> float:
-        whole = self._clock.seconds(marks[0], marks[-1])
+        whole = self.added_s + self._clock.seconds(marks[0], marks[-1])
         if not self._missing:
             return whole
         micro_steps = [self._clock.seconds(a, b) for a, b in itertools.pairwise(marks[1:-1])]

@@ -30,9 +30,10 @@ from autotune.training.build import build_model
 from autotune.training.dataset import Repeated, training_data
 from autotune.training.parallel_arguments import building_device
 from autotune.training.random_weights import quick_weights
+from autotune.training.recipes import StepCount, head_figures, recipe_trainer
 from autotune.values.checks import LossTask
 from autotune.values.hardware import detect
-from autotune.values.trial import Outcome
+from autotune.values.trial import Measurement, Outcome
 from autotune.values.user_code import OwnCode
 
 
@@ -57,6 +58,12 @@ def run_named_model(trial: Trial) -> Outcome:
         last = min(steps * per_step, len(trainer.train_dataset))
         return padding_share(trainer.train_dataset, trial.request.config, min(per_step, last - per_step), last)
 
+    if (recipe := trial.request.workload.recipe) is not None:
+        count = StepCount(trainer, recipe, per_step)
+        outcome = trained(trial, probe, trainer, trainer.train, Reading(None, lambda steps: None))
+        if isinstance(outcome, Measurement):
+            outcome = outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
+        return outcome
     longest = EvaluationData(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0])
     reading = Reading(longest, padding)
     return trained(trial, probe, trainer, trainer.train, reading)
@@ -69,14 +76,31 @@ def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
         tell_deepspeed(trial.device)
     # The order of the samples was made beforehand, for its sampler: see `batches`.
     arguments = {**mapping.tuned, **mapping.harness, **_of_trial(trial), "train_sampling_strategy": "sequential"}
-    made = TrainingArguments(**arguments)
+    workload, per_step, callbacks = trial.request.workload, trial.samples_per_step, [probe, trial.timer]
+    made = TrainingArguments(**arguments) if workload.recipe is None else None
     trial.stopwatch.enter("model_s")
     model = _model(trial, mapping)
     trial.stopwatch.enter("data_s")
-    per_step = trial.samples_per_step
+    if made is None:
+        samples, in_full = trial.max_steps * per_step, workload.samples_per_step(trial.request.config)
+
+        def precomputed(seconds: float) -> None:
+            trial.timer.added_s = seconds * in_full
+
+        return recipe_trainer(
+            workload,
+            mapping,
+            arguments,
+            model,
+            directory=trial.data_directory,
+            samples=samples,
+            distinct=distinct_samples(trial.request, samples)[0],
+            longest_first=per_step,
+            callbacks=callbacks,
+            precomputed=precomputed,
+        )
     dataset, collator = data_of(trial, model.config, trial.max_steps * per_step, longest_first=per_step)
     trial.stopwatch.enter("trainer_s")
-    callbacks = [probe, trial.timer]
     return Trainer(model=model, args=made, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
 
 
@@ -114,9 +138,9 @@ def _model(trial: Trial, mapping: Any) -> Any:
             device=building_device(request.config, trial.device, to_compare=to_compare),
             quantization=mapping.quantization,
             whole_first=to_compare,
-            **mapping.model,
+            **{**mapping.model, **head_figures(request.workload)},
         )
-    return prepare_model(model, mapping.adapter)
+    return model if request.workload.recipe is not None else prepare_model(model, mapping.adapter)
 
 
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:

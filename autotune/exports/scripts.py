@@ -7,6 +7,7 @@ ids come from the middle half of a vocabulary, where no model has its special on
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from autotune.errors import InputError
@@ -16,6 +17,7 @@ from autotune.exports.winner import EVALUATING, Draft, Winner, lost_arguments
 from autotune.training.adapters import CLASSIFICATION_HEADS
 from autotune.training.image_text import VISION_PARTS
 from autotune.values.model import Task
+from autotune.values.workload import Recipe
 
 TRAIN, TRL = launch_files.SCRIPT, "train_trl.py"
 
@@ -33,6 +35,9 @@ _IMPORTS_WIDTH = 96
 _TEXTS, _DENSE = 512, 8
 _MASKED_SHARE = 0.15
 
+# Readers of the library datasets, by kind of file.
+_LOADERS = {".csv": "csv", ".parquet": "parquet"}
+
 _TEXT_VOCABULARY = Code("config.get_text_config().vocab_size")
 
 
@@ -49,6 +54,8 @@ def trl(winner: Winner) -> Draft:
     Raises:
         InputError: The task isn't causal language modelling.
     """
+    if winner.workload.recipe is not None:
+        return _recipe(winner, winner.workload.recipe)
     if winner.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
     arguments, lost = _trainer_arguments(winner)
@@ -60,6 +67,32 @@ def trl(winner: Winner) -> Draft:
     }
     made = {**context(winner, TRL), "training_arguments": arguments, "weighs": False, "lost": lost}
     return Draft({TRL: rendered("train_trl.py.j2", made)}, launch(winner, TRL), tuple(lost))
+
+
+def _recipe(winner: Winner, recipe: Recipe) -> Draft:
+    """Return a script with the Trainer of TRL that was measured."""
+    arguments, lost = _trainer_arguments(winner)
+    made, path, kind = context(winner, TRL), winner.workload.dataset, recipe.kind
+    is_reward = winner.workload.task is Task.SEQUENCE_CLASSIFICATION
+    texts = {
+        "prompt": f"text({recipe.prompt_length})",
+        "label": "index % 2 == 0",
+        **dict.fromkeys(("completion", "chosen", "rejected"), f'" " + text({recipe.completion_length})'),
+    }
+    if is_reward:
+        texts |= dict.fromkeys(kind.columns, f"text({max(1, winner.workload.sequence_length - 2)})")
+    length = f"Every completion of a trial had {recipe.completion_length} tokens; yours end by themselves."
+    made |= {
+        "kind": kind,
+        "training_arguments": arguments,
+        "lost": lost,
+        "model_arguments": {**made["model_arguments"], **({"num_labels": 1} if is_reward else {})},
+        "about_lengths": length if kind.generates else "",
+        "datasets": "load_dataset" if path else "Dataset",
+        "file": path and (_LOADERS.get(PurePath(path).suffix.lower(), "json"), path),
+        "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
+    }
+    return Draft({TRL: rendered("train_recipe.py.j2", made)}, launch(winner, TRL), tuple(lost))
 
 
 def _trainer_arguments(winner: Winner) -> tuple[dict[str, Any], list[str]]:

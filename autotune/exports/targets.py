@@ -73,6 +73,10 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
         commands = launch_files.launch_commands(result, answer)
         way = f"it trains by: {commands[0]}" if commands else f"--to {launch_files.ARGUMENTS} writes its arguments"
         raise InputError(f"{target}: your own code makes the model, which no exported file can; {way}")
+    if result.workload.recipe is not None and target not in ("trl", launch_files.ARGUMENTS):
+        raise InputError(
+            f"{target}: {result.workload.recipe.kind.trainer} trained it; --to trl writes a script with it"
+        )
     made = TARGETS[target](Winner(result))
     return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
@@ -119,7 +123,7 @@ def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
         return (f"# in your own code: autotune.load({answer!r}).{what}",)
     if result.workload.own_code is not None:
         return commands
-    return (_writes_script(answer), commands[0])
+    return (_writes_script(result, answer), commands[0])
 
 
 def missing_script(result: ResultData, answer: str, commands: Collection[str], files: Collection[str]) -> str:
@@ -128,10 +132,10 @@ def missing_script(result: ResultData, answer: str, commands: Collection[str], f
         return ""
     if result.workload.own_code is not None or launch_files.SCRIPT in files:
         return ""
-    return (
-        f"{launch_files.SCRIPT} is a script of yours that takes these arguments, or that of: {_writes_script(answer)}"
-    )
+    way = _writes_script(result, answer)
+    return f"{launch_files.SCRIPT} is a script of yours that takes these arguments, or that of: {way}"
 
 
-def _writes_script(answer: str) -> str:
-    return f"autotune export {shlex.quote(answer)} --to python --output {launch_files.SCRIPT}"
+def _writes_script(result: ResultData, answer: str) -> str:
+    target = "python" if result.workload.recipe is None else "trl"
+    return f"autotune export {shlex.quote(answer)} --to {target} --output {launch_files.SCRIPT}"

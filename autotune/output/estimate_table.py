@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -22,6 +24,7 @@ from autotune.estimates.report import (
 from autotune.output.alive import alive_table, phases_line
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
+from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.trial import Interval
@@ -78,18 +81,23 @@ def _chance(found: Predicted) -> str:
 
 def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:
     memory = found.memory
+    unit = _Unit.of(memory.allocated_peak_bytes)
     parts = memory.components
     parts["correction by earlier trials"] = memory.allocated_peak_bytes - sum(parts.values())
-    rows = [(f"  {name}", _gib(value), "") for name, value in parts.items() if round(value / GIB, 2)]
-    rows.append(("allocated at the peak", _gib(memory.allocated_peak_bytes), _gib_interval(memory.allocated_interval)))
+    rows = [
+        (f"  {name}", unit.show(value), "") for name, value in parts.items() if round(value / unit.size, unit.digits)
+    ]
+    rows.append(
+        ("allocated at the peak", unit.show(memory.allocated_peak_bytes), unit.interval(memory.allocated_interval))
+    )
     if not on_cpu:
-        reserved = _gib(memory.reserved_peak_bytes)
-        rows.append(("reserved by the allocator", reserved, _gib_interval(memory.reserved_interval)))
-    rows.append((f"  beyond the {'tensors' if on_cpu else 'allocator'}", _gib(memory.framework_bytes), ""))
+        reserved = unit.show(memory.reserved_peak_bytes)
+        rows.append(("reserved by the allocator", reserved, unit.interval(memory.reserved_interval)))
+    rows.append((f"  beyond the {'tensors' if on_cpu else 'allocator'}", unit.show(memory.framework_bytes), ""))
     whole = "process" if on_cpu else "device, as nvidia-smi shows"
-    rows.append((whole, _gib(memory.device_peak_bytes), _gib_interval(memory.device_interval)))
+    rows.append((whole, unit.show(memory.device_peak_bytes), unit.interval(memory.device_interval)))
     if found.host_bytes:
-        rows.append(("  of the host's memory, for each device", _gib(found.host_bytes), ""))
+        rows.append(("  of the host's memory, for each device", unit.show(found.host_bytes), ""))
     return rows
 
 
@@ -109,18 +117,22 @@ def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
 
 
 def _ranking(report: RankingReport) -> list[RenderableType]:
-    figures = ["memory\nGiB"]
+    figures = ["memory"]
+    with_share = any(found.speed is not None and found.speed.mfu is not None for found in report.best)
     if report.device.rates is not None:
-        figures = [f"{_unit(report.workload)}\n(95 %)", "MFU", *figures]
+        figures = [f"{_unit(report.workload)}\n(95 %)", *["MFU"] * with_share, *figures]
     rows = []
     for found in report.best:
         sure = "" if found.fits == "yes" else " ?"
-        cells = [_rate(found.speed), _share(found.speed.mfu)] if found.speed is not None else []
-        rows.append((*cells, f"{found.memory.device_peak_bytes / GIB:.1f}{sure}", show_config(found.config)))
+        cells = []
+        if found.speed is not None:
+            cells = [_rate(found.speed), *[_share(found.speed.mfu)] * with_share]
+        rows.append((*cells, f"{show_memory(found.memory.device_peak_bytes)}{sure}", shown_changes(found.changes)))
     unsure = any(found.fits != "yes" for found in report.best)
     return [
         f"{_about(report.workload)}, on {_device(report.device)}",
-        table_of((*figures, "configuration"), rows, right=figures),
+        table_of((*figures, "what changes"), rows, right=figures, whole=figures[-1:]),
+        f"the baseline: {show_config(report.baseline)}",
         f"{report.considered} configurations predicted (--allow {report.allowance}), {report.fitting} may fit; of each "
         "kind the best micro-batch",
         *["? the upper end of the interval is beyond the memory"] * unsure,
@@ -131,10 +143,11 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
 def _devices(report: DevicesReport) -> list[RenderableType]:
     runs = [row.run for row in report.rows if row.run is not None]
     currency = next((run.currency for run in runs if run.money is not None), None)
-    figures = ["largest\nmicro-\nbatch", _unit(report.workload), "MFU"]
+    with_share = any(row.best and row.best.speed and row.best.speed.mfu is not None for row in report.rows)
+    figures = ["largest\nmicro-\nbatch", _unit(report.workload), *["MFU"] * with_share]
     figures += [*["hours"] * bool(runs), *([currency] if currency else [])]
     rows = [
-        _device_cells(row, row.best, with_run=bool(runs), with_money=bool(currency))
+        _device_cells(row, row.best, with_share=with_share, with_run=bool(runs), with_money=bool(currency))
         for row in report.rows
         if row.best is not None
     ]
@@ -151,7 +164,7 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
     ]
 
 
-def _device_cells(row: DeviceRow, best: Predicted, *, with_run: bool, with_money: bool) -> list[str]:
+def _device_cells(row: DeviceRow, best: Predicted, *, with_share: bool, with_run: bool, with_money: bool) -> list[str]:
     speed, run = best.speed, row.run
     hours = "" if run is None or run.hours is None else f"{run.hours:,.0f}"
     money = "" if run is None or run.money is None else f"{run.money:,.0f}"
@@ -159,7 +172,7 @@ def _device_cells(row: DeviceRow, best: Predicted, *, with_run: bool, with_money
         f"{row.device.name}\n{row.device.memory_bytes / GIB:.1f}",
         str(row.largest_micro_batch or ""),
         "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second),
-        "" if speed is None else _share(speed.mfu),
+        *["" if speed is None else _share(speed.mfu)] * with_share,
         *[hours] * with_run,
         *[money] * with_money,
         f"{_brief(best.config)}; {show_memory(best.memory.device_peak_bytes)}",
@@ -172,16 +185,17 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
     unit = _unit(report.workload)
     with_host = any(row.host_bytes for row in report.rows)
     with_speed = report.device.rates is not None
-    figures = [*[unit, "MFU", "wait"] * with_speed, "GiB", *["host\nGiB"] * with_host, "micro x\nsteps"]
+    memory = _Unit.of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
+    figures = [*[unit, "MFU", "wait"] * with_speed, memory.name, *["host\nGiB"] * with_host, "micro x\nsteps"]
     headings = ("way", *figures, "check-\npoint")
-    rows = (_way_cells(row, with_host=with_host, with_speed=with_speed) for row in report.rows)
+    rows = (_way_cells(row, memory, with_host=with_host, with_speed=with_speed) for row in report.rows)
     return [
         f"{_about(report.workload)}, on {report.devices} x {report.device.name} in {nodes}",
         table_of(headings, rows, right=figures, whole=headings[1:], box=box.SIMPLE_HEAD),
         f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
         "host: a node's memory is too small; ?: by the prediction, but not by the upper end of its interval",
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
-        f"host; GiB: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
+        f"host; {memory.name}: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
         "micro x steps: samples of a micro-batch, micro-batches of a step; TP, PP, DP: tensor, pipeline and data "
         "parallel",
         *(f"not possible: {', '.join(names)}: {reason}" for reason, names in report.refused.items()),
@@ -189,7 +203,7 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
     ]
 
 
-def _way_cells(row: SpreadRow, *, with_host: bool, with_speed: bool) -> list[str]:
+def _way_cells(row: SpreadRow, memory: _Unit, *, with_host: bool, with_speed: bool) -> list[str]:
     found, speed = row.predicted, row.predicted.speed
     cells = [row.way]
     if with_speed and (speed is None or not row.fits_at_all):
@@ -198,7 +212,7 @@ def _way_cells(row: SpreadRow, *, with_host: bool, with_speed: bool) -> list[str
         waiting = f"{found.communication_s / speed.step_time_s:.0%}"
         cells += [show_rate(speed.tokens_per_second or speed.samples_per_second), _share(speed.mfu), waiting]
     mark = "no" if not found.fits_at_all else "host" if not row.host_fits else "" if found.fits == "yes" else "?"
-    cells.append(f"{found.memory.device_peak_bytes / GIB:.1f} {mark}".rstrip())
+    cells.append(f"{found.memory.device_peak_bytes / memory.size:,.1f} {mark}".rstrip())
     if with_host:
         cells.append(f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "")
     return [
@@ -274,9 +288,24 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def _gib(value: float) -> str:
-    return f"{value / GIB:.2f} GiB"
+class _Unit(NamedTuple):
+    """The unit of a table's memory: one for all rows, so that they can be added by eye."""
 
+    size: int
+    name: str
 
-def _gib_interval(interval: Interval) -> str:
-    return f"{interval.low / GIB:.2f} to {interval.high / GIB:.2f}"
+    @classmethod
+    def of(cls, value: float) -> _Unit:
+        """Return the unit in which `value` is not a small fraction."""
+        return cls(GIB, "GiB") if value >= GIB / 2 else cls(GIB >> 10, "MiB")
+
+    def show(self, value: float) -> str:
+        return f"{value / self.size:,.{self.digits}f} {self.name}"
+
+    def interval(self, interval: Interval) -> str:
+        low, high = (f"{value / self.size:,.{self.digits}f}" for value in (interval.low, interval.high))
+        return f"{low} to {high}"
+
+    @property
+    def digits(self) -> int:
+        return 2 if self.name == "GiB" else 1

@@ -23,20 +23,20 @@ from autotune.space.knobs import fixed_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
-from autotune.values.config import LARGEST_SEED
+from autotune.values.config import LARGEST_BATCH, LARGEST_SEED
 from autotune.values.knob import Allowance
 from autotune.values.placement import Engine, Fleet
+from autotune.values.workload import LONGEST_SAMPLE, RecipeName
 
 AnyOptions = TypeVar("AnyOptions", bound="WorkloadOptions")
 
 # Groups in which a command's help lists its options, in this order.
 MODEL: JsonDict = {"group": "Model and data"}
 CHANGES: JsonDict = {"group": "What may change"}
-CONFIGURATION: JsonDict = {"group": "The configuration"}
 LIMITS: JsonDict = {"group": "Limits"}
 PLACES: JsonDict = {"group": "Where it runs"}
 OUTPUT: JsonDict = {"group": "Output"}
-GROUPS = tuple(str(group["group"]) for group in (MODEL, CHANGES, CONFIGURATION, LIMITS, PLACES, OUTPUT))
+GROUPS = tuple(str(group["group"]) for group in (MODEL, CHANGES, LIMITS, PLACES, OUTPUT))
 
 _NEXT = re.compile(r",(?=[^,=]*=)")  # the comma before the next KNOB=VALUE; a value may have commas
 _SHOWN = 100  # characters of a refused value
@@ -76,6 +76,7 @@ Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(val
 Bytes = Annotated[PositiveInt, _as_text(parse_memory)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_time_s)]
 Count = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_count)]
+Fixed = Annotated[tuple[str, ...], BeforeValidator(_fixed)]
 
 
 class WorkloadOptions(Value):
@@ -118,6 +119,30 @@ class SearchOptions(WorkloadOptions):
         None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=MODEL
     )
     text_field: str | None = Field(None, description="Column of --data that holds the text.", json_schema_extra=MODEL)
+    recipe: RecipeName | None = Field(
+        None, description="Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.", json_schema_extra=MODEL
+    )
+    prompt_len: PositiveInt | None = Field(
+        default=None,
+        le=LONGEST_SAMPLE,
+        description="Tokens of a recipe's prompt [256; CPU 32].",
+        json_schema_extra=MODEL,
+    )
+    completion_len: PositiveInt | None = Field(
+        default=None,
+        le=LONGEST_SAMPLE,
+        description="Tokens of its completion [256; CPU 32].",
+        json_schema_extra=MODEL,
+    )
+    generations: PositiveInt | None = Field(
+        default=None,
+        le=LARGEST_BATCH,
+        description="Completions of a prompt, grpo and rloo [8; 2].",
+        json_schema_extra=MODEL,
+    )
+    reward: str | None = Field(
+        None, description="Reward function, as MODULE:FUNCTION [built in].", json_schema_extra=MODEL
+    )
     baseline: Name | None = Field(
         None, description="JSON of your TrainingArguments to compare with.", json_schema_extra=CHANGES
     )
@@ -129,9 +154,7 @@ class SearchOptions(WorkloadOptions):
     effort: Effort = Field(
         Effort.STANDARD, description="How long to search: quick, standard, thorough.", json_schema_extra=LIMITS
     )
-    fix: Annotated[tuple[str, ...], BeforeValidator(_fixed)] = Field(
-        (), description="KNOB=VALUE in every configuration and the baseline.", json_schema_extra=CHANGES
-    )
+    fix: Fixed = Field((), description="KNOB=VALUE in every configuration and the baseline.", json_schema_extra=CHANGES)
     only: Annotated[tuple[str, ...], BeforeValidator(_knobs)] = Field(
         (), description="Knobs to search; the others stay as in the baseline.", json_schema_extra=CHANGES
     )

@@ -178,8 +178,7 @@ def request_of(
     turn with it, itself included; if empty, it runs alone.
     """
     full = plan.workload.accumulation_steps(config)
-    # The micro-batches of a user's own step can't be timed, so a longer step can't be inferred from a shorter one.
-    whole = purpose in _WHOLE_STEPS or plan.workload.own_step is not None
+    whole = purpose in _WHOLE_STEPS or plan.workload.runs_whole_steps
     return TrialRequest(
         number=number,
         purpose=purpose,

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.cost.memory import states_bytes
 from autotune.errors import InputError
 from autotune.planning import devices
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, restricted
+from autotune.planning.recipe import RecipeSubject
 from autotune.planning.user_loop import Knobs, UserLoop
 from autotune.planning.user_trainer import UserTrainer
 from autotune.planning.workload import Outline, Subject, objective_of
@@ -60,7 +62,7 @@ def subject_of(
         return UserTrainer.of(options, trainer=trainer, make_trainer=make_trainer, script=script)
     if not options.model:
         raise InputError("nothing to tune: give a model, or a trainer, make_trainer, script or step of your own")
-    return Subject(options)
+    return RecipeSubject(options) if options.recipe is not None else Subject(options)
 
 
 def outline(options: SearchOptions, allotment: Allotment | None = None, subject: Subject | None = None) -> Outline:
@@ -82,7 +84,11 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
         if (name := word.partition("=")[0]) in options.only:
             raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
     loss_steps_of(options)
-    subject = subject or Subject(options)
+    if options.recipe is None:
+        for name in ("prompt_len", "completion_len", "generations", "reward"):
+            if getattr(options, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')}: is said of a --recipe of TRL's")
+    subject = subject or subject_of(options)
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
     hardware, spreading = devices.spread(options, allotment.hardware)
     allotment = allotment.model_copy(update={"hardware": hardware})
@@ -122,7 +128,7 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
         objective=objective_of(options, workload),
         soak=not options.exhaustive,
         skewed_routing=facts.experts > 0 and not options.exhaustive,
-        loss_steps=loss_steps_of(options),
+        loss_steps=0 if workload.recipe is not None and workload.recipe.kind.generates else loss_steps_of(options),
         loss_insisted=bool(options.check_loss),
         record=options.record and not outline.is_shared,
         report_to=options.report_to,
@@ -140,8 +146,13 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
 
 def check_lengths(workload: Workload, facts: ModelFacts) -> None:
     """Refuse samples that are longer than the model takes."""
+    both = "--seq-len" if workload.recipe is None else "--prompt-len and --completion-len, together"
     for option, length, longest in (
-        ("--seq-len", workload.sequence_length, facts.max_sequence_length),
+        (
+            both,
+            workload.sequence_length,
+            facts.max_sequence_length,
+        ),
         ("--target-len", workload.target_length, facts.max_target_length or facts.max_sequence_length),
     ):
         if longest is not None and (length or 0) > longest:
@@ -205,18 +216,15 @@ def _budget_of_all(plan: SearchPlan, options: SearchOptions) -> Budget:
 
 
 def _states_note(plan: SearchPlan) -> tuple[str, ...]:
-    """Return notes on the memory that the baseline needs at least, and on the extent of the search.
-
-    The memory is that of weights, gradients and AdamW's two states, 4 bytes a parameter each (fp32).
-    """
-    if not plan.facts.parameters:  # the model isn't known
+    """Return notes on the memory that the baseline needs at least, and on the extent of the search."""
+    parameters = plan.facts.parameters
+    if not parameters:  # the model isn't known
         return (_extent(plan),)
-    adamw = plan.baseline.optim in ("adamw_torch", "adamw_torch_fused")
-    states = plan.facts.parameters * (16 if adamw else 8)
-    what = "weights, gradients and AdamW states" if adamw else "weights and gradients"
+    states = states_bytes(parameters, plan.baseline)
+    size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
     text = (
-        f"{plan.workload.model.name}: {plan.facts.parameters / 1e6:,.1f}M parameters; the baseline needs "
-        f"{show_memory(states)} for {what} alone, activations not counted"
+        f"{plan.workload.model.name}: {size} parameters; the baseline needs "
+        f"{show_memory(states)} for weights, gradients and optimizer states alone, activations not counted"
     )
     if states > plan.memory_bytes:
         text += f": more than the budget of {show_memory(plan.memory_bytes)}"

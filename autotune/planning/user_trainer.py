@@ -35,6 +35,7 @@ DECIDED_BY_CODE: dict[str, str] = {
     "trust_remote_code": _THEIRS,
     "global_batch": "it is that of your own TrainingArguments",
     "baseline": "your own TrainingArguments are the baseline",
+    **dict.fromkeys(("recipe", "prompt_len", "completion_len", "generations", "reward"), _THEIRS),
     **dict.fromkeys(("devices", "workers", "engine", "address", "kind"), _ONE_DEVICE),
 }
 
@@ -42,7 +43,9 @@ _LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun",
 _HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # flags of Python that don't change what a script computes
 
 # Fields of `OwnCode` that are found by running the code.
-_FOUND = ("arguments", "barred", "weights", "reorders", "pads", "has_rows", "normalizes", "not_predicted")
+_FOUND = (
+    "arguments", "barred", "weights", "reorders", "pads", "has_rows", "normalizes", "not_predicted", "generates",
+)  # fmt: skip
 
 
 class UserTrainer(Subject):

@@ -1,8 +1,7 @@
-"""The changes of a configuration against the baseline, with their classes; and the options of the knobs.
+"""The changes of a configuration against the baseline, with their classes; and the words that name knobs and values.
 
-The option of a knob has the knob's short name, or that of its field with hyphens; fields of any kind of adapter are
-`--adapter-FIELD`. Values are validated when a configuration is made of them. `--fix` and `--only` name knobs likewise,
-or by the fields of TrainingArguments.
+`--fix` and `--only` name a knob by its short name, its field with hyphens, or the field of TrainingArguments; fields of
+any kind of adapter are `adapter-FIELD`. Values are validated when a configuration is made of them.
 """
 
 from __future__ import annotations
@@ -78,90 +77,80 @@ _USUAL_ADAPTER = "lora"
 
 
 class KnobOption(Value):
-    """The option of a knob."""
+    """A knob as `--fix` and `--only` name it."""
 
     parameter: str  # name in search spaces, such as 'adapter.rank'
-    option: str  # name without leading hyphens, such as 'adapter-rank'
+    option: str  # such as 'adapter-rank'
     choices: tuple[str, ...]  # empty: any value
     is_flag: bool
     may_be_none: bool
-    help: str
 
 
 @functools.cache
 def knobs() -> tuple[KnobOption, ...]:
-    """Return the options of all knobs in the order of the fields."""
+    """Return all knobs in the order of the fields."""
     found = []
     for name, (knob, field) in KNOBS.items():
-        found.append(_knob(name, knob.short or name.replace("_", "-"), field, knob.help))
+        found.append(_knob(name, knob.short or name.replace("_", "-"), field))
         if name == "adapter":
             fields = dict.fromkeys(f for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
-            found += map(_adapter_knob, fields)
+            found += [_adapter_knob(field) for field in fields]
     return tuple(found)
 
 
 def _adapter_knob(field: str) -> KnobOption:
-    """Return the option of a field that some kinds of adapters have, with their defaults in its help."""
-    having = {kind: ADAPTERS[kind].model_fields[field] for kind in kinds_with(field)}
-    first = next(iter(having.values()))
-    knob = _knob(f"adapter.{field}", f"adapter-{field.replace('_', '-')}", first)
-    described = _sentence(first.description or "") or _either(knob.choices)
-    default = _written(first.default)
-    others = [f"{_written(f.default)} for {kind}" for kind, f in having.items() if f.default != first.default]
-    said = f"{described.removesuffix('.')} [{', '.join((default, *others))}]; of {', '.join(having)}."
-    return knob.model_copy(update={"help": said})
+    """Return the knob of a field that some kinds of adapters have."""
+    first = ADAPTERS[kinds_with(field)[0]].model_fields[field]
+    return _knob(f"adapter.{field}", f"adapter-{field.replace('_', '-')}", first)
 
 
-def point_of(written: Mapping[str, str | bool], form: str = "--{} {}") -> dict[str, Scalar]:
-    """Return the point of a search space for values by option, which are written as `form` on the command line.
+def _point(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
+    """Return the point of a search space for values of `--fix` by option.
 
     Raises:
-        InputError: An option is unknown, or its value is invalid.
+        InputError: A value is invalid.
     """
     known = {knob.option: knob for knob in knobs()}
     point: dict[str, Scalar] = {}
     for option, value in written.items():
-        knob = known.get(option)
-        if knob is None:
-            raise InputError(f"--{option}: unknown{suggestion(option, known)}")
+        knob = known[option]
         reason = why_not(knob.parameter, value)
         if reason is not None:
-            raise InputError(f"{form.format(option, value)}: {reason}")
+            raise InputError(f"{_FIX.format(option, value)}: {reason}")
         if knob.choices and value not in knob.choices:
             near = suggestion(str(value), knob.choices)
-            raise InputError(f"{form.format(option, value)}: expected {_either(knob.choices)}{near}")
+            raise InputError(f"{_FIX.format(option, value)}: expected {_either(knob.choices)}{near}")
         point[knob.parameter] = None if knob.may_be_none and value == "none" else value
         parent, dot, _ = knob.parameter.partition(".")
         if parent != "adapter":
             continue
         if dot and written.get(parent) == "none":
-            raise InputError(f"{form.format(option, value)}: there is no adapter ({form.format(parent, 'none')})")
+            raise InputError(f"{_FIX.format(option, value)}: there is no adapter ({_FIX.format(parent, 'none')})")
         if dot and parent not in written:
             point[parent] = _USUAL_ADAPTER
         having = kinds_with(knob.parameter.partition(".")[2])
         if dot and (kind := written.get(parent, _USUAL_ADAPTER)) not in having:
             raise InputError(
-                f"{form.format(option, value)}: {kind} has none ({form.format(parent, _either(having))} has)"
+                f"{_FIX.format(option, value)}: {kind} has none ({_FIX.format(parent, _either(having))} has)"
             )
     return point
 
 
-def shown(option: str, value: Scalar) -> str:
-    """Return an option with its value as on the command line: '--precision bf16', '--no-tf32', '--compile none'."""
-    if isinstance(value, bool):
-        return f"--{option}" if value else f"--no-{option}"
-    return f"--{option} {'none' if value is None else value}"
+def in_words(parameter: str, value: Scalar) -> str:
+    """Return a value of a parameter of a space as `--fix` takes it: 'precision=bf16', 'tf32=false', 'compile=none'."""
+    option = next((knob.option for knob in knobs() if knob.parameter == parameter), parameter)
+    return f"{option}={str(value).lower() if isinstance(value, bool) else 'none' if value is None else value}"
 
 
-def refused(error: ValidationError, form: str = "--{} {}") -> InputError:
-    """Return the error of an invalid configuration as one line about the option, which is written as `form` says."""
+def refused(error: ValidationError) -> InputError:
+    """Return the error of an invalid configuration as one line about the value of `--fix`."""
     first = error.errors()[0]
     if not first["loc"]:  # about several options together
         return InputError(complaint(first))
     field = str(first["loc"][0])
     knob = next((k for k in knobs() if k.parameter in (field, f"adapter.{field}", f"parallelism.{field}")), None)
     option = knob.option if knob is not None else field
-    return InputError(f"{form.format(option, first['input'])}: {complaint(first)}")
+    return InputError(f"{_FIX.format(option, first['input'])}: {complaint(first)}")
 
 
 # TrainingArguments that stand for values of a knob: its option, the value if the argument is true, and if it is false.
@@ -203,11 +192,11 @@ def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
     Raises:
         InputError: There is no such knob, it can't have the value, or it has two.
     """
-    point = point_of(_fixed(written), _FIX)
+    point = _point(_fixed(written))
     try:
         valid = make_point(make_config({"per_device_train_batch_size": 1, **point}))
     except ValidationError as error:
-        raise refused(error, _FIX) from None
+        raise refused(error) from None
     for name in point:
         if (reason := problem(name, valid[name])) is not None:
             raise InputError(f"--fix {_by_name()[_hyphened(name)].option}: {reason}")
@@ -250,18 +239,15 @@ def _hyphened(name: str) -> str:
     return name.replace("_", "-").replace(".", "-")
 
 
-def _knob(parameter: str, option: str, field: FieldInfo, text: str | None = None) -> KnobOption:
+def _knob(parameter: str, option: str, field: FieldInfo) -> KnobOption:
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
     choices = (*ADAPTERS, "none") if parameter == "adapter" else _choices(field.annotation)
-    described = text or (_either(choices) if choices else _sentence(field.description or ""))
-    default = "" if field.is_required() or field.default in (None, "") else f" [{_written(field.default)}]"
     return KnobOption(
         parameter=parameter,
         option=option,
         choices=choices,
         is_flag=kinds == [bool],
         may_be_none=NoneType in get_args(field.annotation),
-        help=described.removesuffix(".") + (default or "") + ".",
     )
 
 
@@ -278,13 +264,3 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 def _either(words: tuple[str, ...]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _written(default: Any) -> str:
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    return str(default)

@@ -220,6 +220,37 @@ def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     return None
 
 
+def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return what TRL's Trainer of the recipe forbids, or why a knob of TRL's does nothing here."""
+    recipe, at_once, micro = workload.recipe, config.generation_batch_size, config.per_device_train_batch_size
+    if config.precompute_ref_log_probs and (recipe is None or not recipe.kind.precomputes):
+        return "precompute_ref_log_probs: nothing here has a reference model that could run beforehand"
+    if at_once is not None:
+        if recipe is None or not recipe.kind.generates:
+            return "generation_batch_size: nothing is generated here"
+        if at_once % recipe.generations or at_once % micro:
+            return (
+                f"{at_once} completions at once are no multiple of {recipe.generations} generations and a micro-batch "
+                f"of {micro}"
+            )
+        if (workload.global_batch_size or 0) % at_once:
+            return f"{at_once} completions at once don't divide the global batch of {workload.global_batch_size}"
+    if recipe is None:
+        return None
+    kind = CHECKPOINTING.get(config.checkpointing)
+    if kind is not None and (kind.every > 1 or kind.offload) and (recipe.kind.generates or recipe.kind.precomputes):
+        return f"checkpointing {config.checkpointing}: TRL switches it off in each step, and on again for all layers"
+    if recipe.name == "kto" and micro < 2:
+        return "kto compares the samples of a micro-batch: 2 or more"
+    if not config.parallelism.is_single:
+        return "a recipe is tuned on one device"
+    if config.adapter is not None and config.adapter.kind == "bitfit":
+        return "bitfit: TRL takes adapters of peft, which hasn't it"
+    if config.precompute_ref_log_probs and config.adapter is not None:
+        return "precompute_ref_log_probs: an adapter's own base is the reference, which takes no memory"
+    return None
+
+
 def _lengths_differ(workload: Workload) -> bool:
     return workload.lengths is not None and workload.lengths.minimum < workload.lengths.maximum
 
@@ -256,6 +287,7 @@ _RULES: tuple[parallel_rules.Rule, ...] = (
     adapter_rules.quantization,
     _sampling,
     _packing,
+    _recipe,
     _user_code,
     *parallel_rules.RULES,
 )

@@ -75,6 +75,10 @@ def _user_code(plan: SearchPlan) -> Iterator[Action]:
         key = _key(code.model_dump(mode="json", include={"kind", "command", "is_module", "directory", "sha256"}))
         runs = f"runs `{code.command_line}` in {code.directory}" if code.command else f"unpickles data/{CODE_FILE}"
         yield Action(runs, key)
+    if plan.workload.recipe is not None and plan.workload.recipe.reward is not None:
+        recipe = plan.workload.recipe
+        key = _key(recipe.model_dump(mode="json", include={"reward", "directory"}))
+        yield Action(f"runs {recipe.reward} in {recipe.directory}", key)
     if step is not None:
         key = _key(step.model_dump(mode="json", include={"directory", "search_path", "sha256"}))
         yield Action(f"unpickles data/{STEP_FILE}", key)

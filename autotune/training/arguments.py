@@ -18,7 +18,7 @@ from autotune.values.config import KNOBS, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.optimizers import OPTIMIZERS
 from autotune.values.techniques import checkpointing_arguments
-from autotune.values.workload import Workload
+from autotune.values.workload import Recipe, Workload
 
 
 class TrainingPlan(Value):
@@ -41,7 +41,7 @@ def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> Trainin
     """
     return TrainingPlan(
         tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
-        harness=dict(_HARNESS),
+        harness=_HARNESS if workload.recipe is None else _harness_of(workload.recipe),
         model=_model(config),
         adapter=adapter_arguments(config.adapter, workload.task) if config.adapter else None,
         quantization=quantization_arguments(config.quantization, config.precision, workload.task)
@@ -77,6 +77,9 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments["torch_compile"] = True
     else:
         arguments.pop("torch_compile_mode", None)
+    if workload.recipe is not None:
+        arguments |= _arguments_of(workload.recipe, config, workload.sequence_length)
+        arguments |= _under_old_name(arguments)
     place = {name: i for i, name in enumerate(_ORDER)}
     arguments = dict(sorted(arguments.items(), key=lambda item: place.get(item[0], len(place))))
     return arguments | parallel_arguments(config, is_cpu=hardware.is_cpu, transformers=transformers_version(hardware))
@@ -138,11 +141,35 @@ def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
     """
     theirs = {"seed", *workload.fixed_arguments}
     decided = {name: value for name, value in {**_DEFAULTS, **mapping.tuned}.items() if name not in theirs}
-    for part in ("", "_kwargs"):  # one argument, which newer versions call otherwise and keep the old name of
-        new, old = f"activation_checkpointing{part}", f"gradient_checkpointing{part}"
-        if new in mapping.tuned:
-            decided[old] = decided[new]
-    return decided
+    return decided | _under_old_name(mapping.tuned)
+
+
+def _under_old_name(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what says checkpointing, which newer versions call otherwise, by the old name, which they keep."""
+    names = {f"activation_checkpointing{part}": f"gradient_checkpointing{part}" for part in ("", "_kwargs")}
+    return {old: arguments[new] for new, old in names.items() if new in arguments}
+
+
+def _arguments_of(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[str, Any]:
+    """Return the arguments of TRL's configuration that transformers' hasn't."""
+    arguments: dict[str, Any] = {"max_length": sequence_length}
+    if recipe.kind.generates:
+        arguments = {"num_generations": recipe.generations, "max_completion_length": recipe.completion_length}
+        if config.generation_batch_size is not None:
+            arguments["generation_batch_size"] = config.generation_batch_size
+    if config.precompute_ref_log_probs:
+        arguments["precompute_ref_log_probs"] = True
+    if recipe.kind.coupled is not None:  # KTO takes no other order
+        arguments["train_sampling_strategy"] = "sequential"
+    return arguments
+
+
+def _harness_of(recipe: Recipe) -> dict[str, Any]:
+    """Return what only a trial with TRL's Trainer needs, which sees to the columns itself."""
+    arguments = {name: value for name, value in _HARNESS.items() if name != "remove_unused_columns"}
+    if recipe.kind.generates:
+        arguments |= {"shuffle_dataset": False, "generation_kwargs": {"min_new_tokens": recipe.completion_length}}
+    return arguments
 
 
 # Nothing is saved, pushed, evaluated, reported or drawn during a trial, whose data hold the columns of the model and

@@ -126,7 +126,7 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
         drawn = np.random.default_rng(workload.seed).choice(len(rows), MAX_SAMPLES, replace=False)
         rows = rows.select(np.sort(drawn))
     labels = row_classes(rows, columns, workload, config.num_labels, notes)
-    tokenizer, name = _load_tokenizer(workload.model, notes)
+    tokenizer, name = load_tokenizer(workload.model, notes)
     encoder = _Encoder(
         tokenizer=tokenizer,
         columns=columns,
@@ -154,7 +154,7 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
     return Corpus(lengths=lengths, tokenizer=name, notes=tuple(notes))
 
 
-def _load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
+def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
     """Return the model's own tokenizer if this machine holds it, otherwise one that needs no vocabulary."""
     from transformers import AutoTokenizer, ByT5Tokenizer
 

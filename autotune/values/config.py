@@ -133,7 +133,6 @@ class TrainConfig(Value):
         Knob(
             knob.of_compiling,
             "compile",
-            help="inductor, or none",
             argument="unless default",
             feature="compile={}",
             word="compile {}",
@@ -149,7 +148,6 @@ class TrainConfig(Value):
         Quantization | None,
         Knob(
             "method",
-            help="Base weights that bitsandbytes packs, under an adapter: int8, nf4, nf4-double, fp4 or fp4-double",
             feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}",
             word="{} base weights",
         ),
@@ -176,6 +174,21 @@ class TrainConfig(Value):
     ] = "random"
     packing: Annotated[bool, Knob(knob.of_redrawing, feature="packed", word="packed")] = Field(
         default=False, description="concatenate the samples of a micro-batch into one row, without padding"
+    )
+    generation_batch_size: Annotated[
+        PositiveInt | None, Knob("exact", "generation-batch", is_traced=False, word="{} generated at once")
+    ] = Field(
+        default=None,
+        le=LARGEST_BATCH,
+        exclude_if=lambda size: size is None,
+        description="completions that GRPO and RLOO generate at once, in samples; None: those of a step",
+    )
+    precompute_ref_log_probs: Annotated[
+        bool, Knob("exact", "precompute-ref", is_traced=False, word="reference worked out before")
+    ] = Field(
+        default=False,
+        exclude_if=lambda is_on: not is_on,
+        description="DPO and KTO run their reference model over all data before training, and drop it then",
     )
     torch_empty_cache_steps: Annotated[
         PositiveInt | None,

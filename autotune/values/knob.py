@@ -78,7 +78,6 @@ class Knob:
     Attributes:
         allowance: Class of a change of the knob, or a function that returns it.
         short: Name in tables and on the command line; None: the field's name with hyphens.
-        help: Help text of the option; None: the choices of the field's type, or its description.
         argument: When the value is copied to the field of `TrainingArguments` of the same name: always, or unless it is
             the default of both; None: `training.arguments` maps it in another way.
         is_traced: Whether predicted time and memory depend on the knob.
@@ -89,7 +88,6 @@ class Knob:
     allowance: AllowanceName | Callable[[Difference], AllowanceName]
     short: str | None = None
     _: KW_ONLY
-    help: str | None = None
     argument: Literal["always", "unless default"] | None = None
     is_traced: bool = True
     feature: Template | None = None

@@ -79,6 +79,7 @@ class OwnCode(Value):
     has_rows: bool = Field(default=False, description="whether batches have a row for each sample")
     normalizes: bool = Field(default=False, description="whether the loss is averaged over the global batch")
     not_predicted: str | None = Field(default=None, description="why the cost model makes no predictions")
+    generates: bool = Field(default=False, description="whether steps begin with samples that the model generates")
 
     @property
     def name(self) -> str:
@@ -108,3 +109,4 @@ class OwnFound(Value):
     has_rows: bool = False
     normalizes: bool
     not_predicted: str | None = None
+    generates: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
@@ -17,6 +17,64 @@ SYNTHETIC_SAMPLES = 512
 # Upper bound of the sequence length in tokens: the context of Llama 4 Scout, the longest of published weights
 # (https://ai.meta.com/blog/llama-4-multimodal-intelligence).
 LONGEST_SAMPLE = 10_000_000
+
+
+RecipeName = Literal["sft", "dpo", "reward", "kto", "grpo", "rloo"]
+
+
+class RecipeKind(NamedTuple):
+    """What TRL's Trainer of a recipe needs and does."""
+
+    trainer: str  # class of TRL
+    columns: tuple[str, ...]  # of its data, of which the first ones are texts
+    task: Task = Task.CAUSAL_LM
+    sequences: int = 1  # rows of the forward pass for each sample
+    generates: bool = False  # whether it samples completions in each step
+    precomputes: bool = False  # whether the reference's log-probabilities can be worked out once, before training
+    coupled: str | None = None  # why another micro-batch is another training; None: it isn't
+
+    @property
+    def config(self) -> str:
+        """The class of its arguments."""
+        return self.trainer.replace("Trainer", "Config")
+
+
+# TRL 1.16. KTO holds each completion against those of its micro-batch to estimate the KL divergence (arXiv:2402.01306).
+RECIPES: dict[RecipeName, RecipeKind] = {
+    "sft": RecipeKind("SFTTrainer", ("prompt", "completion")),
+    "dpo": RecipeKind("DPOTrainer", ("prompt", "chosen", "rejected"), sequences=2, precomputes=True),
+    "reward": RecipeKind("RewardTrainer", ("chosen", "rejected"), task=Task.SEQUENCE_CLASSIFICATION, sequences=2),
+    "kto": RecipeKind(
+        "KTOTrainer",
+        ("prompt", "completion", "label"),
+        precomputes=True,
+        coupled="KTO estimates the KL divergence within each micro-batch",
+    ),
+    "grpo": RecipeKind("GRPOTrainer", ("prompt",), generates=True),
+    "rloo": RecipeKind("RLOOTrainer", ("prompt",), generates=True),
+}
+
+
+class Recipe(Value):
+    """Post-training by one of TRL's Trainers."""
+
+    name: RecipeName
+    prompt_length: PositiveInt = Field(description="tokens of a prompt")
+    completion_length: PositiveInt = Field(description="tokens of a completion; generated ones all have so many")
+    generations: PositiveInt = Field(default=1, description="completions of a prompt")
+    reward: str | None = Field(default=None, description="user's reward function, as module:function; None: built in")
+    directory: str | None = Field(default=None, description="folder from which the reward's module is imported")
+
+    @property
+    def kind(self) -> RecipeKind:
+        """What TRL's Trainer needs and does."""
+        return RECIPES[self.name]
+
+    def shown(self, samples: int) -> str:
+        """Return a step of so many samples in words: '8 prompts x 4 generations a step'."""
+        if not self.kind.generates:
+            return f"{samples} {'pairs' if self.kind.sequences > 1 else 'samples'} a step"
+        return f"{samples // self.generations} prompts x {self.generations} generations a step"
 
 
 class LengthProfile(Value):
@@ -50,6 +108,11 @@ class Workload(Value):
     )
     own_code: OwnCode | None = Field(default=None, description="the user's code that makes Trainer and model")
     own_step: OwnStep | None = Field(default=None, description="the user's training loop; None: the Trainer's")
+    recipe: Recipe | None = Field(
+        default=None,
+        exclude_if=lambda recipe: recipe is None,
+        description="post-training by a Trainer of TRL; None: transformers' Trainer",
+    )
 
     @property
     def is_users_own(self) -> bool:
@@ -78,6 +141,12 @@ class Workload(Value):
         return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
 
     @property
+    def runs_whole_steps(self) -> bool:
+        """Whether trials run all micro-batches of a step, as the time of one says nothing about the others."""
+        generates = self.recipe is not None and self.recipe.kind.generates
+        return generates or self.own_step is not None or (self.own_code is not None and self.own_code.generates)
+
+    @property
     def shown_batch(self) -> str:
         """The global batch in words: 'global batch 32' or 'free global batch'."""
         return f"global batch {self.global_batch_size}" if self.global_batch_size else "free global batch"
@@ -94,7 +163,9 @@ class Workload(Value):
 
     @property
     def tokens_per_sample(self) -> float | None:
-        """Mean tokens of a sample, source and target together; None for images and sound."""
+        """Mean tokens of a sample, source and target together; None for images and sound, and texts of a recipe."""
+        if self.recipe is not None:
+            return None if self.dataset is not None else float(self.recipe.kind.sequences * self.sequence_length)
         if self.lengths is not None:
             return self.lengths.mean + (self.lengths.mean_target or 0.0)
         return float(self.sequence_length + (self.target_length or 0)) if self.task.takes_text else None

@@ -147,6 +147,20 @@ _BEYOND: tuple[tuple[str, str, Kind, dict[str, Any]], ...] = (
     ),
 )
 
+# MPT by size: width, layers, heads, as in llm-foundry's `scripts/train/yamls/pretrain/mpt-*.yaml`; the rows' numbers of
+# parameters agree. Its blocks have the shapes of GPT-2's, which stand for them, with a fused kernel and no dropout.
+_MPT = {
+    "mpt125m": (768, 12, 12),
+    "mpt350m": (1024, 24, 16),
+    "mpt760m": (1536, 24, 12),
+    "mpt1b": (2048, 24, 16),
+    "mpt3b": (2560, 32, 20),
+    "mpt7b": (4096, 32, 32),
+    "mpt13b": (5120, 40, 40),
+    "mpt30b": (7168, 48, 56),
+    "mpt70b": (8192, 80, 64),
+}
+
 # Elements of a row that share a scale in GPTQ checkpoints without groups; all others of the rows have groups of 128:
 # `quantize_config.json` of each.
 _UNGROUPED = ("mixtral-8x7b-instruct-v0.1-gptq", "llama-2-70b-gptq")
@@ -158,6 +172,8 @@ def model_named(name: str) -> ModelSpec | None:
     known = {_key(word): entry.id for entry in catalogue() for word in (entry.id, *entry.names)}
     beyond = {_key(id_): (id_, kind_of, kind, figures) for id_, kind_of, kind, figures in _BEYOND}
     for key in keys:
+        if key in _MPT:
+            return _mpt(key)
         if key in _SAME_AS or key in known:
             return resolve(_SAME_AS.get(key) or known[key])
         if key in beyond or key + "b" in beyond:
@@ -171,6 +187,26 @@ def model_named(name: str) -> ModelSpec | None:
                 config=figures,
             )
     return None
+
+
+def _mpt(key: str) -> ModelSpec:
+    width, layers, heads = _MPT[key]
+    figures = {
+        "n_embd": width,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_positions": 65536,
+        "vocab_size": 50368,
+        "activation_function": "gelu",
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+    name = f"mosaicml/{key}"
+    reference = "https://github.com/mosaicml/llm-foundry"
+    return ModelSpec(
+        reference=reference, name=name, source="catalogue", model_type="gpt2", kind="decoder", config=figures
+    )
 
 
 def gptq_group(name: str) -> int | None:

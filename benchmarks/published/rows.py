@@ -52,6 +52,8 @@ class Row(BaseModel):
     mem_how: str = ""
     throughput: float | None = None
     throughput_unit: str = ""
+    time: float | None = None
+    time_unit: str = ""
     mem_other: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")

@@ -1,5 +1,6 @@
-"""The benchmark that holds memory predictions against published measurements."""
+"""The benchmark that holds predictions of memory and time against published measurements."""
 
+import functools
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -11,10 +12,12 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import predictor  # noqa: E402
+from published.intervals import estimated, left_out, time_figures  # noqa: E402
 from published.rows import NotPredicted, Row, load_rows  # noqa: E402
 from published.scatter import scatter  # noqa: E402
 from published.scores import Fits, Prediction, Score  # noqa: E402
 from published.setups import setup_of  # noqa: E402
+from published.speed import Timed, _check  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,7 @@ def rows() -> dict[str, Row]:
 
 
 def predicted(row: Row) -> Prediction:
-    (prediction,), _ = predictor.predict_all([row])
+    (prediction,), _ = predictor.predict_all([row], functools.partial(predictor._traced, whole=False))
     return prediction
 
 
@@ -133,3 +136,36 @@ def test_the_plot_shows_every_point():
     svg = scatter({"a": [(1.0, 1.1), (20.0, 19.0)], "b": [(3.0, 3.0)]}, title="Peaks")
     circles = ElementTree.fromstring(svg).findall("{http://www.w3.org/2000/svg}circle")
     assert len(circles) == 3 + 2
+
+
+def sources(rows, *factors: float) -> list[Timed]:
+    """Return steps of two sources on one device, which took so many times the predicted second."""
+    first, second = rows["fms_acceleration-001"], rows["hf_docs_bert_large-001"]
+    return [Timed(row, setup_of(row), 1.0, factor) for row in (first, second) for factor in factors]
+
+
+def test_intervals_are_as_wide_as_the_errors_of_rows(rows):
+    near, far = (estimated(sources(rows, *factors))["rows"] for factors in ((1.0, 1.02), (1.0, 1.6, 0.6)))
+    assert near.device == pytest.approx(0.0099, abs=1e-3)  # half of the logarithm of 1.02, the median of each
+    assert near.knobs < far.knobs
+
+
+def test_a_source_is_judged_by_the_others(rows):
+    usual, odd = sources(rows, 1.0, 1.01)[:2], sources(rows, 3.0, 3.1)[2:]
+    held = left_out([*usual, *odd])
+    assert [h.within for h in held] == [True, True, False, False]  # the odd source says that errors are large
+    assert time_figures([*usual, *odd])["left_out"]["source hf_docs_bert_large"]["coverage"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"precision": ""}, "precision not stated"),
+        ({"seq_len": None}, "sequence length or micro-batch not stated"),
+        ({"precision": "float8 rowwise"}, "arithmetic in 8 bits"),
+        ({"throughput_unit": "samples/s (autotuner internal metric)"}, "not the time of a whole step"),
+    ],
+)
+def test_a_time_that_says_too_little_is_passed_over(rows, changes, reason):
+    with pytest.raises(NotPredicted, match=reason):
+        _check(rows["fms_acceleration-001"].model_copy(update=changes))

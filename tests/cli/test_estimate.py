@@ -14,18 +14,11 @@ from autotune.units import GIB
 from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import TrainConfig
 
-OWN_OPTIONS = {
+OPTIONS = {
     "--model", "--gpu", "--memory", "--task", "--seq-len", "--target-len", "--global-batch", "--allow", "--tokens",
     "--prices", "--nodes", "--network-gb-s", "--host-memory", "--device", "--revision", "--trust-remote-code", "--json",
-    "--debug", "--help", "--quiet",
-}  # fmt: skip
-KNOB_OPTIONS = {
-    "--micro-batch", "--precision", "--tf32", "--optim", "--checkpointing", "--attention", "--compile", "--adapter",
-    "--adapter-rank", "--adapter-alpha", "--adapter-dropout", "--adapter-target-modules", "--adapter-virtual-tokens",
-    "--adapter-encoder-hidden-size", "--quantization", "--workers", "--pin-memory", "--experts", "--experts-per-token",
-    "--expert-capacity", "--liger", "--compile-mode", "--prefetch", "--sampling", "--empty-cache",
-    "--packing", "--devices", "--sharding", "--tensor-parallel", "--pipeline-parallel", "--offload", "--offload-to",
-    "--nvme-path", "--fsdp-wrapping", "--ddp-bucket-cap-mb", "--ddp-static-graph",
+    "--debug", "--help", "--quiet", "--fix", "--devices", "--eval-batch", "--eval-samples", "--explain",
+    "--images", "--image-size", "--freeze-vision",
 }  # fmt: skip
 
 
@@ -46,18 +39,14 @@ def estimate(tiny_llama, monkeypatch):
 def test_options_are_frozen():
     command = typer.main.get_command(app).commands["estimate"]
     params = command.get_params(command.make_context("estimate", ["--model", "gpt2"], resilient_parsing=True))
-    assert {o for p in params for o in p.opts if o.startswith("--")} == OWN_OPTIONS | KNOB_OPTIONS
-    assert {o for p in params for o in p.secondary_opts} == {
-        "--no-tf32",
-        "--no-pin-memory",
-        "--no-liger",
-        "--no-packing",
-        "--no-ddp-static-graph",
-    }
+    assert {o for p in params for o in p.opts if o.startswith("--")} == OPTIONS
 
 
 def test_quiet_leaves_out_what_was_assumed(estimate):
-    said, quiet = estimate("--gpu", "t4", "--micro-batch", 8), estimate("--gpu", "t4", "--micro-batch", 8, "-q")
+    said, quiet = (
+        estimate("--gpu", "t4", "--fix", "micro-batch=8"),
+        estimate("--gpu", "t4", "--fix", "micro-batch=8", "-q"),
+    )
     assert "note: " in said.stdout
     assert quiet.stdout == said.stdout[: said.stdout.index("note: ")]
 
@@ -65,12 +54,12 @@ def test_quiet_leaves_out_what_was_assumed(estimate):
 def test_help_is_readable_at_80_columns(estimate):
     text = estimate("--help").stdout
     assert max(map(len, text.splitlines())) <= 80
-    for words in ("fp32, fp16, bf16 or pure_bf16 [fp32].", "--tf32 / --no-tf32", "Catalogue name"):
+    for words in ("KNOB=VALUE of the configuration to estimate.", "Catalogue name"):
         assert words in text
 
 
 def test_a_configuration_is_drawn_by_component(estimate):
-    done = estimate("--gpu", "t4", "--micro-batch", 8, "--optim", "adamw_torch")
+    done = estimate("--gpu", "t4", "--fix", "micro-batch=8", "--fix", "optim=adamw_torch")
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     for words in (
@@ -107,7 +96,7 @@ def test_without_a_speed_the_table_has_no_column_for_it(estimate):
 def test_all_devices_are_drawn_with_what_a_run_costs(estimate, tmp_path):
     prices = tmp_path / "prices.yaml"
     prices.write_text("currency: EUR\nh100-80gb: 2.9\n")
-    done = estimate("--gpu", "all", "--tokens", "20B", "--prices", prices, "--precision", "bf16")
+    done = estimate("--gpu", "all", "--tokens", "20B", "--prices", prices, "--fix", "precision=bf16")
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "EUR" in done.stdout
@@ -117,14 +106,14 @@ def test_all_devices_are_drawn_with_what_a_run_costs(estimate, tmp_path):
 
 
 def test_images_are_counted_in_samples(estimate):
-    text = estimate("--model", "vit-base", "--gpu", "t4", "--micro-batch", 8).stdout
+    text = estimate("--model", "vit-base", "--gpu", "t4", "--fix", "micro-batch=8").stdout
     assert "samples/s" in text
     assert "tokens/s" not in text
     assert "sequence" not in text
 
 
 def test_a_processor_has_a_process_and_nothing_reserved(estimate):
-    text = estimate("--device", "cpu", "--micro-batch", 8).stdout
+    text = estimate("--device", "cpu", "--fix", "micro-batch=8").stdout
     assert "process" in text
     assert "reserved" not in text
 
@@ -132,9 +121,9 @@ def test_a_processor_has_a_process_and_nothing_reserved(estimate):
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        (("--gpu", "t4", "--micro-batch", 8), ConfigReport),
+        (("--gpu", "t4", "--fix", "micro-batch=8"), ConfigReport),
         pytest.param(("--gpu", "t4"), RankingReport, marks=pytest.mark.slow),
-        (("--gpu", "all", "--micro-batch", 8), DevicesReport),
+        (("--gpu", "all", "--fix", "micro-batch=8"), DevicesReport),
     ],
 )
 def test_json_is_the_report(estimate, arguments, kind):
@@ -146,16 +135,15 @@ def test_json_is_the_report(estimate, arguments, kind):
 
 def test_every_knob_reaches_the_configuration(estimate):
     done = estimate(
-        "--gpu", "a100-80gb", "--json", "--micro-batch", 4, "--precision", "bf16", "--tf32", "--optim", "adafactor",
-        "--checkpointing", "full", "--attention", "eager", "--compile", "inductor", "--adapter", "lora",
-        "--adapter-rank", 4, "--adapter-alpha", 8, "--adapter-dropout", 0.1, "--adapter-target-modules", "attention",
-        "--quantization", "nf4", "--workers", 2, "--no-pin-memory", "--compile-mode", "reduce-overhead",
-        "--prefetch", 4, "--sampling", "sequential", "--empty-cache", 4,
+        "--gpu", "a100-80gb", "--json", "--fix", "micro-batch=4,precision=bf16,tf32=true,optim=adafactor",
+        "--fix", "checkpointing=full,attention=eager,compile=inductor,compile-mode=reduce-overhead",
+        "--fix", "adapter=lora,adapter-rank=4,adapter-alpha=8,adapter-dropout=0.1,adapter-target-modules=attention",
+        "--fix", "quantization=nf4,workers=2,pin-memory=false,prefetch=4,sampling=sequential,empty-cache=4",
     )  # fmt: skip
     config = TrainConfig(**json.loads(done.stdout)["predicted"]["config"])
     defaults = TrainConfig(per_device_train_batch_size=8, adapter=type(config.adapter)())
     elsewhere = {"experts_implementation", "experts_per_token", "expert_capacity", "packing", "use_liger_kernel"}
-    elsewhere.add("parallelism")
+    elsewhere |= {"parallelism", "generation_batch_size", "precompute_ref_log_probs"}
     given = TrainConfig.model_fields.keys() - elsewhere  # what only other models, data or installations have
     assert not [name for name in given if getattr(config, name) == getattr(defaults, name)]
     assert not [n for n in type(config.adapter).model_fields if n != "kind" and _same(config, defaults, n)]
@@ -169,19 +157,19 @@ ERRORS = {
     "unknown model": (("--model", "t5-smal"), 2, "did you mean 't5-small'"),
     "broken config.json": (("--model", "broken"), 2, "config.json: not valid JSON"),
     "unknown GPU": (("--gpu", "rtx-4900"), 2, "unknown GPU 'rtx-4900' (did you mean 'rtx-4090'"),
-    "micro-batch of zero": (("--micro-batch", 0), 2, "--micro-batch 0: expected a number above 0"),
-    "micro-batch in words": (("--micro-batch", "many"), 2, "--micro-batch many: expected a whole number"),
-    "unknown precision": (("--precision", "bf61"), 2, "--precision bf61: expected fp32, fp16, bf16 or pure_bf16"),
+    "micro-batch of zero": (("--fix", "micro-batch=0"), 2, "--fix micro-batch=0: expected a number above 0"),
+    "micro-batch in words": (("--fix", "micro-batch=many"), 2, "micro-batch=many: expected a whole number"),
+    "unknown precision": (("--fix", "precision=bf61"), 2, "precision=bf61: expected fp32, fp16, bf16 or pure_bf16"),
     "sequence beyond the model": (("--seq-len", 5000), 2, "--seq-len 5000: tiny-llama has 256 positions"),
-    "unknown optimizer": (("--optim", "adamw_trch"), 2, "no optimizer 'adamw_trch' (did you mean 'adamw_torch'"),
-    "knob the device lacks": (("--gpu", "t4", "--precision", "bf16"), 2, "not possible on t4: Tesla T4 has no bf16"),
-    "knob the processor lacks": (("--device", "cpu", "--precision", "fp16"), 2, "fp16 on a CPU silently stays fp32"),
+    "unknown optimizer": (("--fix", "optim=adamw_trch"), 2, "optimizer 'adamw_trch' (did you mean 'adamw_torch'"),
+    "knob the device lacks": (("--gpu", "t4", "--fix", "bf16=true"), 2, "not possible on t4: Tesla T4 has no bf16"),
+    "knob the processor lacks": (("--device", "cpu", "--fix", "fp16=true"), 2, "fp16 on a CPU silently stays fp32"),
     "memory in bananas": (("--memory", "24 bananas"), 2, "--memory 24 bananas"),
     "tokens in words": (("--tokens", "lots"), 2, "--tokens lots: expected a number above 0, such as 20B"),
     "prices without tokens": (("--prices", "prices.yaml"), 2, "--prices prices.yaml: needs --tokens"),
     "missing prices": (("--prices", "no.yaml", "--tokens", "1B"), 2, "--prices no.yaml: No such file"),
     "device that isn't there": (("--device", "cuda:99"), 3, "cuda:99"),
-    "nothing fits": (("--memory", "512MiB"), 5, "nothing fits: --micro-batch 1"),
+    "nothing fits": (("--memory", "512MiB"), 5, "nothing fits: micro-batch 1"),
 }  # fmt: skip
 
 
@@ -208,12 +196,13 @@ def test_an_error_is_an_object_with_json(estimate):
 
 
 def test_a_configuration_that_does_not_fit_is_drawn_and_an_error(estimate, wide_llama):
-    asked = ("--model", wide_llama, "--gpu", "rtx-3070", "--memory", "3GiB", "--micro-batch", 64)
+    asked = ("--model", wide_llama, "--gpu", "rtx-3070", "--memory", "3GiB", "--fix", "micro-batch=64")
     done = estimate(*asked)
     assert done.exit_code == 5
-    assert "does not fit 3.00 GiB; largest micro-batch that fits: " in done.stdout
+    assert "does not fit 3.00 GiB" in done.stdout
+    assert "; largest micro-batch that fits: " in " ".join(done.stdout.split())
     assert done.stderr.startswith("autotune: it does not fit: it takes ")
-    assert "with --micro-batch" in done.stderr
+    assert "with --fix micro-batch=" in done.stderr
     document = json.loads(estimate(*asked, "--json").stdout)
     assert document["error"]["exit_code"] == 5
     assert document["predicted"]["fits"] == "no"
@@ -223,7 +212,7 @@ def test_a_configuration_that_does_not_fit_is_drawn_and_an_error(estimate, wide_
 @pytest.mark.slow
 def test_the_true_command_says_nothing_but_the_answer(autotune, tiny_llama):
     done = autotune(
-        "estimate", "--model", tiny_llama, "--seq-len", 64, "--gpu", "t4", "--adapter", "lora", COLUMNS="80"
+        "estimate", "--model", tiny_llama, "--seq-len", 64, "--gpu", "t4", "--fix", "adapter=lora", COLUMNS="80"
     )
     assert done.returncode == 0, done.stderr
     assert "lora rank 16 on all-linear" in " ".join(done.stdout.split())
@@ -232,7 +221,7 @@ def test_the_true_command_says_nothing_but_the_answer(autotune, tiny_llama):
 
 @pytest.mark.slow
 def test_several_devices_are_shared_in_several_ways(estimate):
-    found = estimate("--gpu", "a100-80gb", "--devices", 2, "--checkpointing", "none", "--global-batch", 8)
+    found = estimate("--gpu", "a100-80gb", "--devices", 2, "--fix", "checkpointing=none", "--global-batch", 8)
     assert found.exit_code == 0, found.stderr
     assert max(map(len, found.stdout.splitlines())) <= 80
     for words in ("ddp", "zero_3", "fsdp_full", "2 x a100-80gb", "wait"):

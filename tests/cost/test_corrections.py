@@ -13,9 +13,10 @@ from autotune.cost.corrections import (
     Corrections,
     Observation,
     Regression,
+    TimeSpread,
     memory_features,
-    time_deviation,
     time_features,
+    time_spread,
 )
 from autotune.cost.memory import Components
 from autotune.units import GIB
@@ -42,7 +43,7 @@ def observation(predicted: Components = parts(), ratio: float = 1.0, **fields) -
 
 
 def corrections(*observations: Observation) -> Corrections:
-    return Corrections(observations, FRAMEWORK, 0.35)
+    return Corrections(observations, FRAMEWORK, TimeSpread(0.35))
 
 
 def seconds(learned: Corrections, **config) -> float:
@@ -259,5 +260,24 @@ def test_an_unknown_feature_is_refused():
 
 def test_measured_rates_are_the_surest_and_a_processors_table_the_least_sure():
     measured, table = make_rates(), make_rates(source="table")
-    assert time_deviation(measured, make_gpu()) < time_deviation(table, make_gpu())
-    assert time_deviation(table, make_gpu()) < time_deviation(table, make_hardware())
+    assert time_spread(measured, make_gpu()) < time_spread(table, make_gpu())
+    assert time_spread(table, make_gpu()) < time_spread(table, make_hardware())
+
+
+def test_a_gpu_with_published_trainings_is_surer_than_its_generation_and_that_than_a_data_sheet():
+    names = ("NVIDIA A100-SXM4-80GB", "NVIDIA A10", "NVIDIA H100 80GB HBM3")
+    spreads = [time_spread(make_rates(source="table"), make_gpu(name=name)) for name in names]
+    assert sorted(spreads) == spreads
+    assert len(set(spreads)) == 3
+
+
+def test_each_training_on_several_devices_is_unsure_by_itself():
+    trial = Observation(key="a", memory_features={}, memory={}, time_features=SEVERAL, log_time=0.2)
+    known = Corrections([trial], FRAMEWORK, TimeSpread(0.03, 0.25, 0.18, 0.27))
+    deviations = [known.log_time([features])[1][0] for features in (SEVERAL, ALONE)]
+    assert deviations[0] > 0.27
+    assert deviations[1] < 0.27
+
+
+ALONE = {"all": 1.0, "samples": 0.5}
+SEVERAL = {**ALONE, "several": 1.0}

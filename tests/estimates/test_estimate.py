@@ -30,7 +30,7 @@ def model_of(workload: Workload, config: TrainConfig, gpu: str = GPU) -> CostMod
 
 
 def test_the_estimate_of_a_configuration_is_that_of_the_cost_model(estimated):
-    found = estimated(knobs={"micro-batch": "4", "precision": "bf16", "checkpointing": "full", **LORA})
+    found = estimated(fix={"micro-batch": "4", "precision": "bf16", "checkpointing": "full", **LORA})
     config = found.predicted.config
     assert config == TrainConfig(
         per_device_train_batch_size=4,
@@ -49,11 +49,11 @@ def test_the_estimate_of_a_configuration_is_that_of_the_cost_model(estimated):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["t5-small", "vit-base", "resnet-18"])
-@pytest.mark.parametrize("knobs", [{"micro-batch": "8"}, {"micro-batch": "8", "precision": "fp16", "optim": "sgd"}])
-def test_the_components_sum_to_the_allocated_peak(estimated, model, knobs):
+@pytest.mark.parametrize("fix", [{"micro-batch": "8"}, {"micro-batch": "8", "precision": "fp16", "optim": "sgd"}])
+def test_the_components_sum_to_the_allocated_peak(estimated, model, fix):
     if model == "t5-small":  # overflows in fp16
-        knobs = {**knobs, "precision": "bf16"}
-    memory = estimated(model=model, gpu="a100-80gb", knobs=knobs).predicted.memory
+        fix = {**fix, "precision": "bf16"}
+    memory = estimated(model=model, gpu="a100-80gb", fix=fix).predicted.memory
     parts = (
         memory.weights_bytes,
         memory.gradients_bytes,
@@ -69,25 +69,25 @@ def test_the_components_sum_to_the_allocated_peak(estimated, model, knobs):
 @pytest.mark.slow
 def test_a_larger_micro_batch_never_takes_less_memory(estimated):
     sizes = [1, 2, 3, 16, 64]
-    found = [estimated(global_batch="any", knobs={"micro-batch": str(size), "precision": "bf16"}) for size in sizes]
+    found = [estimated(global_batch="any", fix={"micro-batch": str(size), "precision": "bf16"}) for size in sizes]
     peaks = [one.predicted.memory.allocated_peak_bytes for one in found]
     assert all(below <= above for below, above in itertools.pairwise(peaks))
 
 
 def test_what_fits_is_no_shortfall(estimated):
-    assert shortfall(estimated(knobs={"micro-batch": "1"})) is None
+    assert shortfall(estimated(fix={"micro-batch": "1"})) is None
     assert shortfall(estimated()) is None
 
 
 def test_compiling_is_said_to_be_a_rule_of_thumb(estimated):
-    assert any("rule of thumb" in note for note in estimated(knobs={"compile": "inductor"}).notes)
+    assert any("rule of thumb" in note for note in estimated(fix={"compile": "inductor"}).notes)
 
 
 @pytest.mark.slow
 def test_a_run_costs_money_where_a_price_is_known(estimated, tmp_path):
     prices = tmp_path / "prices.json"
     prices.write_text('{"currency": "EUR", "rtx-3070": 0.1}')
-    asked = {"tokens": 1e9, "prices": str(prices), "knobs": {"micro-batch": "8"}}
+    asked = {"tokens": 1e9, "prices": str(prices), "fix": {"micro-batch": "8"}}
     run = estimated(**asked).run
     assert run.money == pytest.approx(0.1 * run.hours)
     unpriced = estimated(gpu="t4", **asked)
@@ -99,7 +99,7 @@ def test_a_run_costs_money_where_a_price_is_known(estimated, tmp_path):
 
 
 def test_from_python_it_is_the_same(estimated, tiny_llama):
-    found = estimated(knobs={"micro-batch": "8", "precision": "bf16"})
+    found = estimated(fix={"micro-batch": "8", "precision": "bf16"})
     asked = {"config": found.predicted.config, "gpu": GPU}
     by_name = autotune.estimate(str(tiny_llama), seq_len=128, **asked)
     assert isinstance(by_name, CostEstimate)
@@ -127,8 +127,8 @@ def test_from_python_contradictions_are_refused(tiny_llama):
 
 def test_what_is_alive_at_the_peak_is_listed_if_it_is_asked_for(estimated):
     knobs = {"micro-batch": "8", "precision": "bf16"}
-    assert estimated(knobs=knobs).alive == ()
-    found = estimated(knobs=knobs, explain=True)
+    assert estimated(fix=knobs).alive == ()
+    found = estimated(fix=knobs, explain=True)
     allocated = found.predicted.memory.allocated_peak_bytes
     assert sum(row.allocated_bytes for row in found.alive) == pytest.approx(allocated, abs=len(found.alive))
 
@@ -140,7 +140,7 @@ def test_explain_needs_a_configuration(estimated):
 
 def test_logits_that_metrics_keep_can_be_the_peak_and_decide_what_fits(estimated):
     knobs = {"micro-batch": "1", "precision": "bf16"}
-    plain = estimated(knobs=knobs).predicted
-    kept = estimated(knobs=knobs, eval_samples=100_000).predicted
+    plain = estimated(fix=knobs).predicted
+    kept = estimated(fix=knobs, eval_samples=100_000).predicted
     assert (plain.memory.phase, plain.fits) == ("forward and backward", "yes")
     assert (kept.memory.phase, kept.fits) == ("evaluation", "no")

@@ -27,7 +27,7 @@ def model_of(workload: Workload, config: TrainConfig, gpu: str = GPU) -> CostMod
 
 def test_the_largest_micro_batch_of_a_free_global_batch_fits_and_the_next_does_not(estimated):
     memory_bytes = 3 * GIB
-    found = estimated(global_batch="any", memory_bytes=memory_bytes, knobs={"micro-batch": "1"})
+    found = estimated(global_batch="any", memory_bytes=memory_bytes, fix={"micro-batch": "1"})
     largest = found.largest_micro_batch
     config = found.predicted.config
 
@@ -40,17 +40,17 @@ def test_the_largest_micro_batch_of_a_free_global_batch_fits_and_the_next_does_n
 
 
 def test_the_largest_micro_batch_of_a_given_global_batch_is_on_its_lattice(estimated):
-    assert estimated(global_batch=48, knobs={"micro-batch": "4"}).largest_micro_batch == 48
-    small = estimated(gpu="t4", model="gpt2", seq_len=512, knobs={"micro-batch": "8"})
+    assert estimated(global_batch=48, fix={"micro-batch": "4"}).largest_micro_batch == 48
+    small = estimated(gpu="t4", model="gpt2", seq_len=512, fix={"micro-batch": "8"})
     assert small.largest_micro_batch in (8, 16)
     assert small.predicted.fits_at_all
 
 
 def test_what_does_not_fit_is_a_report_with_the_one_change_that_would(estimated, wide_llama):
-    found = estimated(model=str(wide_llama), memory_bytes=3 * GIB, knobs={"micro-batch": "64"})
+    found = estimated(model=str(wide_llama), memory_bytes=3 * GIB, fix={"micro-batch": "64"})
     assert found.predicted.fits == "no"
     assert found.largest_micro_batch < 64
-    assert f"with --micro-batch {found.largest_micro_batch} it takes" in found.would_fit
+    assert f"with --fix micro-batch={found.largest_micro_batch} it takes" in found.would_fit
     error = shortfall(found)
     assert isinstance(error, NothingFitsError)
     assert "rtx-3070 has 3.00 GiB" in str(error)
@@ -59,21 +59,21 @@ def test_what_does_not_fit_is_a_report_with_the_one_change_that_would(estimated,
 
 @pytest.mark.slow
 def test_where_no_one_change_would_do_the_device_that_would_is_named(estimated):
-    found = estimated(model="gpt2", memory_bytes=1100 << 20, knobs={"micro-batch": "1"})
+    found = estimated(model="gpt2", memory_bytes=1100 << 20, fix={"micro-batch": "1"})
     assert found.largest_micro_batch is None
     assert "it fits" in found.would_fit
     assert "(--gpu)" in found.would_fit
 
 
 def test_an_optimizer_that_nothing_is_known_of_is_said_to_be_taken_as_adamw(estimated):
-    assert "nothing is known of galore_adamw: taken as adamw_torch" in estimated(knobs={"optim": "galore_adamw"}).notes
+    assert "nothing is known of galore_adamw: taken as adamw_torch" in estimated(fix={"optim": "galore_adamw"}).notes
 
 
 def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_llama):
     with pytest.raises(NothingFitsError) as error:
         estimated(model=str(wide_llama), allow="exact", gpu=None, memory_bytes=1060 << 20)
     text = str(error.value)
-    assert text.startswith("nothing fits: --micro-batch 1 --checkpointing full comes nearest")  # what differs
+    assert text.startswith("nothing fits: micro-batch 1, checkpointing full comes nearest")  # what differs
     assert "a GPU has 1.04 GiB" in text
     assert "(--allow " in text
     assert "which fits; as it is, it fits rtx-3070 (--gpu)" in text
@@ -81,7 +81,7 @@ def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_lla
 
 def test_what_earlier_searches_measured_corrects_the_estimate(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
-    options = options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "knobs": {"micro-batch": "8"}})
+    options = options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "fix": {"micro-batch": "8"}})
     before = report(options)
     config, workload = before.predicted.config, before.workload
     hardware = before.device.hardware

@@ -21,11 +21,9 @@ from autotune.estimates.report import ConfigReport, SpreadReport
 from autotune.estimates.request import EstimateOptions, check, target_of, with_packages
 from autotune.output.estimate_table import estimate_table
 from autotune.planning.options import options_of
-from autotune.space.knobs import point_of
 from autotune.units import GIB
 from autotune.values.config import Parallelism, TrainConfig
 
-KNOBS = {"devices": "4"}
 PARTS = {"tensor_parallel_heads": 4, "layers": 4, "parameters": 4_000_000}
 
 
@@ -55,9 +53,9 @@ class AnyFamily(Mapping[Family, Profile]):
 
 def spread_over(**fields) -> SpreadReport:
     """Spread a hand-made model over four A100s unless options say otherwise."""
-    options = options_of(EstimateOptions, {"model": "tiny", "gpu": "a100-80gb", "knobs": KNOBS, **fields})
+    options = options_of(EstimateOptions, {"model": "tiny", "gpu": "a100-80gb", "devices": 4, **fields})
     check(options)
-    point = point_of(options.knobs)
+    point = options.point
     workload = make_workload(global_batch_size=options.global_batch or 64)
     question = Question(options, point, None, workload, make_facts(**PARTS), AnyFamily())
     return spread(question, with_packages(target_of(options), point), ())
@@ -94,7 +92,7 @@ def test_only_offload_takes_memory_of_the_host(compared):
 
 def test_what_was_assumed_is_said(compared):
     notes = " ".join(compared.notes)
-    for words in ("precision bf16 (--precision)", "NVLink 3", "counted with embeddings and head"):
+    for words in ("precision bf16 (--fix precision=fp32)", "NVLink 3", "counted with embeddings and head"):
         assert words in notes
 
 
@@ -109,7 +107,7 @@ def test_the_table_is_80_columns_wide_and_names_every_way(compared):
 
 
 def test_more_nodes_are_slower_and_said():
-    one, two = (spread_over(nodes=n, knobs={"devices": "4", "sharding": "zero_3"}) for n in (1, 2))
+    one, two = (spread_over(nodes=n, fix="sharding=zero_3") for n in (1, 2))
     rates = [report.rows[0].predicted.speed.samples_per_second for report in (one, two)]
     assert rates[1] < rates[0]
     assert (one.network_gb_s, two.network_gb_s) == (None, pytest.approx(2 * 25 * 0.8))
@@ -128,7 +126,7 @@ def test_components_sum_to_the_allocated_peak(compared):
 
 def test_a_host_that_is_too_small_is_said():
     with pytest.raises(NothingFitsError, match="of each node's memory"):
-        spread_over(host_memory_bytes=1 << 10, knobs={**KNOBS, "offload": "optimizer"})
+        spread_over(host_memory_bytes=1 << 10, fix="offload=optimizer")
 
 
 def test_nothing_fits():
@@ -147,9 +145,9 @@ def test_a_batch_that_is_too_small_for_all_ranks_is_a_reason():
     ("options", "words"),
     [
         ({"nodes": 3}, "--nodes 3: does not divide the 4 devices"),
-        ({"nodes": 2, "knobs": {}}, "--nodes 2: is of several devices"),
+        ({"nodes": 2, "devices": 1}, "--nodes 2: is of several devices"),
         ({"gpu": "all"}, "--devices 4: they are of one kind"),
-        ({"knobs": {**KNOBS, "tensor-parallel": "3"}}, "the knobs given contradict each other"),
+        ({"fix": "tensor-parallel=3"}, "the knobs given contradict each other"),
     ],
 )
 def test_what_contradicts_is_refused(options, words):
@@ -159,17 +157,15 @@ def test_what_contradicts_is_refused(options, words):
 
 def test_hardware_of_the_table_has_deepspeed():
     assert "deepspeed" not in VERSIONS  # taken as installed, and said
-    options = options_of(EstimateOptions, {"model": "tiny", "gpu": "h100-80gb", "knobs": KNOBS})
-    target = with_packages(target_of(options), point_of(options.knobs))
+    options = options_of(EstimateOptions, {"model": "tiny", "gpu": "h100-80gb", "devices": 4})
+    target = with_packages(target_of(options), options.point)
     assert "deepspeed" in target.device.hardware.versions
 
 
 @pytest.mark.slow
 def test_a_way_that_is_given_is_estimated_by_component(tiny_llama):
-    knobs = {**KNOBS, "sharding": "fsdp_full", "micro-batch": "2"}
-    found = report(
-        options_of(EstimateOptions, {"model": str(tiny_llama), "seq_len": 128, "gpu": "a100-80gb", "knobs": knobs})
-    )
+    options = {"model": str(tiny_llama), "seq_len": 128, "gpu": "a100-80gb", "devices": 4}
+    found = report(options_of(EstimateOptions, {**options, "fix": "sharding=fsdp_full,micro-batch=2"}))
     assert isinstance(found, ConfigReport)
     assert found.predicted.memory.communication_bytes > 0
     assert found.predicted.communication_s > 0
@@ -180,7 +176,7 @@ def test_a_way_that_is_given_is_estimated_by_component(tiny_llama):
 @pytest.mark.timeout(900)
 def test_a_70b_model_on_64_h100s_fits_sharded_and_not_in_ddp():
     options = {"model": "llama-3-70b", "gpu": "h100-80gb", "nodes": 8, "seq_len": 2048}
-    found = report(options_of(EstimateOptions, {**options, "knobs": {"devices": "64", "checkpointing": "full"}}))
+    found = report(options_of(EstimateOptions, {**options, "devices": 64, "fix": "checkpointing=full"}))
     fits = {row.way: row.fits_at_all for row in found.rows}
     assert not fits["ddp"]
     assert not fits["zero_1"]  # 2 + 2 bytes a parameter stay whole

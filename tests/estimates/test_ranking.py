@@ -32,19 +32,19 @@ def notes(*best, **fields) -> list[str]:
 def test_values_that_are_not_allowed_are_named_together():
     beyond = "changes the method of the training, which --allow optimizer does not admit"
     found = notes(BASE, BF16, hardware=make_gpu(), allowance=Allowance.OPTIMIZER)
-    assert f"not ranked: --precision pure_bf16, --adapter lora: {beyond}" in found
+    assert f"not ranked: precision=pure_bf16, adapter=lora: {beyond}" in found
 
 
 def test_values_that_are_not_possible_are_named_with_what_is_lacking():
     found = notes(BASE, hardware=make_gpu(name="Tesla T4", capability=(7, 5)))
     lacking = "Tesla T4 has no bf16 (compute capability 8.0 or newer)"
-    assert f"not ranked: --precision bf16, --precision pure_bf16: {lacking}" in found
-    assert "not ranked: --tf32: Tesla T4 has no tf32 (Ampere or newer)" in found
+    assert f"not ranked: precision=bf16, precision=pure_bf16: {lacking}" in found
+    assert "not ranked: tf32=true: Tesla T4 has no tf32 (Ampere or newer)" in found
 
 
 def test_values_that_only_came_out_behind_are_named():
     found = notes(BASE, hardware=make_gpu(), allowance=Allowance.OPTIMIZER)
-    assert found[-1] == ("predicted too, and behind these or too large: --precision bf16, --tf32, --optim adafactor")
+    assert found[-1] == ("predicted too, and behind these or too large: precision=bf16, tf32=true, optim=adafactor")
 
 
 def test_where_all_is_shown_there_is_nothing_to_say():
@@ -115,7 +115,7 @@ def test_all_devices_are_compared_with_a_trace_for_each_family(estimated, monkey
 
 @pytest.mark.slow
 def test_a_device_that_can_not_run_the_configuration_says_why(estimated):
-    found = estimated(gpu="all", knobs={"precision": "bf16"})
+    found = estimated(gpu="all", fix={"precision": "bf16"})
     rows = {row.device.name: row for row in found.rows}
     assert rows["t4"].best is None
     assert rows["t4"].why_not == "it has no bf16 (compute capability 8.0 or newer)"
@@ -123,7 +123,7 @@ def test_a_device_that_can_not_run_the_configuration_says_why(estimated):
 
 
 def test_a_device_that_is_too_small_says_what_it_takes(estimated):
-    found = estimated(gpu="all", model="gpt2", seq_len=1024, knobs={"micro-batch": "32"})
+    found = estimated(gpu="all", model="gpt2", seq_len=1024, fix={"micro-batch": "32"})
     rows = {row.device.name: row for row in found.rows}
     assert rows["rtx-3070"].why_not.startswith("the least takes")
     assert rows["h200"].best.config.per_device_train_batch_size == 32

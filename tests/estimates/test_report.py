@@ -12,13 +12,13 @@ from autotune.values.trial import Interval
     [(9, 8, 7, "yes"), (11, 9, 8, "probably"), (12, 11, 9, "probably not"), (13, 12, 11, "no")],
 )
 def test_whether_it_fits_goes_by_the_interval(estimated, high, middle, low, expected):
-    memory = estimated(knobs={"micro-batch": "8"}).predicted.memory
+    memory = estimated(fix={"micro-batch": "8"}).predicted.memory
     changed = {"device_peak_bytes": middle, "device_interval": Interval(low=low, high=high)}
     assert fit(memory.model_copy(update=changed), 10) == expected
 
 
 def test_the_chance_to_fit_counts_a_part_of_what_the_allocator_holds_unused(estimated):
-    memory = estimated(knobs={"micro-batch": "8"}).predicted.memory
+    memory = estimated(fix={"micro-batch": "8"}).predicted.memory
     sizes = {"allocated_peak_bytes": 800, "reserved_peak_bytes": 1000, "framework_bytes": 100}
     changed = memory.model_copy(update={**sizes, "device_interval": Interval(low=1100 - 98, high=1100 + 98)})
     chances = [chance_to_fit(changed, capacity) for capacity in (850, 900, 950, 1000, 1100)]
@@ -28,7 +28,7 @@ def test_the_chance_to_fit_counts_a_part_of_what_the_allocator_holds_unused(esti
 
 
 def test_intervals_hold_what_is_predicted(estimated):
-    speed = estimated(knobs={"micro-batch": "8"}).predicted.speed
+    speed = estimated(fix={"micro-batch": "8"}).predicted.speed
     for value, interval in (
         (speed.step_time_s, speed.step_time_interval),
         (speed.samples_per_second, speed.samples_per_second_interval),
@@ -42,7 +42,7 @@ def test_intervals_hold_what_is_predicted(estimated):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"knobs": {"micro-batch": "8"}}, {}, {"gpu": "all", "knobs": {"precision": "bf16"}}],
+    [{"fix": {"micro-batch": "8"}}, {}, {"gpu": "all", "fix": {"precision": "bf16"}}],
     ids=["one", "best", "all"],
 )
 def test_a_report_survives_json(estimated, options):

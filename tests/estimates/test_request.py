@@ -14,26 +14,26 @@ REFUSED = {
     "an unknown model": ({"model": "gpt-two"}, "unknown"),
     "an unknown GPU": ({"gpu": "a100"}, "did you mean 'a100-80gb'"),
     "more memory than the GPU has": ({"memory_bytes": 80 * GIB}, "--memory 80.00 GiB: rtx-3070 has"),
-    "two numbers of devices": ({"gpu": "4x t4", "knobs": {"devices": "2"}}, "--gpu 4x t4: says 4 devices, and --dev"),
+    "two numbers of devices": ({"gpu": "4x t4", "devices": 2}, "--gpu 4x t4: says 4 devices, and --dev"),
     "memory of all GPUs": ({"gpu": "all", "memory_bytes": GIB}, "--memory: with --gpu all"),
     "a GPU and a device": ({"device": "cpu"}, "--device cpu: is of this machine"),
-    "an allowance beside a configuration": ({"allow": "exact", "knobs": {"tf32": True}}, "--allow exact: is for a"),
+    "an allowance beside a configuration": ({"allow": "exact", "fix": {"tf32": True}}, "--allow exact: is for a"),
     "an unknown allowance": ({"allow": "all"}, "--allow all"),
     "no samples": ({"global_batch": 0}, "--global-batch 0"),
     "a sequence beyond the positions": ({"seq_len": 257}, "--seq-len 257: tiny-llama has 256 positions"),
     "a target without a decoder": ({"target_len": 8}, "--target-len: the task causal-lm has no decoder targets"),
     "a task without a head": ({"task": "image-classification"}, "has no head for image-classification"),
-    "a micro-batch of nothing": ({"knobs": {"micro-batch": "0"}}, "--micro-batch 0: expected a number above 0"),
-    "a micro-batch that doesn't divide": ({"knobs": {"micro-batch": "5"}}, "does not divide the global batch of 64"),
-    "an optimizer that doesn't exist": ({"knobs": {"optim": "adamw_trch"}}, "did you mean 'adamw_torch'"),
-    "an optimizer that is gone": ({"knobs": {"optim": "adamw_hf"}}, "--optim adamw_hf: adamw_hf is gone"),
-    "a knob the GPU lacks": ({"gpu": "t4", "knobs": {"precision": "bf16"}}, "not possible on t4: Tesla T4 has no bf16"),
-    "a kernel the model lacks": ({"knobs": {"attention": "paged"}}, "llama offers no paged attention"),
-    "a compiler nothing is known of": ({"knobs": {"compile": "tvm"}}, "--compile tvm: nothing is predicted for it"),
+    "a micro-batch of nothing": ({"fix": {"micro-batch": "0"}}, "--fix micro-batch=0: expected a number above 0"),
+    "a micro-batch that doesn't divide": ({"fix": {"micro-batch": "5"}}, "does not divide the global batch of 64"),
+    "an optimizer that doesn't exist": ({"fix": {"optim": "adamw_trch"}}, "did you mean 'adamw_torch'"),
+    "an optimizer that is gone": ({"fix": {"optim": "adamw_hf"}}, "--fix optim=adamw_hf: adamw_hf is gone"),
+    "a knob the GPU lacks": ({"gpu": "t4", "fix": {"precision": "bf16"}}, "not possible on t4: Tesla T4 has no bf16"),
+    "a kernel the model lacks": ({"fix": {"attention": "paged"}}, "'paged' is unknown"),
+    "a compiler nothing is known of": ({"fix": {"compile": "tvm"}}, "--fix compile=tvm: nothing is predicted for it"),
     "prices without a run": ({"prices": "prices.yaml"}, "--prices prices.yaml: needs --tokens"),
     "prices that aren't there": ({"prices": "nowhere.yaml", "tokens": 1e9}, "nowhere.yaml: No such file"),
     "tokens of images": ({"model": "vit-base", "tokens": 1e9}, "--tokens: google/vit-base"),
-    "a knob that no GPU can": ({"gpu": "all", "knobs": {"micro-batch": "5"}}, "not possible on any device"),
+    "a knob that no GPU can": ({"gpu": "all", "fix": {"micro-batch": "5"}}, "not possible on any device"),
 }  # fmt: skip
 
 
@@ -43,28 +43,28 @@ def test_a_gpu_may_be_named_with_their_number():
 
 
 def test_every_default_is_said(estimated):
-    said = " ".join(estimated(seq_len=None, model="t5-small", knobs={"precision": "bf16"}).notes)
+    said = " ".join(estimated(seq_len=None, model="t5-small", fix={"precision": "bf16"}).notes)
     for default in (
         "sequence length 512",
         "target length 512",
         "global batch 64",
-        "--micro-batch 8",
-        "--optim adamw_torch_fused",
-        "--attention sdpa",
+        "micro-batch=8",
+        "optim=adamw_torch_fused",
+        "attention=sdpa",
         "rtx-3070 as its data sheet has it",
         "meta device",
     ):
         assert default in said
-    assert "--precision" not in said
+    assert "precision=" not in said
 
 
 def test_knobs_that_change_nothing_say_so(estimated):
-    notes = estimated(knobs={"workers": "4", "pin-memory": False}).notes
-    assert any("--workers, --pin-memory changes nothing" in note for note in notes)
+    notes = estimated(fix={"workers": "4", "pin-memory": False}).notes
+    assert any("workers=4, pin-memory=false changes nothing" in note for note in notes)
 
 
 def test_flash_attention_is_taken_as_installed_on_a_device_of_the_table(estimated):
-    found = estimated(knobs={"attention": "flash_attention_2", "precision": "bf16"})
+    found = estimated(fix={"attention": "flash_attention_2", "precision": "bf16"})
     assert found.predicted.config.attn_implementation == "flash_attention_2"
     assert "flash-attn taken as installed" in found.notes
 
@@ -84,7 +84,7 @@ def test_a_device_that_is_not_there_is_refused(estimated):
 
 def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(tiny_llama):
     found = report(
-        options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "knobs": {"precision": "bf16"}})
+        options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "fix": {"precision": "bf16"}})
     )
     assert found.workload.sequence_length == 64
     assert found.workload.global_batch_size == 8
@@ -95,7 +95,7 @@ def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(tiny_llama
     limited = report(
         options_of(
             EstimateOptions,
-            {"model": str(tiny_llama), "device": "cpu", "memory_bytes": GIB, "knobs": {"precision": "bf16"}},
+            {"model": str(tiny_llama), "device": "cpu", "memory_bytes": GIB, "fix": {"precision": "bf16"}},
         )
     )
     assert limited.device.memory_bytes == GIB

@@ -60,7 +60,11 @@ def make(tmp_path, seen):
         return {"accuracy": float((predicted.predictions.argmax(-1) == predicted.label_ids).mean())}
 
     def made(metrics=accuracy, **fields):
-        arguments = {n: fields.pop(n) for n in ("eval_accumulation_steps", "prediction_loss_only") if n in fields}
+        arguments = {
+            n: fields.pop(n)
+            for n in ("eval_accumulation_steps", "prediction_loss_only", "dataloader_drop_last")
+            if n in fields
+        }
         args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, **arguments)
         return Trainer(Net(), args, eval_dataset=ROWS, compute_metrics=metrics, **fields)
 
@@ -77,6 +81,11 @@ def test_metrics_get_predictions_of_all_samples_of_which_the_model_computes_two_
     assert seen == [((30, 2), (30,))]
     assert trainer.model.calls == 2
     assert found == {"eval_batch_size": 4, "predicted_samples": 30, "predictions_bytes": 30 * 2 * 4}
+
+
+def test_the_last_batch_is_evaluated_though_a_trial_drops_it_in_training(make, seen):
+    evaluated((4,), make(dataloader_drop_last=True), data(), Guard())
+    assert seen == [((30, 2), (30,))]
 
 
 def test_predictions_are_kept_as_small_as_the_user_makes_them(make, seen):

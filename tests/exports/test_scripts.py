@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from accelerate.state import AcceleratorState
 from conftest import TINY_LLAMA, write_model
 from exporting import ANSWERS, CPU, SCRIPTS, answer_of, answer_with, drafted
@@ -25,14 +27,19 @@ from factories import make_config, make_hardware, make_workload
 from transformers import Trainer, default_data_collator, set_seed
 from vision_language import edge, tiny_vision_language
 
+from autotune.errors import InputError
 from autotune.exports.targets import draft
+from autotune.training import recipes
+from autotune.training.arguments import plan
 from autotune.training.build import build_config, build_model
+from autotune.training.heads import HEADS
 from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
 from autotune.values.model import Task
+from autotune.values.workload import RECIPES, Recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -262,6 +269,64 @@ def test_trl_trains_as_the_trainer_does(answer, run, knobs, monkeypatch):
     by_trainer, by_trl = run(result, "python"), run(result, "trl")
     # The same random samples in another order where they are grouped, and other random weights of an adapter.
     assert by_trl["loss"] == pytest.approx(by_trainer["loss"], rel=0.05 if knobs in ("lora", "by-length") else 2e-4)
+
+
+@pytest.fixture
+def recipe_answer(answer, tmp_path) -> Callable[..., TuningResult]:
+    """Return a function that makes the answer of a recipe on as many rows of a file as a step takes."""
+
+    def made(name: str, *, with_file: bool = False) -> TuningResult:
+        kind = RECIPES[name]
+        recipe = Recipe(name=name, prompt_length=6, completion_length=6, generations=2 if kind.generates else 1)
+        plain = answer("llama", Task.CAUSAL_LM)
+        folder = plain.workload.model.path
+        if kind.task is not Task.CAUSAL_LM:
+            set_seed(1)
+            build_model(plain.workload.model, kind.task, dtype="float32", device="cpu", num_labels=1).save_pretrained(
+                folder
+            )
+        tokenizer(MODELS["llama"]["vocab_size"]).save_pretrained(folder)
+        changes = {"task": kind.task, "global_batch_size": 4, "recipe": recipe}
+        if with_file:
+            rows = [{c: f"{'a b ' * (row + 1)}{c}" for c in kind.columns} for row in range(4)]
+            file = tmp_path / "rows.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            changes["dataset"] = str(file)
+        workload = plain.workload.model_copy(update=changes)
+        return answer_of(make_config(2, optim="adamw_torch"), workload=workload, hardware=CPU)
+
+    return made
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.filterwarnings("default")
+def test_trls_trainers_train_from_a_script(name, recipe_answer, run):
+    pytest.importorskip("trl")
+    found = run(recipe_answer(name), "trl")
+    assert found["samples_per_second"] > 0
+    assert math.isfinite(found["loss"])
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward"])
+@pytest.mark.filterwarnings("default")
+def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, tmp_path):
+    trl = pytest.importorskip("trl")
+    result = recipe_answer(name, with_file=True)
+    workload, kind = result.workload, RECIPES[name]
+    recipes.checked_data(workload, tmp_path / "data")
+    model = getattr(transformers, HEADS[kind.task][0]).from_pretrained(workload.model.path, **result.model_kwargs())
+    mapping = plan(result.best.config, workload, result.hardware)
+    arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path / "trial"), "max_steps": STEPS}
+    trainer = recipes.recipe_trainer(
+        workload, mapping, arguments, model, directory=tmp_path / "data", samples=4, distinct=4, longest_first=0
+    )
+    assert isinstance(trainer, getattr(trl, kind.trainer))
+    assert run(result, "trl")["loss"] == pytest.approx(trainer.train().training_loss, rel=2e-4)
+
+
+def test_other_targets_do_not_train_a_recipe(recipe_answer):
+    with pytest.raises(InputError, match="python: DPOTrainer trained it; --to trl writes a script with it"):
+        draft(recipe_answer("dpo"), "python")
 
 
 @pytest.mark.slow

@@ -107,14 +107,14 @@ def test_how_much_there_is_to_record_is_said_first():
 
 def test_what_the_baseline_needs_at_least_is_said_and_held_against_the_budget():
     notes = planned(facts=make_facts(parameters=GIB // 8), memory_bytes=GIB).notes
-    assert any("2.00 GiB for weights, gradients and AdamW states alone" in note for note in notes)
+    assert any("2.00 GiB for weights, gradients and optimizer states alone" in note for note in notes)
     assert any("more than the budget of 1.00 GiB" in note for note in notes)
 
 
 def test_states_of_another_optimizer_are_not_counted_as_adamws(arguments):
     path = arguments(optim="adafactor")
     notes = planned(facts=make_facts(parameters=GIB // 8), baseline=path).notes
-    assert any("1.00 GiB for weights and gradients alone" in note for note in notes)
+    assert any("1.00 GiB for weights, gradients and optimizer states alone" in note for note in notes)
 
 
 def test_a_full_disk_is_noted(tmp_path, monkeypatch):

@@ -1,0 +1,174 @@
+"""Real trials of TRL's Trainers: samples are counted, and what is only scheduled otherwise has the same losses."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from autotune.errors import InputError
+from autotune.training import recipes
+from autotune.training.arguments import plan
+from autotune.training.build import build_model
+from autotune.training.resolve import resolve
+from autotune.values.checks import LossTask, SoakTask
+from autotune.values.config import TrainConfig
+from autotune.values.hardware import detect
+from autotune.values.trial import DescribeRequest, TrialStatus
+from autotune.values.workload import RECIPES, Recipe, Workload
+
+trl = pytest.importorskip("trl")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL 1.16 asks for it
+
+STEPS = 3
+GENERATING = [name for name, kind in RECIPES.items() if kind.generates]
+OFFLINE = [name for name in RECIPES if name not in GENERATING]
+
+
+def recipe_of(name, **fields):
+    generations = 4 if RECIPES[name].generates else 1
+    return Recipe(**{"name": name, "prompt_length": 8, "completion_length": 8, "generations": generations, **fields})
+
+
+def workload_of(name, **fields):
+    return {
+        "recipe": recipe_of(name),
+        "task": RECIPES[name].task,
+        "global_batch_size": 8,
+        "sequence_length": 16,
+        **fields,
+    }
+
+
+def run(bench, name, *, task=None, of_workload=None, **config):
+    request = bench.request(
+        config={"per_device_train_batch_size": 4, **config}, workload=workload_of(name, **(of_workload or {}))
+    )
+    limits = request.limits
+    if isinstance(task, LossTask):
+        limits = limits.model_copy(
+            update={"discarded_steps": 1, "measure_steps": task.steps, "relative_interval": 1e-12}
+        )
+    result = bench.runner.run(request.model_copy(update={"task": task, "limits": limits}))
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    return result.outcome
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_trial_trains_on_what_a_step_holds(bench, name):
+    shown = {"sft": "8 samples", "kto": "8 samples", "dpo": "8 pairs", "reward": "8 pairs"}
+    seen = {run(bench, name, checkpointing=kind).effects["recipe"] for kind in ("none", "full")}
+    assert seen == {f"{shown.get(name, '2 prompts x 4 generations')} a step"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_adapter_is_trained_alone(bench, name):
+    outcome = run(bench, name, adapter={"kind": "lora", "rank": 4}, checkpointing="full", precision="bf16")
+    assert "lora" in outcome.effects["adapter"]
+    assert outcome.effects["precision"].endswith("layer outputs bfloat16")
+
+
+@pytest.mark.parametrize("name", ["dpo", "sft", "reward"])
+def test_what_is_scheduled_otherwise_has_the_same_losses(bench, name):
+    task = LossTask(steps=4, pass_steps=4, seed=1)
+    one, other = (
+        run(bench, name, task=task, **config).curve.losses
+        for config in (
+            {"per_device_train_batch_size": 8, "attn_implementation": "eager"},
+            {"per_device_train_batch_size": 2, "checkpointing": "full", "optim": "adamw_torch"},
+        )
+    )
+    assert one == pytest.approx(other, rel=1e-5)
+    assert len(set(one)) == 4
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_the_reference_may_be_worked_out_before(bench, name):
+    task = LossTask(steps=4, pass_steps=4, seed=1)
+    with_it, before = (
+        run(bench, name, task=task, precompute_ref_log_probs=before).curve.losses for before in (False, True)
+    )
+    assert with_it == pytest.approx(before, rel=1e-5)
+
+
+def test_a_soak_saves_a_checkpoint(bench):
+    outcome = run(bench, "grpo", task=SoakTask(eval_batch_sizes=(2,)))
+    assert outcome.soaked.checkpoint_bytes > 0
+
+
+def test_completions_may_be_generated_in_parts(bench):
+    outcome = run(bench, "grpo", generation_batch_size=4)
+    assert outcome.effects["recipe"] == "2 prompts x 4 generations a step"
+
+
+@pytest.fixture
+def train(tiny_llama, tmp_path, monkeypatch):
+    """Return a function that trains a recipe here, on completions that don't depend on the weights."""
+    monkeypatch.setattr(
+        trl.GRPOTrainer,
+        "_generate_single_turn",
+        lambda self, prompt_ids, *_, **__: (
+            [[5] * (1 + i % 4) + p[i % 4 + 1 :] for i, p in enumerate(prompt_ids)],
+            None,
+        ),
+    )
+
+    def losses(name, **config):
+        workload = Workload(model=resolve(str(tiny_llama)), **workload_of(name))
+        made = TrainConfig(**{"optim": "adamw_torch", "dataloader_pin_memory": False, **config})
+        mapping = plan(made, workload, detect("cpu"))
+        of_run = {"output_dir": str(tmp_path), "max_steps": STEPS, "logging_strategy": "steps", "logging_steps": 1}
+        arguments = {**mapping.tuned, **mapping.harness, **of_run, "learning_rate": 1e-3, "beta": 0.1}
+        torch.manual_seed(0)
+        model = build_model(workload.model, workload.task, device="cpu", **mapping.model)
+        trainer = recipes.recipe_trainer(
+            workload, mapping, arguments, model, directory=tmp_path, samples=64, distinct=64, longest_first=8
+        )
+        trainer.train()
+        logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+        return [entry[name] for entry in logged for name in ("loss", "grad_norm")]
+
+    return losses
+
+
+def test_grpo_has_the_same_losses_with_the_same_completions(train):
+    one = train("grpo", per_device_train_batch_size=8, attn_implementation="eager")
+    other = train("grpo", per_device_train_batch_size=4, attn_implementation="eager", checkpointing="full")
+    assert one == pytest.approx(other, rel=1e-5, abs=1e-6)
+    assert len(set(one)) == 2 * STEPS
+
+
+def test_a_step_with_other_samples_is_refused():
+    class Trainer:
+        state = type("State", (), {"global_step": 2})
+
+        def training_step(self, model, inputs):
+            return 0.0
+
+    trainer = Trainer()
+    count = recipes.StepCount(trainer, recipe_of("sft"), 8)
+    trainer.training_step(None, {"input_ids": [[1]] * 8})
+    with pytest.raises(recipes.NoEffectError, match="8 samples a step were asked for, but 8 samples were trained"):
+        count.checked()
+
+
+def test_rewards_are_imported(tmp_path, monkeypatch):
+    (tmp_path / "scores_of_a_user.py").write_text(
+        "def length(completion_ids, **_):\n    return [1.0 for _ in completion_ids]\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    found = recipes.reward_function(recipe_of("grpo", reward="scores_of_a_user:length", directory=str(tmp_path)))
+    assert found(completion_ids=[[1], [2]]) == [1.0, 1.0]
+    with pytest.raises(InputError, match="--reward scores_of_a_user:missing: AttributeError"):
+        recipes.reward_function(recipe_of("grpo", reward="scores_of_a_user:missing", directory=str(tmp_path)))
+
+
+def test_columns_that_are_missing_are_named(bench, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "choosen": "b", "rejected": "c"}) + "\n")
+    request = bench.request(workload=workload_of("dpo", dataset=str(file)))
+    with pytest.raises(InputError, match="dpo needs the columns prompt, chosen, rejected; there is no chosen"):
+        bench.runner.describe(DescribeRequest(workload=request.workload))
