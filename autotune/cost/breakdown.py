@@ -199,9 +199,7 @@ def _knob(config: TrainConfig, kind: str, module: str, operator: str, *, is_fixe
     """Return the knob, as `--fix` takes it, that would shrink a kind of tensors, the one that changes least first."""
     trains_all = config.adapter is None
     if kind == "weights":
-        return (
-            None if config.quantization is not None else "precision=pure_bf16" if trains_all else "quantization=nf4"
-        )
+        return None if config.quantization is not None else "precision=pure_bf16" if trains_all else "quantization=nf4"
     if kind == "gradients":
         return "adapter" if trains_all else None
     if kind == "optimizer states":
