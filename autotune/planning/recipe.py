@@ -51,6 +51,8 @@ class RecipeSubject(Subject):
                 raise InputError(f"--{name}: {options.recipe} generates nothing")
         if options.generations == 1:
             raise InputError("--generations 1: TRL compares the completions of a prompt, which takes two or more")
+        if options.check_loss and kind.generates:
+            raise InputError(f"--check-loss: goes with no {said}: other completions have other losses")
         if options.reward is not None and not all(options.reward.partition(":")):
             raise InputError(f"--reward {options.reward}: expected MODULE:FUNCTION")
         if options.global_batch == "any" and kind.generates:

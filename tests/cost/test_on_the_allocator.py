@@ -2,21 +2,16 @@
 
 import pytest
 from factories import make_limits, make_request, make_workload
-from vision_language import tiny_vision_language
 
 from autotune.cost.calibrate import rates_by_table
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
-from autotune.training.build import build_config
 from autotune.training.heads import default_task
-from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
-from autotune.values.model import Task
-from autotune.values.workload import Workload
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(600)]
 
@@ -109,30 +104,3 @@ def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, s
     memory = result.measurement.memory
     assert expected.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)
     assert expected.reserved_peak_bytes == pytest.approx(memory.reserved_bytes, rel=0.1)  # t5-small: 8 %
-
-
-@pytest.mark.parametrize("name", ["llava", "llava_next", "paligemma", "internvl"])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        pytest.param({"precision": "bf16"}, id="bf16"),
-        pytest.param({"precision": "bf16", "checkpointing": "full", "adapter": LORA}, id="an adapter"),
-    ],
-)
-def test_images_beside_texts_take_what_is_predicted(runner, tmp_path, device, name, fields):
-    """The types that ask the device for no sizes: on the stand-in all that is computed is zero."""
-    spec = tiny_vision_language(tmp_path, name, wide=16, vocabulary=32000)
-    shown = image_text(build_config(spec, Task.IMAGE_TEXT_TO_TEXT), 2, None)
-    workload = Workload(
-        model=spec, task=Task.IMAGE_TEXT_TO_TEXT, sequence_length=shown.tokens + 128, images=2,
-        image_size=shown.image.size, global_batch_size=8,
-    )  # fmt: skip
-    config = TrainConfig(per_device_train_batch_size=8, attn_implementation="sdpa", **fields)
-    limits = make_limits(memory_bytes=device.memory_bytes, discarded_steps=1, measure_steps=2, timeout_s=300)
-    result = runner.run(
-        make_request(config=config, workload=workload, device=device.device, accumulation_steps=1, limits=limits)
-    )
-    assert result.measurement, result.outcome
-    traced = profile(spec, family_of(config, device), shape_of(workload))
-    expected = CostModel.of(workload, device, rates_by_table(device), [traced]).breakdown(config, traced)
-    assert expected.allocated_peak_bytes == pytest.approx(result.measurement.memory.allocated_bytes, rel=0.02)

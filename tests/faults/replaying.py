@@ -179,5 +179,6 @@ def finish(server: Any, search: Search, fault: Fault | None = None) -> int:
 
 
 def said(search: Search) -> str:
-    """Return the last of what a search said."""
-    return (search.home.parent / "said.txt").read_text()[-3000:]
+    """Return what a search said, without its trials."""
+    lines = (search.home.parent / "said.txt").read_text().splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("result=", "request=")))

@@ -78,7 +78,7 @@ def kill_again_and_again(search: subprocess.Popen, run: Path, victim: str, kills
 def test_a_search_goes_on_when_its_trials_or_its_launcher_are_killed(victim, request, tmp_path):
     kills, shared = request.config.getoption("--real-kills"), shared_files()
     search = Search(tmp_path / "run", tmp_path / "home", tmp_path)
-    process = start(search, trials := 2 * kills + 4)
+    process = start(search, trials := kills + 6)
     killed = kill_again_and_again(process, search.run, victim, kills)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
@@ -86,7 +86,7 @@ def test_a_search_goes_on_when_its_trials_or_its_launcher_are_killed(victim, req
     kept = Kept(search)
     results = kept.look()
     assert sorted(results) == list(range(len(results)))
-    assert len(results) <= trials
+    assert len(results) <= trials + 1  # the baseline
     crashed = {number for number, result in results.items() if result.status is TrialStatus.CRASHED}
     assert crashed <= killed
     assert len(crashed) >= kills // 2  # the others had written what they measured

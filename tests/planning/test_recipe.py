@@ -54,6 +54,7 @@ def test_generating_steps_are_run_whole_and_their_losses_not_compared():
         ({"recipe": "grpo", "global_batch": 12}, "--global-batch 12: is no multiple of the 8 generations"),
         ({"recipe": "grpo", "generations": 1}, "--generations 1: TRL compares"),
         ({"recipe": "dpo", "generations": 2}, "--generations: dpo generates nothing"),
+        ({"recipe": "grpo", "check_loss": 20}, "--check-loss: goes with no --recipe grpo: other completions"),
         ({"recipe": "sft", "reward": "a:b"}, "--reward: sft generates nothing"),
         ({"recipe": "grpo", "reward": "ab"}, "--reward ab: expected MODULE:FUNCTION"),
         ({"recipe": "grpo", "global_batch": "any"}, "--global-batch any: goes with no --recipe grpo"),
