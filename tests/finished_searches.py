@@ -143,7 +143,7 @@ _WITHOUT_A_TRIAL = {
 def make_alive(**fields) -> Alive:
     """The products of a perceptron in twelve layers."""
     defaults = {"kind": "activations", "module": "model.layers.*.mlp", "operator": "mm", "tensors": 12}
-    return Alive(**{**defaults, "allocated_bytes": GIB // 10, "knob": "--checkpointing", **fields})
+    return Alive(**{**defaults, "allocated_bytes": GIB // 10, "knob": "checkpointing", **fields})
 
 
 def make_breakdown(**fields) -> MemoryBreakdown:

@@ -175,6 +175,7 @@ def _models(folder: Path) -> None:
         AutoModelForMaskedLM,
         AutoModelForSeq2SeqLM,
         PreTrainedTokenizerFast,
+        TrainerControl,
         TrainerState,
         ViTImageProcessor,
         Wav2Vec2FeatureExtractor,
@@ -205,7 +206,9 @@ def _models(folder: Path) -> None:
         for part in parts:
             part.save_pretrained(folder / name)
     # run_speech_recognition_ctc.py takes a local model for a checkpoint to go on from.
-    TrainerState().save_to_json(str(folder / "wav2vec2" / "trainer_state.json"))
+    TrainerState(train_batch_size=4, stateful_callbacks=[TrainerControl()]).save_to_json(
+        str(folder / "wav2vec2" / "trainer_state.json")
+    )
 
 
 def _whisper(folder: Path) -> tuple:

@@ -196,20 +196,18 @@ def _shown(module: str) -> str:
 
 
 def _knob(config: TrainConfig, kind: str, module: str, operator: str, *, is_fixed: bool) -> str | None:
-    """Return the option that would shrink a kind of tensors, the one that changes least first."""
+    """Return the knob, as `--fix` takes it, that would shrink a kind of tensors, the one that changes least first."""
     trains_all = config.adapter is None
     if kind == "weights":
-        return (
-            None if config.quantization is not None else "--precision pure_bf16" if trains_all else "--quantization nf4"
-        )
+        return None if config.quantization is not None else "precision=pure_bf16" if trains_all else "quantization=nf4"
     if kind == "gradients":
-        return "--adapter" if trains_all else None
+        return "adapter" if trains_all else None
     if kind == "optimizer states":
-        return None if not trains_all else "--optim" if config.optim.startswith("adamw_torch") else "--adapter"
+        return None if not trains_all else "optim" if config.optim.startswith("adamw_torch") else "adapter"
     if "softmax" in operator and "log" not in operator and config.attn_implementation == "eager":
-        return "--attention"
+        return "attention"
     if is_fixed:  # weights that autocast has cast, or partial sums of gradients
-        return "--precision pure_bf16" if kind == "activations" else None
+        return "precision=pure_bf16" if kind == "activations" else None
     if kind == "activations" and config.checkpointing == "none" and ".*" in module:
-        return "--checkpointing"
-    return "--micro-batch" if config.per_device_train_batch_size > 1 else None
+        return "checkpointing"
+    return "micro-batch" if config.per_device_train_batch_size > 1 else None

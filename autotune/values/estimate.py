@@ -60,7 +60,7 @@ class Alive(Value):
     operator: str = Field(description="that made them, or 'parameter'")
     tensors: int = Field(description="how many: one for each layer, or more")
     allocated_bytes: int
-    knob: str | None = Field(description="option that would shrink them; None: nothing but a smaller model")
+    knob: str | None = Field(description="as --fix takes it, that would shrink them; None: nothing but a smaller model")
 
 
 class MemoryBreakdown(Value):
