@@ -105,7 +105,7 @@ def autotune_script(folder, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "script", "arguments", "needs"), commands())
+@pytest.mark.parametrize(("name", "script", "arguments", "needs"), [*commands()])
 def test_a_script_is_tuned_unchanged_checked_and_run(folder, name, script, arguments, needs):
     missing = [package for package in needs if importlib.util.find_spec(package) is None]
     if missing or not (script.startswith("-m") or Path(script).is_file()):

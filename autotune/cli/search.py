@@ -111,9 +111,7 @@ def script(
     command: Annotated[list[str], typer.Argument(help="-- python train.py and its arguments.")],
     apply: Annotated[
         Path | None,
-        typer.Option(
-            help="Train: the script with this best-config.json laid over.", rich_help_panel="The configuration"
-        ),
+        typer.Option(help="Train: the script with this best-config.json laid over.", rich_help_panel="What may change"),
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
     dry_run: DryRun = False,

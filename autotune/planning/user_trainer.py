@@ -32,7 +32,7 @@ _THEIRS = "your code decides it"
 _ONE_DEVICE = "a {given} is tuned on one device of this machine"
 DECIDED_BY_CODE: dict[str, str] = {
     **dict.fromkeys(("model", "task", "data", "text_field", "seq_len", "target_len", "revision"), _THEIRS),
-    "trust_remote_code": _THEIRS,
+    **dict.fromkeys(("trust_remote_code", "images", "image_size", "freeze_vision"), _THEIRS),
     "global_batch": "it is that of your own TrainingArguments",
     "baseline": "your own TrainingArguments are the baseline",
     **dict.fromkeys(("recipe", "prompt_len", "completion_len", "generations", "reward"), _THEIRS),

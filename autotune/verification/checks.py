@@ -210,6 +210,8 @@ class Proof:
             return "with a free global batch, steps are not the same"
         if self._plan.workload.own_step is not None:
             return "whether your training loop reads its data in the same order is unknown"
+        if (recipe := self._plan.workload.recipe) is not None and recipe.kind.generates:
+            return "other completions have other losses"
         if not self._plan.loss_steps:
             return f"--check-loss {DEFAULT_LOSS_STEPS[Effort.STANDARD]} does it"
         if reference is None:

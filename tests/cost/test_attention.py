@@ -5,7 +5,7 @@ import torch
 
 from autotune.cost.attention import AttentionCall, attention, chosen
 from autotune.cost.family import generation_of
-from autotune.cost.profile import CONTRACTION
+from autotune.cost.profile import FUSED_ATTENTION
 from autotune.cost.tape import ACTIVATION, Recorder, Tape
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 512, 64
@@ -83,7 +83,7 @@ def test_the_tape_tells_the_kernel():
 def test_work_is_two_products_forward_and_five_backward_and_half_of_it_under_a_causal_mask():
     whole, causal = (tape_of(asked(causal=causal)) for causal in (False, True))
     product = 2 * BATCH * HEADS * LENGTH * LENGTH * WIDTH
-    assert whole.flops[whole.kinds == CONTRACTION].tolist() == [2 * product, 5 * product]
+    assert whole.flops[whole.kinds == FUSED_ATTENTION].tolist() == [2 * product, 5 * product]
     assert causal.flops.sum() == whole.flops.sum() / 2
 
 

@@ -74,7 +74,7 @@ def test_two_trainings_at_once_are_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"data": "x.jsonl"}, {"global_batch": 8}, {"seq_len": 8}, {"baseline": "a.json"}],
+    [{"data": "x.jsonl"}, {"global_batch": 8}, {"seq_len": 8}, {"baseline": "a.json"}, {"images": 2}],
     ids=str,
 )
 def test_options_that_the_code_decides_are_refused(options):

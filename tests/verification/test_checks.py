@@ -19,6 +19,7 @@ from factories import (
 from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Outcome, Purpose, TrialStatus
+from autotune.values.workload import Recipe
 from autotune.verification.checks import LOSS_SHARE, Proof
 from autotune.verification.state import SearchState
 
@@ -89,6 +90,12 @@ def test_nothing_is_checked_that_was_not_planned():
     assert Search(soak=False, loss_steps=0).proof.next(FAST) is None
     (gap,) = Search(soak=False, loss_steps=0).proof.gaps(FAST)
     assert gap == "losses were not compared with the baseline's: --check-loss 20 does it"
+
+
+def test_losses_of_generated_completions_are_not_compared():
+    grpo = make_workload(recipe=Recipe(name="grpo", prompt_length=8, completion_length=8, generations=2))
+    (gap,) = Search(soak=False, loss_steps=0, workload=grpo).proof.gaps(FAST)
+    assert gap == "losses were not compared with the baseline's: other completions have other losses"
     assert Search(soak=False, loss_steps=0).proof.expected_s() == 0.0
 
 
