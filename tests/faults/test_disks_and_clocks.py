@@ -121,7 +121,8 @@ def test_a_clock_that_is_set_changes_no_duration(server, begin, kind):
     assert 0 < wall_s(results) <= elapsed_s
     alone = [result for result in results if not result.request.in_turn_with]
     if kind == "find":
-        assert wall_s(alone) == pytest.approx(sum(result.duration_s for result in alone))
+        whole_s = sum(result.duration_s for result in alone)
+        assert wall_s(alone) == pytest.approx(whole_s, abs=1e-5)  # a start is since 1970: in doubles to 0.2 us
     spent = json.loads((search.run / "best-config.json").read_text())["spent"]
     assert all(seconds >= 0 for seconds in spent["starting"].values())
     assert sum(spent["starting"].values()) < elapsed_s
