@@ -100,7 +100,8 @@ def _threads(result: ResultData) -> str:
 
     Others that the answer needs stand before it.
     """
-    return f"{variables(result.best.config)}OMP_NUM_THREADS={max(1, result.hardware.cores // result.best.config.parallelism.world_size)}"
+    config = result.best.config
+    return f"{variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // config.parallelism.world_size)}"
 
 
 def _launcher_starts_one(result: ResultData) -> bool:
