@@ -190,7 +190,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 def _segments(config: TrainConfig, hardware: Hardware) -> str:
-    found = [] if hardware.is_cpu else torch.cuda.memory_snapshot()
+    found = [] if hardware.is_cpu else torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     expandable = sum(segment["is_expandable"] for segment in found)
     if bool(expandable) != config.expandable_segments:
         asked = "was" if config.expandable_segments else "was not"
