@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from autotune.cost.images import run_beside_numbers
 from autotune.cost.meta import run_once, tensors_in
-from autotune.cost.profile import CONTRACTION, ELEMENTWISE, NORMALISATION, VIEW
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, VIEW
 
 # What a storage holds; those of weights are not on the tape. A fresh gradient is one that has just been computed: where
 # there was one before, it is added to that and ends.
@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             none does.
         numbers: Whether integers of the host are used beside tensors of the meta device; what is done with them alone,
             and views, which a model makes one by one for each image, are not written down.
+        attended: How many times as many keys as there are here fused attention sees, those of other devices included.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scratch: Callable[[str, Any, Any], int] | None = None,
         *,
         numbers: bool = False,
+        attended: int = 1,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators: list[_Operator] = []
@@ -106,6 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._forward_end = -1
         self._scratch = scratch
         self._numbers = numbers
+        self._attended = attended
         self.attention: set[str] = set()  # kernels that attention took
         self.outputs_bytes = 0.0
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
@@ -186,6 +189,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note_kernel(self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION) -> None:
         """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
         moved = float(sum(t.nbytes for t in tensors))
+        flops *= self._attended if kind == FUSED_ATTENTION else 1
         self.note(name, kind, flops, moved, half=tensors[0].element_size() == 2)
 
     def end_of_forward(self) -> None:

@@ -133,6 +133,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "attn_implementation": lambda: _attention(self._config, model) + self._sdpa(),
             "experts_implementation": lambda: model_effects.experts(self._config, model),
             "use_liger_kernel": lambda: model_effects.liger(self._config, model),
+            "chunked_loss": lambda: model_effects.chunked_loss(self._config, model),
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
             "packing": lambda: _packing(self._config, loader),

@@ -8,6 +8,7 @@ shards themselves are looked at. Each check returns what was seen, or raises NoE
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -116,6 +117,15 @@ def liger(config: TrainConfig, model: nn.Module) -> str:
         asked = "was" if config.use_liger_kernel else "was not"
         raise NoEffectError(f"Liger {asked} asked for, but {patched} modules run its kernels")
     return f"{patched} modules" if patched else "none"
+
+
+def chunked_loss(config: TrainConfig, model: Any) -> str:
+    """Return whether the head leaves hidden states to the loss."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    is_chunked = isinstance(vars(base).get("_loss_function"), functools.partial)
+    if is_chunked != config.chunked_loss:
+        raise NoEffectError(f"chunked_loss {config.chunked_loss} was asked for, but it is {is_chunked}")
+    return "in chunks" if is_chunked else "of all logits"
 
 
 def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:
