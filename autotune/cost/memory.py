@@ -209,7 +209,7 @@ class Footprints:
     """
 
     shares: dict[tuple[object, ...], Share] = field(default_factory=dict, repr=False)
-    held: dict[tuple[Family, str, int, bool], Held] = field(default_factory=dict, repr=False)
+    held: dict[tuple[Family, str, int, bool, bool], Held] = field(default_factory=dict, repr=False)
 
     def share(self, config: TrainConfig, profile: Profile, accumulation: float) -> Share:
         """Return what one device holds."""
@@ -254,11 +254,17 @@ class Footprints:
 
     def _held(self, config: TrainConfig, profile: Profile, accumulation: int) -> Held:
         """Return what the allocator gives out and holds for a training on one device."""
-        size = config.per_device_train_batch_size
-        key = (profile.family, config.optim, size, accumulation > 1)
+        size, expandable = config.per_device_train_batch_size, config.expandable_segments
+        key = (profile.family, config.optim, size, accumulation > 1, expandable)
         if key not in self.held:
-            generation = profile.family.generation
-            found = held_bytes(profile.excerpt, config.optim, size, accumulated=accumulation > 1, generation=generation)
+            found = held_bytes(
+                profile.excerpt,
+                config.optim,
+                size,
+                accumulated=accumulation > 1,
+                generation=profile.family.generation,
+                expandable=expandable,
+            )
             # Buffers are no part of the excerpt: scales of quantized weights, above all.
             self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
         return self.held[key]

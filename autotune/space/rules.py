@@ -194,9 +194,11 @@ def _liger(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware:
     return None
 
 
-def _empty_cache(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _allocator(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     if config.torch_empty_cache_steps is not None and hardware.is_cpu:
         return "torch_empty_cache_steps empties the cache of a GPU's allocator; a CPU has none"
+    if config.expandable_segments and hardware.is_cpu:
+        return "expandable_segments are of a GPU's allocator; a CPU has none"
     return None
 
 
@@ -288,7 +290,7 @@ _RULES: tuple[parallel_rules.Rule, ...] = (
     _experts,
     _routing,
     _liger,
-    _empty_cache,
+    _allocator,
     adapter_rules.adapter,
     adapter_rules.quantization,
     _sampling,

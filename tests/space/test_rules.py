@@ -139,6 +139,7 @@ ILLEGAL = [
     (why(experts_per_token=1), "llama has no experts_per_token to set"),
     (why(CPU, use_liger_kernel=True), "written in Triton and need a CUDA device"),
     (why(CPU, torch_empty_cache_steps=1), "empties the cache of a GPU's allocator; a CPU has none"),
+    (why(CPU, expandable_segments=True), "expandable_segments are of a GPU's allocator; a CPU has none"),
     (why(without(GPU, "liger-kernel"), use_liger_kernel=True), "needs the package liger-kernel"),
     (why(with_packages(GPU, "liger-kernel"), use_liger_kernel=True), "liger-kernel has no kernels for llama"),
     (why(without(GPU, "bitsandbytes"), optim="adamw_bnb_8bit"), "adamw_bnb_8bit needs the package bitsandbytes"),
@@ -184,6 +185,7 @@ LEGAL = {
     "tf32 beside 16 bits": why(tf32=True, precision="bf16"),
     "LoRA": why(adapter={}),
     "an emptied cache": why(torch_empty_cache_steps=4),
+    "expandable segments": why(expandable_segments=True),
 }
 
 
