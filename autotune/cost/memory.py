@@ -42,7 +42,7 @@ _CUDA = (0.92 * 1024 * _MIB, 0.4 * 1024 * _MIB)
 # training takes 1 MiB, grew by 7 to 20 MiB.
 _CPU = (15 * _MIB, 10 * _MIB)
 
-# More of it where products are of 16 bits: oneDNN's kernels for them stay once they are made, for each shape and layout.
+# More of it where products are of 16 bits: oneDNN's kernels for them stay once made, for each shape and layout.
 # A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after one in fp32.
 _CPU_KERNELS = 17 * _MIB
 
