@@ -207,11 +207,13 @@ def _timings(
 ) -> Timings | None:
     """Return what the operators and optimizers of a search take on its device, by earlier searches and by a child."""
     limit_s = min(_MEASURING_S, _MEASURING_SHARE * min(plan.budget.max_time_s, left_s))
-    request = wanted_timings(plan, profiles, rates, limit_s=limit_s)
+    request = wanted_timings(plan, profiles, rates, limit_s=limit_s) if limit_s > 0 else None
     if request is None:
         return rates.timings
+    timeout_s = min(_GRACE_S, max(1.0, left_s / 4))
     try:
-        found = read_value(Timings, runner.ask("timings", operators.ENTRY, request, timeout_s=_GRACE_S) / "answer.json")
+        path = runner.ask("timings", operators.ENTRY, request, timeout_s=timeout_s) / "answer.json"
+        found = read_value(Timings, path)
     except (OSError, ValidationError):
         return rates.timings
     add_timings(plan.hardware, found)
