@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from autotune.cost import quantized
-from autotune.cost.extend import NotLinear, Pair, extend, line, peaks, stretch, stretches
+from autotune.cost.extend import Extended, NotLinear, Pair, extend, line, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
-from autotune.cost.tape import Tape
+from autotune.cost.scoring import scored
+from autotune.cost.tape import ACTIVATION, Tape
 from autotune.cost.trace import evaluation_step, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
 from autotune.errors import InputError, one_line
@@ -106,25 +107,27 @@ class _Profiler:
         found = stacks(config, self.family.checkpointed_every)
         if found and all(s.depth > s.base for s in found):
             with contextlib.suppress(NotLinear):
-                extended = self._extended(config, found)
-                base = sum(g.count * g.elements for g in extended.parameters if not g.adapter)
-                if parameters in (None, base):
-                    return extended
-        return replace(self, known={})._extended(config, ())
+                return self._extended(config, found, parameters)
+        return replace(self, known={})._extended(config, (), None)
 
-    def _extended(self, config: Any, found: tuple[Stack, ...]) -> Profile:
-        """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole."""
+    def _extended(self, config: Any, found: tuple[Stack, ...], parameters: int | None) -> Profile:
+        """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole.
+
+        Raises:
+            NotLinear: The traces don't agree, or don't come to so many parameters.
+        """
         base = {s.field: s.base for s in found}
         traced = [
             self._traced(config, depth) for depth in (base, *({**base, s.field: s.base + s.period} for s in found))
         ]
         more = [round(s.more) for s in found]
-        excerpt = _excerpt(traced[0], [])
+        deeper, lacking = traced[0], []
         if found and self.family.device == "cuda":  # of a CPU's allocator nothing is replayed
             deepest = {s.field: s.base + s.period for s in found}
             deeper = self._traced(config, deepest)
             lacking = [self._traced(config, {**deepest, s.field: s.base}) for s in found]
-            excerpt = _excerpt(deeper, [_repeat(one, deeper, n - 1) for one, n in zip(lacking, more, strict=True)])
+        lacks = list(zip(lacking, more, strict=False))
+        excerpt = _excerpt(deeper, deeper.pair, [_repeat(one, deeper, n - 1) for one, n in lacks])
         groups = [Counter(t.parameters) for t in traced]
         found_layers = [layers_of(t.names, t.parameters) for t in traced]
         total, buffers_bytes, layers = groups[0].copy(), traced[0].buffers_bytes, found_layers[0].count
@@ -133,8 +136,11 @@ class _Profiler:
                 total[key] += times * (group[key] - groups[0][key])
             buffers_bytes += times * (deep.buffers_bytes - traced[0].buffers_bytes)
             layers += times * (its_layers.count - found_layers[0].count)
+        base = sum(count * group.elements for group, count in total.items() if not group.adapter)
+        if parameters not in (None, base):
+            raise NotLinear(f"{base} parameters instead of {parameters}")
         step = extend(traced[0].pair, [t.pair for t in traced[1:]], more)
-        return Profile(
+        made = Profile(
             family=self.family,
             parameters=tuple(g.model_copy(update={"count": count}) for g, count in total.items() if count),
             buffers_bytes=buffers_bytes,
@@ -145,12 +151,37 @@ class _Profiler:
             needed_flops=step.needed_flops,
             attention=step.attention,
             traced_by=self.way,
-            evaluation=_forward_pass(traced, more),
+            evaluation=None if self.shape.recipe else _forward_pass(traced, more),
             layer=found_layers[0].largest,
             outside=found_layers[0].outside,
             layers=max(1, layers),
             hidden_bytes=self._hidden_bytes(config),
         )
+        return self._scored(made, step, traced, more, (deeper, lacks))
+
+    def _scored(
+        self,
+        made: Profile,
+        step: Extended,
+        traced: Sequence[Shallow],
+        more: Sequence[int],
+        excerpted: tuple[Shallow, list[tuple[Shallow, int]]],
+    ) -> Profile:
+        """Return the profile with the passes without gradients that a recipe has."""
+        if self.shape.kind is None or not self.shape.kind.scorings:
+            return made
+        pairs = [t.evaluation for t in traced]
+        deeper, lacks = excerpted
+        if any(pair is None for pair in pairs) or deeper.evaluation is None:
+            raise NotLinear("the reference's pass can't be traced")
+        one = extend(pairs[0], pairs[1:], more)
+        repeats = [
+            _repeat(replace(lack, pair=lack.evaluation), replace(deeper, pair=deeper.evaluation), n - 1)
+            for lack, n in lacks
+        ]
+        excerpt = _excerpt(deeper, deeper.evaluation, repeats)
+        saved = line(step.live[traced[0].pair.tapes[0].forward_end - 1, ACTIVATION])
+        return scored(made, self.shape.kind, saved, one, peaks(one, accumulated=False), excerpt)
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
         """Return what is traced at a depth of each stack, now or before."""
@@ -211,8 +242,7 @@ def _repeat(shallow: Shallow, deeper: Shallow, times: int) -> Repeat:
     return Repeat(forward=forward, backward=backward, parameters=parameters, times=times)
 
 
-def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
-    pair = traced.pair
+def _excerpt(traced: Shallow, pair: Pair, repeats: list[Repeat]) -> Excerpt:
     tape = pair.tapes[0]
     made, freed, _, gradient = tape.storages.T
     if pair.tapes[1].storages.shape != tape.storages.shape:

@@ -103,22 +103,6 @@ class WorkloadOptions(Value):
     global_batch: PositiveInt | Literal["any"] | None = Field(
         None, description="Samples per step, or 'any' [64; CPU 8].", json_schema_extra=MODEL
     )
-    revision: str | None = Field(None, description="Revision of a hub id.", json_schema_extra=MODEL)
-    trust_remote_code: bool = Field(False, description="Run the model's own code.", json_schema_extra=MODEL)
-    device: str = Field("auto", description="Of this machine: auto, cpu, cuda or cuda:N.", json_schema_extra=PLACES)
-    memory_bytes: Bytes | None = Field(
-        None, alias="memory", description="Device memory to stay within, such as 24GiB.", json_schema_extra=LIMITS
-    )
-
-
-class SearchOptions(WorkloadOptions):
-    """The options of `autotune find` and `autotune.find`."""
-
-    wait: bool = Field(True, description="Don't wait for a quiet machine.", json_schema_extra=PLACES)
-    data: Name | None = Field(
-        None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=MODEL
-    )
-    text_field: str | None = Field(None, description="Column of --data that holds the text.", json_schema_extra=MODEL)
     recipe: RecipeName | None = Field(
         None, description="Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.", json_schema_extra=MODEL
     )
@@ -140,6 +124,22 @@ class SearchOptions(WorkloadOptions):
         description="Completions of a prompt, grpo and rloo [8; 2].",
         json_schema_extra=MODEL,
     )
+    revision: str | None = Field(None, description="Revision of a hub id.", json_schema_extra=MODEL)
+    trust_remote_code: bool = Field(False, description="Run the model's own code.", json_schema_extra=MODEL)
+    device: str = Field("auto", description="Of this machine: auto, cpu, cuda or cuda:N.", json_schema_extra=PLACES)
+    memory_bytes: Bytes | None = Field(
+        None, alias="memory", description="Device memory to stay within, such as 24GiB.", json_schema_extra=LIMITS
+    )
+
+
+class SearchOptions(WorkloadOptions):
+    """The options of `autotune find` and `autotune.find`."""
+
+    wait: bool = Field(True, description="Don't wait for a quiet machine.", json_schema_extra=PLACES)
+    data: Name | None = Field(
+        None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=MODEL
+    )
+    text_field: str | None = Field(None, description="Column of --data that holds the text.", json_schema_extra=MODEL)
     reward: str | None = Field(
         None, description="Reward function, as MODULE:FUNCTION [built in].", json_schema_extra=MODEL
     )
