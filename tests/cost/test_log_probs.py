@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from autotune.cost.log_probs import log_probs_head
+from autotune.cost.profile import CONTRACTION
 from autotune.cost.tape import Recorder
 from autotune.training.build import build_model
 from autotune.values.model import Task
@@ -50,7 +51,9 @@ def test_it_takes_the_memory_and_the_work_of_trls(spec_of, dtype):
     # A buffer of TRL's is 32,768 words wide whatever the vocabulary; pages that nothing is written to aren't there.
     unused = ROWS * (LENGTH - 1) * (32768 - 512) * (4 if dtype == "float32" else 2)
     assert one.live.sum(axis=1).max() == pytest.approx(other.live.sum(axis=1).max() - unused, rel=0.02)
-    assert one.flops[one.kinds == 1].sum() == pytest.approx(other.flops[other.kinds == 1].sum(), rel=1e-6)
+    uncounted = 2 * 2 * ROWS * (LENGTH - 1) * 64 * 512  # torch's counter of FLOP doesn't know `addmm_`
+    products = [tape.flops[tape.kinds == CONTRACTION].sum() for tape in (one, other)]
+    assert products[0] == pytest.approx(products[1] + uncounted, rel=1e-6)
 
 
 def test_on_cuda_only_completions_are_scored_and_in_place(spec_of):
