@@ -22,6 +22,7 @@ from autotune.search.preview import Preview
 from autotune.search.preview import preview as previewed
 from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
+from autotune.storage.results import restore
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
@@ -282,7 +283,8 @@ def resume(
     wanted = wanted_file(output)
     directory = RunDirectory.existing(Path(run_dir))
     with directory, heard_by(observer, quiet=quiet) as heard:
-        before, results = read_plan(directory.path), directory.results()
+        before, restored = read_plan(directory.path), restore(directory.path)
+        results = directory.results()
         trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)
         plan = reopened(
             before,
@@ -298,7 +300,7 @@ def resume(
             plan = plan.model_copy(update={"record": plan.record and not others})  # where versions decide what compares
             news += others
         plan = plan.model_copy(update={"notes": tuple(dict.fromkeys((*plan.notes, *news)))})
-        for text in news:
+        for text in (*restored, *news):
             heard(Note(text=text))
         directory.write_plan(plan)
         trust.remember(plan)

@@ -27,9 +27,10 @@ from pydantic import TypeAdapter, ValidationError
 from autotune.execution.logtail import place_in, read_tail
 from autotune.execution.shortage import is_out_of_memory_log
 from autotune.units import show_memory
+from autotune.value import read_value
 from autotune.values.conditions import worst_of
 from autotune.values.statistics import rate_interval
-from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus, worst_memory
+from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialResult, TrialStatus, worst_memory
 
 _OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # of a log, for a library's last words, which tracebacks may follow
@@ -101,6 +102,23 @@ def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Ou
     if failure.status is TrialStatus.TIMED_OUT:
         return failure.model_copy(update={"cause": failure.cause + _where_they_stood(directory, outcomes)})
     return failure.model_copy(update={"cause": f"rank {rank}: {failure.cause}"})
+
+
+def recovered(directory: Path) -> TrialResult | None:
+    """Return the result of a trial that had ended before the search that was killed could write it; None of others.
+
+    Its start and end are the times of its files. A crash isn't recovered: the end of the search may have caused it.
+    """
+    try:
+        request = read_value(TrialRequest, directory / "request.json")
+        began = (directory / "request.json").stat().st_mtime
+        ended = max((directory / outcome_file(rank)).stat().st_mtime for rank in range(request.ranks or 1))
+    except (OSError, ValidationError):
+        return None
+    outcome = merged_outcome(directory, Ending(), request)
+    if isinstance(outcome, Failure) and outcome.status is TrialStatus.CRASHED:
+        return None
+    return TrialResult(request=request, outcome=outcome, duration_s=max(0.0, ended - began), began=began)
 
 
 def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: int = 0) -> Outcome:

@@ -19,7 +19,7 @@ from autotune.search.progress import standing_of_answer
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
-from autotune.storage.results import read_result
+from autotune.storage.results import read_result, restore
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_plan
 from autotune.units import show_time
 from autotune.values import hardware as machine
@@ -58,6 +58,8 @@ def explain(
         if result.best.config == result.baseline.config:
             raise InputError(f"{run_dir}: nothing to explain: the baseline itself is the best")
         folder = directory.explaining()
+        for text in (*restore(directory.path), *restore(folder.path)):
+            observer(Note(text=text))
         explainer = Explainer(plan, result, directory.results(), folder, observer, max_time_s=max_time_s)
         if not explainer.waiting():
             observer(Note(text="nothing has to be run: the trials so far explain the answer"))

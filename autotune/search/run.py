@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InfrastructureError, InputError, MachineError
 from autotune.execution.noise import LOOK_S, others_share
 from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note
@@ -34,7 +35,7 @@ from autotune.value import check_savable
 from autotune.values.conditions import other_processes
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import Hardware, detect
-from autotune.values.placement import Allotment, Fleet
+from autotune.values.problem import Allotment, Fleet
 from autotune.values.result import ResultData
 from autotune.values.time_spent import WAITING, Stopwatch, wall_s
 from autotune.verification.finals import Finals
@@ -135,26 +136,45 @@ def conduct(
         NothingFitsError, InfrastructureError, SearchInterrupted: As `Tuner.run`.
         InputError: The answer can't be written to the file of `--output`.
     """
-    share = _too_busy(plan, directory, observer, stopwatch)
-    if share is not None:
-        result = assemble(Finals(SearchState(plan)), 0.0, stopwatch.laps(), others_share=share)
-        assert result is not None, "it needs no trial"
-        directory.write_answer(result)
-        deliver(result, plan.output)
-        return result
     left_s = plan.budget.max_time_s - stopwatch.elapsed_s() - wall_s(directory.results())
     with (
         tracking.trackers_of(plan, directory, observer) as trackers,
         record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer,
     ):
-        try:
-            result = _searched(plan, directory, backend, writer, stopwatch)
-        except SearchInterrupted as interrupted:
-            deliver(interrupted.result, plan.output)
-            raise
-        result = trackers.end(writer.end(result))
+        model = None if plan.exhaustive else _predicted(plan, directory, backend, writer, stopwatch)
+        share = _too_busy(plan, directory, writer, stopwatch)
+        if share is None:
+            try:
+                result = writer.end(_searched(plan, directory, backend, writer, model, stopwatch))
+            except SearchInterrupted as interrupted:
+                deliver(interrupted.result, plan.output)
+                raise
+        else:  # the record keeps no search without a trial
+            busy = assemble(Finals(SearchState(plan)), 0.0, stopwatch.laps(), others_share=share)
+            assert busy is not None, "it needs no trial"
+            result = busy
+            directory.write_answer(result)
+        trackers.end(result)
     deliver(result, plan.output)
     return result
+
+
+def _predicted(
+    plan: SearchPlan, directory: RunDirectory, backend: Backend, writer: RecordWriter, stopwatch: Stopwatch
+) -> CostModel | None:
+    """Return the cost model, None if nothing can be predicted.
+
+    Raises:
+        NothingFitsError: The least that each configuration needs is more than the memory budget.
+    """
+    stopwatch.enter("tracing")
+    writer(PhaseBegan(phase=Phase.PREDICTING))
+    left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
+    model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
+    stopwatch.enter("planning")
+    if not directory.results():
+        check_fits(plan, model, writer)
+    return model
 
 
 def _too_busy(plan: SearchPlan, directory: RunDirectory, observer: Observer, stopwatch: Stopwatch) -> float | None:
@@ -193,21 +213,19 @@ def _share_after_waiting(plan: SearchPlan, observer: Observer, *, may_end: bool)
 
 
 def _searched(
-    plan: SearchPlan, directory: RunDirectory, backend: Backend, writer: RecordWriter, stopwatch: Stopwatch
+    plan: SearchPlan,
+    directory: RunDirectory,
+    backend: Backend,
+    writer: RecordWriter,
+    model: CostModel | None,
+    stopwatch: Stopwatch,
 ) -> ResultData:
     """Run the search with cost model and lasting record; an exhaustive search uses neither."""
     if plan.exhaustive:
         return Tuner(plan, directory, backend.pool, writer, starting=stopwatch.laps()).run()
-    stopwatch.enter("tracing")
-    writer(PhaseBegan(phase=Phase.PREDICTING))
-    left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
-    model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
-    stopwatch.enter("planning")
     recall = Recall(plan, writer.earlier())
     if recall.foreword is not None and not directory.results():
         writer(Note(text=recall.foreword))
-    if not directory.results():
-        check_fits(plan, model, writer)
     backend.asker.check_time()
     starting = stopwatch.laps()
     try:

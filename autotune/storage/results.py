@@ -1,4 +1,4 @@
-"""Loads the answer of a search from a file, which may come from somebody else.
+"""Loads the answer of a search from a file, which may come from somebody else, and the results of its trials.
 
 The arguments of an answer follow from its configuration, workload and hardware alone. So they are made again here, and
 a file whose arguments differ is refused: nobody has measured them, and they would be written into scripts.
@@ -13,9 +13,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.errors import InputError, complaint
+from autotune.execution.outcome import recovered
 from autotune.training.arguments import plan
 from autotune.units import visible
+from autotune.value import read_value, write_value
 from autotune.values.result import SCHEMA_VERSION, ResultData
+from autotune.values.trial import TrialResult
+
+RESULT_FILE = "result.json"
 
 
 def read_result(path: str | Path) -> ResultData:
@@ -67,3 +72,29 @@ def check_arguments(result: ResultData) -> None:
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def read_trial(directory: Path) -> TrialResult | None:
+    """Return the result of a trial; None if it has none that can be read, and so has not finished."""
+    try:
+        return read_value(TrialResult, directory / RESULT_FILE)
+    except (OSError, ValidationError):
+        return None
+
+
+def restore(run_directory: Path) -> list[str]:
+    """Write the results that a search which was killed here could not, or that were damaged since; say which.
+
+    They are made of what the processes of the trials had written.
+    """
+    said = []
+    for directory in sorted((run_directory / "trials").glob("[0-9]*")):
+        path = directory / RESULT_FILE
+        if read_trial(directory) is not None or not ((result := recovered(directory)) or path.exists()):
+            continue
+        what = "can't be read" if path.exists() else "was not written yet"
+        if result is not None:
+            write_value(result, path)
+        then = "recovered from what its process wrote" if result else "what it had measured counts no more"
+        said.append(f"trial {int(directory.name)}: {RESULT_FILE} {what}; {then}")
+    return said

@@ -34,7 +34,8 @@ from pydantic import ValidationError
 from autotune.errors import InfrastructureError, RunDirectoryError, first_complaint
 from autotune.execution.places import DISK_IS_FULL, full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
-from autotune.value import Value, read_value, write_value
+from autotune.storage.results import RESULT_FILE, read_trial
+from autotune.value import Value, write_value
 from autotune.values.recorded_table import Table, write_table
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
@@ -228,7 +229,7 @@ class RunDirectory:
         directory = self.path / "trials" / f"{result.request.number:04d}"
         for folder in (directory.parent, directory):  # not the run directory itself, which may have been removed
             folder.mkdir(exist_ok=True)
-        write_value(result, directory / "result.json")
+        write_value(result, directory / RESULT_FILE)
 
     def write_answer(self, result: ResultData) -> Path:
         """Write the best configuration so far; return its path."""
@@ -244,13 +245,8 @@ class RunDirectory:
 
     def results(self) -> list[TrialResult]:
         """Return every finished trial, by number; one without a readable result has not finished."""
-        found = []
-        for directory in sorted((self.path / "trials").glob("[0-9]*")):
-            try:
-                found.append(read_value(TrialResult, directory / "result.json"))
-            except (OSError, ValidationError):
-                continue
-        return found
+        found = map(read_trial, sorted((self.path / "trials").glob("[0-9]*")))
+        return [result for result in found if result is not None]
 
 
 def _made(path: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from faults.replaying import LAUNCHES, Search
 
 from autotune.execution.launcher import MARK_FILE
+from autotune.execution.outcome import outcome_file
 from autotune.execution.processes import marked
 from autotune.storage.record import Record
 from autotune.storage.results import read_result
@@ -27,15 +28,18 @@ class Kept:
     def __init__(self, search: Search) -> None:
         self._search = search
         self.finished: dict[int, bytes] = {}
+        self._measured: set[int] = set()  # whose processes had written a measurement, if nothing else had
         self._launches = 0  # lines of the trials that were begun until the latest look
 
     def look(self) -> dict[int, TrialResult]:
         """Compare with the latest look, and return all finished trials by number."""
         run = self._search.run
         begun = self._begun()
-        again = {number for number, _, _ in begun[self._launches :]} & self.finished.keys()
+        again = {number for number, _, _ in begun[self._launches :]} & (self.finished.keys() | self._measured)
         assert not again, f"trials {again} had finished, and were run again"
         self._launches = len(begun)
+        outcomes = {int(path.parent.name): path.read_bytes() for path in run.glob(f"trials/*/{outcome_file()}")}
+        self._measured = {number for number, found in outcomes.items() if json.loads(found)["kind"] == "measurement"}
         content = {int(path.parent.name): path.read_bytes() for path in sorted(run.glob("trials/*/result.json"))}
         lost = {number for number, was in self.finished.items() if content.get(number) != was}
         assert not lost, f"trials {lost} had finished, and are lost or others now"

@@ -78,7 +78,7 @@ def kill_again_and_again(search: subprocess.Popen, run: Path, victim: str, kills
 def test_a_search_goes_on_when_its_trials_or_its_launcher_are_killed(victim, request, tmp_path):
     kills, shared = request.config.getoption("--real-kills"), shared_files()
     search = Search(tmp_path / "run", tmp_path / "home", tmp_path)
-    process = start(search, trials := kills + 6)
+    process = start(search, trials := kills + kills // 2 + 6)
     killed = kill_again_and_again(process, search.run, victim, kills)
     _, errors = process.communicate()
     assert process.returncode == 0, errors

@@ -96,12 +96,36 @@ def test_a_damaged_file_costs_what_was_in_it_alone(server, begin, name, damage):
     finished = kept.look()
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     assert finish(server, search) == 0, said(search)
-    if name.startswith("trials"):  # it counts as not measured, and its number isn't given again
-        path.unlink()
-        kept.finished.pop(1)
+    if name.startswith("trials"):  # what its process had written is still there
+        assert "trial 1: result.json can't be read; recovered" in said(search)
+        kept.finished[1] = path.read_bytes()
     after = kept.look()
+    if name.startswith("trials"):
+        assert after[1].outcome == finished[1].outcome
+        assert after[1].began == pytest.approx(finished[1].began, abs=0.1)
     assert {n: r for n, r in after.items() if n in finished and n != 1} == {n: r for n, r in finished.items() if n != 1}
     assert read_result(search.run / "best-config.json").verdict
+
+
+def test_a_trial_that_had_ended_when_the_search_was_killed_is_not_run_again(server, begin):
+    search = more(stopped(server, begin))
+    kept, path = Kept(search), search.run / "trials/0001/result.json"
+    finished = kept.look()
+    path.unlink()
+    assert finish(server, search) == 0, said(search)
+    assert "trial 1: result.json was not written yet; recovered" in said(search)
+    kept.finished[1] = path.read_bytes()
+    after = kept.look()
+    assert after[1].outcome == finished[1].outcome
+    kept.check_end()
+
+
+def test_a_result_of_which_nothing_is_left_is_told(server, begin):
+    search = more(stopped(server, begin))
+    for name in ("result.json", "rank-0.json"):
+        (search.run / "trials/0001" / name).write_text("{")
+    assert finish(server, search) == 0, said(search)
+    assert "trial 1: result.json can't be read; what it had measured counts no more" in said(search)
 
 
 @pytest.mark.parametrize("damage", [pytest.param(d, marks=[pytest.mark.slow] if d != "half" else []) for d in DAMAGE])

@@ -7,15 +7,16 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from exporting import answer_of
-from factories import Clock, make_config, make_result
+from factories import Clock, make_config, make_facts, make_result
 from plans import planned
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.errors import InfrastructureError, InputError, MachineError, NothingFitsError
 from autotune.execution.pool import LocalPool, OnePlace
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import outline
@@ -27,7 +28,7 @@ from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.conditions import OtherProcess
 from autotune.values.events import Event, Note, Phase, PhaseBegan
-from autotune.values.placement import Fleet
+from autotune.values.problem import Fleet
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Purpose
 
@@ -158,7 +159,7 @@ def test_a_pipe_or_a_link_is_written_to(tmp_path):
 class BusyMachine:
     """A machine of which other processes take so much at each look, a second apart; the last share stays.
 
-    `begin` begins a search there that has no backend: it fails as soon as it uses one.
+    `begin` begins a search there that can neither trace nor run a trial.
     """
 
     def __init__(self, directory: RunDirectory, shares: Sequence[float]) -> None:
@@ -174,7 +175,8 @@ class BusyMachine:
     def begin(self, **options):
         plan = planned(model="gpt2", **options)
         self.directory.write_plan(plan)
-        return conduct(plan, self.directory, None, self.events.append, Stopwatch("planning", clock=self.clock))
+        backend = SimpleNamespace(asker=None)
+        return conduct(plan, self.directory, backend, self.events.append, Stopwatch("planning", clock=self.clock))
 
     @property
     def notes(self) -> list[str]:
@@ -194,6 +196,7 @@ def machine(tmp_path, monkeypatch) -> Iterator:
         monkeypatch.setattr(run, "others_share", found.look)
         monkeypatch.setattr(run, "other_processes", lambda hardware: [OtherProcess(pid=7, name="cc1", used_bytes=None)])
         monkeypatch.setattr(run.time, "monotonic", found.clock)
+        monkeypatch.setattr(run, "cost_model", lambda *_, **__: None)
         monkeypatch.setattr(run, "_searched", began)
         return found
 
@@ -209,7 +212,7 @@ def test_on_a_quiet_machine_a_search_begins_after_one_look(machine):
     with pytest.raises(Began):
         quiet.begin()
     assert quiet.clock.now_s == 1.0
-    assert quiet.events == []
+    assert quiet.events == [PhaseBegan(phase=Phase.PREDICTING)]
 
 
 def test_a_busy_machine_is_waited_for_and_that_is_said(machine):
@@ -250,6 +253,22 @@ def test_where_others_take_most_of_it_nothing_can_be_told_and_the_baseline_is_th
     assert load(tmp_path / "mine.json").training_arguments("out").per_device_train_batch_size == 8
     written = json.loads((busy.directory.path / ANSWER_FILE).read_text())
     assert (written["verdict"], written["others_share"]) == ("couldn't tell", pytest.approx(0.85))
+
+
+def test_what_can_not_fit_is_said_beside_others_too_without_waiting_for_quiet(machine):
+    busy = machine(0.95)
+    with pytest.raises(NothingFitsError, match="nothing fits"):
+        busy.begin(facts=make_facts(parameters=7_000_000_000))
+    assert busy.clock.now_s == 0.0
+    assert not (busy.directory.path / ANSWER_FILE).exists()
+
+
+def test_what_is_predicted_to_fit_is_said_before_the_waiting(machine, monkeypatch):
+    busy = machine(0.95)
+    monkeypatch.setattr(run, "check_fits", lambda plan, model, observer: observer(Note(text="the lightest")))
+    assert busy.begin(max_time_s=100.0).verdict == "couldn't tell"
+    assert busy.notes[0] == "the lightest"
+    assert busy.notes[1].startswith("other processes take 95%")
 
 
 def test_that_answer_is_shown_without_a_table_and_can_be_exported_and_reported(machine, tmp_path):
