@@ -127,7 +127,7 @@ class _Profiler:
             deeper = self._traced(config, deepest)
             lacking = [self._traced(config, {**deepest, s.field: s.base}) for s in found]
         lacks = list(zip(lacking, more, strict=False))
-        excerpt = _excerpt(deeper, deeper.pair, [_repeat(one, deeper, n - 1) for one, n in lacks])
+        excerpt = _excerpt(deeper, [_repeat(one, deeper, n - 1) for one, n in lacks])
         groups = [Counter(t.parameters) for t in traced]
         found_layers = [layers_of(t.names, t.parameters) for t in traced]
         total, buffers_bytes, layers = groups[0].copy(), traced[0].buffers_bytes, found_layers[0].count
@@ -136,9 +136,9 @@ class _Profiler:
                 total[key] += times * (group[key] - groups[0][key])
             buffers_bytes += times * (deep.buffers_bytes - traced[0].buffers_bytes)
             layers += times * (its_layers.count - found_layers[0].count)
-        base = sum(count * group.elements for group, count in total.items() if not group.adapter)
-        if parameters not in (None, base):
-            raise NotLinear(f"{base} parameters instead of {parameters}")
+        counted = sum(count * group.elements for group, count in total.items() if not group.adapter)
+        if parameters not in (None, counted):
+            raise NotLinear(f"{counted} parameters instead of {parameters}")
         step = extend(traced[0].pair, [t.pair for t in traced[1:]], more)
         made = Profile(
             family=self.family,
@@ -170,16 +170,11 @@ class _Profiler:
         """Return the profile with the passes without gradients that a recipe has."""
         if self.shape.kind is None or not self.shape.kind.scorings:
             return made
-        pairs = [t.evaluation for t in traced]
         deeper, lacks = excerpted
-        if any(pair is None for pair in pairs) or deeper.evaluation is None:
-            raise NotLinear("the reference's pass can't be traced")
-        one = extend(pairs[0], pairs[1:], more)
-        repeats = [
-            _repeat(replace(lack, pair=lack.evaluation), replace(deeper, pair=deeper.evaluation), n - 1)
-            for lack, n in lacks
-        ]
-        excerpt = _excerpt(deeper, deeper.evaluation, repeats)
+        base, *more_layers = (_passing(one) for one in traced)
+        one = extend(base.pair, [other.pair for other in more_layers], more)
+        last = _passing(deeper)
+        excerpt = _excerpt(last, [_repeat(_passing(lack), last, n - 1) for lack, n in lacks])
         saved = line(step.live[traced[0].pair.tapes[0].forward_end - 1, ACTIVATION])
         return scored(made, self.shape.kind, saved, one, peaks(one, accumulated=False), excerpt)
 
@@ -223,6 +218,17 @@ class _Profiler:
         return float(self.shape.length * width * (2 if half else 4)) if isinstance(width, int) else 0.0
 
 
+def _passing(traced: Shallow) -> Shallow:
+    """Return what was traced with the pass without gradients in place of the micro-step.
+
+    Raises:
+        NotLinear: That pass can't be traced.
+    """
+    if traced.evaluation is None:
+        raise NotLinear("the pass without gradients can't be traced")
+    return replace(traced, pair=traced.evaluation)
+
+
 def _forward_pass(traced: Sequence[Shallow], more: Sequence[int]) -> ForwardPass | None:
     """Return the forward pass of an evaluation at full depth, None where the traces don't agree."""
     pairs = [t.evaluation for t in traced]
@@ -242,7 +248,8 @@ def _repeat(shallow: Shallow, deeper: Shallow, times: int) -> Repeat:
     return Repeat(forward=forward, backward=backward, parameters=parameters, times=times)
 
 
-def _excerpt(traced: Shallow, pair: Pair, repeats: list[Repeat]) -> Excerpt:
+def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
+    pair = traced.pair
     tape = pair.tapes[0]
     made, freed, _, gradient = tape.storages.T
     if pair.tapes[1].storages.shape != tape.storages.shape:

@@ -203,9 +203,10 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
     if options.recipe is None:
         model = workloads.model_of(options)
     else:
-        *model, recipe = recipe_of(options, kind)
+        spec, task, recipe = recipe_of(options, kind)
+        model = spec, task
         asked = options.model_copy(update={"seq_len": recipe.prompt_length + recipe.completion_length})
-    workload = workloads.workload_of(asked, tuple(model), kind, notes)
+    workload = workloads.workload_of(asked, model, kind, notes)
     usual = max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
     batch = workloads.global_batch_of(options, usual, notes)
     notes += [] if recipe is None else recipe_notes(recipe, batch)
