@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from provenance import ROOT, provenance, results_path
+from searching.replay import ReplayClock, ReplayPool, ReplayRunner
 
-from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
 from autotune.planning.plan import SearchPlan
 from autotune.search.exhaustive import plan_of
 from autotune.search.tuner import Tuner

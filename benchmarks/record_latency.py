@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from provenance import ROOT, provenance, results_path
+from searching.replay import ReplayClock, ReplayRunner
 
 from autotune.errors import AutotuneError
-from autotune.execution.replay import ReplayClock, ReplayRunner
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.exhaustive import plan_of
 from autotune.storage.database import VARIABLE

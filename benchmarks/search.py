@@ -3,7 +3,7 @@
     python benchmarks/search.py                                     # the tables in benchmarks/tables
     python benchmarks/search.py table.jsonl --seeds 20 --strategy autotune --strategy random
 
-No model is trained and no time passes, see `autotune.execution.replay`; a seed draws which of a point's recorded trials
+No model is trained and no time passes, see `searching/replay.py`; a seed draws which of a point's recorded trials
 counts. Found means: a configuration was measured whose recorded mean is within 5 % (and 1 %) of the table's best,
 differences within the table's noise left out. A strategy is a line in `STRATEGIES`; all are samplers of one loop (see
 `searching/oracle.py`). The last line is all figures as JSON, which is kept in `--out` with a plot for each table.

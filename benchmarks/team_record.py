@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from provenance import ROOT, provenance, results_path
+from searching.replay import ReplayClock, ReplayRunner
 
 from autotune.errors import AutotuneError
 from autotune.execution.pool import OnePlace
-from autotune.execution.replay import ReplayClock, ReplayRunner
 from autotune.execution.runner import Runner
 from autotune.search.exhaustive import plan_of
 from autotune.search.tuner import Tuner

@@ -26,7 +26,6 @@ from factories import (
 
 from autotune.execution.pool import OnePlace
 from autotune.output.gather import gather
-from autotune.output.run_report import Breakdown, RunReport
 from autotune.planning.plan import SearchPlan
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
@@ -35,6 +34,7 @@ from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase
 from autotune.values.events import ignore
+from autotune.values.result import Breakdown, RunReport
 from autotune.values.trial import Interval, Memory, Outcome, Prediction, TrialRequest, TrialStatus
 
 BASE = make_config()

@@ -14,9 +14,8 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.output.notebook import html_of, report_of, text_of
 from autotune.output.progress import Progress
-from autotune.output.report_html import html_report
+from autotune.output.report_html import html_of, html_report, report_of, text_of
 from autotune.output.report_text import csv_report, markdown_report
 from autotune.output.terminal import Console, Fitted
 from autotune.units import GIB, parse_count, parse_memory, parse_time_s, show_memory, show_rate, show_time, visible

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from autotune.cli import export, history, listings, options, reports, search
+from autotune.cli import history, listings, options, reports, search
 from autotune.cli.console import told_errors
 from autotune.units import visible
 
@@ -75,7 +75,7 @@ app.command(cls=options.taking(options.of_estimate))(search.estimate)
 for _command in (listings.models, listings.gpus, listings.spaces, listings.doctor):
     app.command()(_command)
 app.command(cls=options.taking(options.of_script, of_project=True), context_settings=search.SETTINGS)(search.script)
-for _command in (reports.report, reports.explain, export.export, reports.dashboard, options.completion):
+for _command in (reports.report, reports.explain, reports.export, reports.dashboard, options.completion):
     app.command()(_command)
 app.add_typer(history.history, name="history")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
@@ -24,6 +24,7 @@ from autotune.planning.options import (
     Fixed,
     Name,
     WorkloadOptions,
+    option,
 )
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import check_lengths
@@ -55,47 +56,22 @@ SAMPLES_OF_EACH = 8
 class EstimateOptions(WorkloadOptions):
     """What the user asks of an estimate."""
 
-    memory_bytes: Bytes | None = Field(
-        None,
-        alias="memory",
-        description="Device memory; without --gpu some GPU of this size.",
-        json_schema_extra=LIMITS,
+    memory_bytes: Bytes | None = option(LIMITS, "Device memory; without --gpu some GPU of this size.", alias="memory")
+    gpu: str | None = option(PLACES, "Device of `autotune gpus`, or all [this machine's].")
+    devices: PositiveInt = option(PLACES, "Devices that share the training.", 1)
+    nodes: PositiveInt | None = option(PLACES, "Machines that --devices are on [of 8 each].")
+    # 10^9 bytes/s, one way
+    network_gb_s: PositiveFloat | None = option(PLACES, "GB/s of a node to others [25 a device].")
+    host_memory_bytes: Bytes | None = option(
+        PLACES, "Of a node, for what is offloaded [this machine's].", alias="host_memory"
     )
-    gpu: str | None = Field(
-        None, description="Device of `autotune gpus`, or all [this machine's].", json_schema_extra=PLACES
-    )
-    devices: PositiveInt = Field(1, description="Devices that share the training.", json_schema_extra=PLACES)
-    nodes: PositiveInt | None = Field(
-        None, description="Machines that --devices are on [of 8 each].", json_schema_extra=PLACES
-    )
-    network_gb_s: PositiveFloat | None = Field(  # 10^9 bytes/s, one way
-        None, description="GB/s of a node to others [25 a device].", json_schema_extra=PLACES
-    )
-    host_memory_bytes: Bytes | None = Field(
-        None,
-        alias="host_memory",
-        description="Of a node, for what is offloaded [this machine's].",
-        json_schema_extra=PLACES,
-    )
-    allow: Allowance | None = Field(
-        None, description="What a ranking may change, as of find [optimizer].", json_schema_extra=CHANGES
-    )
-    tokens: Count | None = Field(
-        None, description="Length of a run to cost, such as 20B or 300e9.", json_schema_extra=MODEL
-    )
-    prices: Name | None = Field(
-        None, description="YAML or JSON: a currency, prices per hour by GPU.", json_schema_extra=OUTPUT
-    )
-    eval_batch: PositiveInt | None = Field(
-        None, description="Of an evaluation, which may be the peak [with --eval-samples 8].", json_schema_extra=MODEL
-    )
-    eval_samples: PositiveInt | None = Field(
-        None, description="Whose logits compute_metrics keeps on the device.", json_schema_extra=MODEL
-    )
-    explain: bool = Field(
-        False, description="List what is alive at the peak, by module and operator.", json_schema_extra=OUTPUT
-    )
-    fix: Fixed = Field((), description="KNOB=VALUE of the configuration to estimate.", json_schema_extra=CHANGES)
+    allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
+    tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")
+    prices: Name | None = option(OUTPUT, "YAML or JSON: a currency, prices per hour by GPU.")
+    eval_batch: PositiveInt | None = option(MODEL, "Of an evaluation, which may be the peak [with --eval-samples 8].")
+    eval_samples: PositiveInt | None = option(MODEL, "Whose logits compute_metrics keeps on the device.")
+    explain: bool = option(OUTPUT, "List what is alive at the peak, by module and operator.", False)
+    fix: Fixed = option(CHANGES, "KNOB=VALUE of the configuration to estimate.", ())
 
     @model_validator(mode="before")
     @classmethod

@@ -24,8 +24,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from autotune.execution.clock import Clock
-from autotune.execution.noise import HostWatch, Watch
+from autotune.execution.noise import Clock, HostWatch, Watch
 from autotune.execution.shortage import ran_short
 from autotune.execution.turns import Turns
 from autotune.values.conditions import Conditions

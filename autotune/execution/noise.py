@@ -1,4 +1,4 @@
-"""Watches the machine while steps are measured: other load, stolen time, clock, temperature (`values.conditions`).
+"""Times steps, and watches the machine meanwhile: other load, stolen time, temperature (`values.conditions`).
 
 A watch begins with the first measured step, looks where the measurement checks whether it is done, and ends after the
 last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
@@ -196,3 +196,44 @@ def watch(device: str, *, ranks: bool = False) -> Watch:
         return NvmlWatch(nvml_handle(int(device.partition(":")[2] or 0)), pynvml, ranks=ranks)
     except (pynvml.NVMLError, IndexError):
         return HostWatch(ranks=ranks)
+
+
+class HostClock:
+    """The host's monotonic clock, for devices that compute synchronously."""
+
+    def mark(self) -> float:
+        """Return the present time."""
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        """Nothing is pending on the host."""
+
+    def seconds(self, start: float, end: float) -> float:
+        """Return the difference."""
+        return end - start
+
+
+class CudaClock:
+    """Events in the current CUDA stream: marking costs microseconds and doesn't wait."""
+
+    def mark(self) -> Any:
+        """Record an event."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the device time between two events."""
+        return float(start.elapsed_time(end)) / 1000
+
+
+# Marks moments cheaply; the seconds between two of them are read later.
+Clock = HostClock | CudaClock

@@ -17,7 +17,7 @@ from autotune.execution import ray_worker as remote
 from autotune.execution.places import kind_of, share_of, shared_note
 from autotune.execution.ray_worker import NodeReport
 from autotune.values.hardware import Hardware
-from autotune.values.placement import Allotment, Fleet
+from autotune.values.problem import Allotment, Fleet
 from autotune.version import __version__
 
 _LOOK_LIMIT_S = 120.0  # to start a worker on a node, import autotune there and ask the driver

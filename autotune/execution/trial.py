@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotune.execution import checking, noise
-from autotune.execution.clock import CudaClock, HostClock
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import trial_device
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.job import PROCESS_FILE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
+from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.ranks import agree, own_rank
 from autotune.execution.turns import Turns
 from autotune.values.checks import LossTask, SoakTask

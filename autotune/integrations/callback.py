@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 
 from autotune.errors import AutotuneError, InputError
 from autotune.execution import noise
-from autotune.execution.clock import Clock, CudaClock, HostClock
+from autotune.execution.noise import Clock, CudaClock, HostClock
 from autotune.integrations.promise import Production, Promise, other_arguments, other_course, other_machine, other_model
 from autotune.storage.results import read_result
 from autotune.units import visible

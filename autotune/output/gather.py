@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from autotune.cost.child import Traces
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
-from autotune.output.run_report import Breakdown, RunReport
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchPlan
 from autotune.search.explain import answer_in, refusals
@@ -23,7 +22,7 @@ from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value
-from autotune.values.result import Contender, ResultData
+from autotune.values.result import Breakdown, Contender, ResultData, RunReport
 from autotune.values.time_spent import Spent, spent_on
 from autotune.values.trial import TrialResult
 from autotune.values.trial_row import TrialRow, rows_of

@@ -15,9 +15,9 @@ from autotune.errors import MachineError
 from autotune.output import report_facts as facts
 from autotune.output.alive import icicle
 from autotune.output.bars import component_icon, component_sizes, memory_bars, time_bars, waterfall, waterfall_steps
-from autotune.output.run_report import RunReport
 from autotune.output.scatter import best_over_time, predicted_against_measured, throughput_against_memory
 from autotune.output.svg import FONT, Chart, line, mark, rectangle, resolved, tag, text, text_width
+from autotune.values.result import RunReport
 from autotune.values.trial import TrialStatus
 
 # Sizes of the picture, in units of the charts.

@@ -1,11 +1,13 @@
-"""A report as one self-contained HTML page, without network, fonts or other files.
+"""A report as one self-contained HTML page, without network, fonts or other files; and a result for a notebook.
 
 The page is a Jinja template with the charts of `panels`, each drawn for wide and for narrow screens. The template, and
-`svg` within charts, escape all texts.
+`svg` within charts, escape all texts. What a notebook shows is a fragment of another page: its styles are confined to
+it, it has no script, and it follows the theme of JupyterLab, VS Code and Colab, or else the system's.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from typing import Any
@@ -17,10 +19,14 @@ from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.output.bars import component_icon, component_sizes
 from autotune.output.panels import panels
-from autotune.output.run_report import RunReport
 from autotune.output.svg import tag, variables
+from autotune.output.table import result_table
+from autotune.output.terminal import Console
+from autotune.space.knobs import with_changes
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import visible
+from autotune.values.result import ResultData, RunReport
+from autotune.values.time_spent import spent_on
 from autotune.values.trial import TrialStatus
 from autotune.values.trial_row import TrialRow
 
@@ -31,6 +37,23 @@ WIDE, NARROW = 620.0, 346.0
 _LONGEST = 14
 _LONG_WORD = re.compile(r"(\S+)")
 _BREAKS = re.compile(rf".{{1,{_LONGEST}}}?[-_/.,:=]+|.{{1,{_LONGEST}}}")
+
+SCOPE = ".autotune-result"
+
+# Charts that need no more than the trials of a result.
+_CHARTS = ("pareto", "predicted_rate")
+_CHART_WIDTH = 620.0
+
+_WIDTH = 120  # columns of a printed table
+
+# Selectors of the themes of notebooks.
+_DARK = (
+    'body[data-jp-theme-light="false"]',
+    "body.vscode-dark",
+    'html[theme="dark"]',
+    'html[data-theme="dark"]',
+)
+_LIGHT = ('body[data-jp-theme-light="true"]', "body.vscode-light", 'html[data-theme="light"]')
 
 
 def html_report(report: RunReport) -> str:
@@ -126,3 +149,52 @@ def _trial_row(trial: TrialRow, position: int, report: RunReport) -> dict[str, A
     kind = {TrialStatus.COMPLETED: "completed", TrialStatus.REJECTED: "refused"}.get(trial.status, "failed")
     best = report.result is not None and trial.config == report.result.best.config
     return {"kind": kind, "best": best, "cells": facts.trial_cells(trial, position)}
+
+
+def text_of(result: ResultData) -> str:
+    """Return a result as the command line shows it."""
+    file = io.StringIO()
+    Console(file=file, width=_WIDTH, color_system=None).print(result_table(result), highlight=False)
+    return file.getvalue().rstrip("\n")
+
+
+def html_of(result: ResultData) -> str:
+    """Return a result as a self-contained HTML fragment."""
+    return result_html(report_of(result))
+
+
+def report_of(result: ResultData) -> RunReport:
+    """Return the report of a result alone, without a run directory."""
+    return RunReport(
+        run_directory="",
+        written="",
+        autotune_version=result.autotune_version,
+        is_running=False,
+        command=None,
+        **result.problem.problem_fields(),
+        result=result,
+        trials=with_changes(result.trials, result.problem),
+        spent=result.spent or spent_on((), result.search_time_s, {}),
+    )
+
+
+def result_html(report: RunReport) -> str:
+    """Return the HTML fragment of a report with a result."""
+    environment = page_environment()
+    sheet = Markup(_style(environment.get_template("chart.css").render()))
+    charts = [
+        {"title": panel.title, "drawing": Markup(chart.svg())}
+        for panel in panels(report)
+        if panel.name in _CHARTS and (chart := panel.draw(_CHART_WIDTH)) is not None
+    ]
+    return environment.get_template("result.html.j2").render(**summary(report), style=sheet, charts=charts)
+
+
+def _style(chart_css: str) -> str:
+    """Return the style sheet of charts and themes, confined to `SCOPE`; each line of `chart_css` is a rule."""
+    rules = [f"{SCOPE} {{ {variables('light')} }}"]
+    rules.append(f"@media (prefers-color-scheme: dark) {{ {SCOPE} {{ {variables('dark')} }} }}")
+    for theme, hosts in (("light", _LIGHT), ("dark", _DARK)):
+        rules.append(f"{', '.join(f'{host} {SCOPE}' for host in hosts)} {{ {variables(theme)} }}")
+    rules += [f"{SCOPE} {rule}" for rule in chart_css.splitlines() if rule.strip()]
+    return "\n".join(rules)

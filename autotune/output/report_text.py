@@ -11,9 +11,9 @@ from typing import Any
 
 from autotune.exports import targets
 from autotune.output import report_facts as facts
-from autotune.output.run_report import RunReport
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import show_time, visible
+from autotune.values.result import RunReport
 from autotune.values.trial_row import TrialRow
 
 # Characters with a meaning in Markdown: emphasis, code, links, cells, escapes.

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from autotune.output import svg
-from autotune.output.run_report import RunReport
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
+from autotune.values.result import RunReport
 from autotune.values.trial import Purpose, TrialStatus
 from autotune.values.trial_row import TrialRow
 

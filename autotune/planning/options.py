@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
-from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, first_complaint, suggestion
@@ -25,21 +24,23 @@ from autotune.value import Value
 from autotune.values.budget import Effort
 from autotune.values.config import LARGEST_BATCH, LARGEST_SEED
 from autotune.values.knob import Allowance
-from autotune.values.placement import Engine, Fleet
+from autotune.values.problem import Engine, Fleet
 from autotune.values.workload import LONGEST_SAMPLE, RecipeName
 
 AnyOptions = TypeVar("AnyOptions", bound="WorkloadOptions")
 
 # Groups in which a command's help lists its options, in this order.
-MODEL: JsonDict = {"group": "Model and data"}
-CHANGES: JsonDict = {"group": "What may change"}
-LIMITS: JsonDict = {"group": "Limits"}
-PLACES: JsonDict = {"group": "Where it runs"}
-OUTPUT: JsonDict = {"group": "Output"}
-GROUPS = tuple(str(group["group"]) for group in (MODEL, CHANGES, LIMITS, PLACES, OUTPUT))
+MODEL, CHANGES, LIMITS = "Model and data", "What may change", "Limits"
+PLACES, OUTPUT = "Where it runs", "Output"
+GROUPS = (MODEL, CHANGES, LIMITS, PLACES, OUTPUT)
 
 _NEXT = re.compile(r",(?=[^,=]*=)")  # the comma before the next KNOB=VALUE; a value may have commas
 _SHOWN = 100  # characters of a refused value
+
+
+def option(group: str, words: str, default: Any = None, **more: Any) -> Any:
+    """Return the field of an option, which help lists in `group` with these words; `more` is as pydantic's `Field`."""
+    return Field(default, description=words, json_schema_extra={"group": group}, **more)
 
 
 def _as_text(parse: Callable[[str], float]) -> BeforeValidator:
@@ -87,120 +88,58 @@ class WorkloadOptions(Value):
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
-    model: Name = Field(description="Catalogue name, directory with config.json, or hub id.", json_schema_extra=MODEL)
-    task: str | None = Field(
-        None, description="Head to train; by default that of config.json.", json_schema_extra=MODEL
-    )
-    seq_len: PositiveInt | None = Field(
-        None, description="Tokens of a sample, or frames [512; CPU 64].", json_schema_extra=MODEL
-    )
-    target_len: PositiveInt | None = Field(
-        None, description="Decoder tokens [as --seq-len; speech 128].", json_schema_extra=MODEL
-    )
-    images: PositiveInt | None = Field(None, description="Images of a sample of text [1].", json_schema_extra=MODEL)
-    image_size: PositiveInt | None = Field(None, description="Edge of these, in pixels.", json_schema_extra=MODEL)
-    freeze_vision: bool = Field(False, description="Train all but the vision part.", json_schema_extra=MODEL)
-    global_batch: PositiveInt | Literal["any"] | None = Field(
-        None, description="Samples per step, or 'any' [64; CPU 8].", json_schema_extra=MODEL
-    )
-    revision: str | None = Field(None, description="Revision of a hub id.", json_schema_extra=MODEL)
-    trust_remote_code: bool = Field(False, description="Run the model's own code.", json_schema_extra=MODEL)
-    device: str = Field("auto", description="Of this machine: auto, cpu, cuda or cuda:N.", json_schema_extra=PLACES)
-    memory_bytes: Bytes | None = Field(
-        None, alias="memory", description="Device memory to stay within, such as 24GiB.", json_schema_extra=LIMITS
-    )
+    model: Name = option(MODEL, "Catalogue name, directory with config.json, or hub id.", ...)
+    task: str | None = option(MODEL, "Head to train; by default that of config.json.")
+    seq_len: PositiveInt | None = option(MODEL, "Tokens of a sample, or frames [512; CPU 64].")
+    target_len: PositiveInt | None = option(MODEL, "Decoder tokens [as --seq-len; speech 128].")
+    images: PositiveInt | None = option(MODEL, "Images of a sample of text [1].")
+    image_size: PositiveInt | None = option(MODEL, "Edge of these, in pixels.")
+    freeze_vision: bool = option(MODEL, "Train all but the vision part.", False)
+    global_batch: PositiveInt | Literal["any"] | None = option(MODEL, "Samples per step, or 'any' [64; CPU 8].")
+    revision: str | None = option(MODEL, "Revision of a hub id.")
+    trust_remote_code: bool = option(MODEL, "Run the model's own code.", False)
+    device: str = option(PLACES, "Of this machine: auto, cpu, cuda or cuda:N.", "auto")
+    memory_bytes: Bytes | None = option(LIMITS, "Device memory to stay within, such as 24GiB.", alias="memory")
 
 
 class SearchOptions(WorkloadOptions):
     """The options of `autotune find` and `autotune.find`."""
 
-    wait: bool = Field(True, description="Don't wait for a quiet machine.", json_schema_extra=PLACES)
-    data: Name | None = Field(
-        None, description="JSONL, CSV, Parquet or text; default: synthetic.", json_schema_extra=MODEL
+    wait: bool = option(PLACES, "Don't wait for a quiet machine.", True)
+    data: Name | None = option(MODEL, "JSONL, CSV, Parquet or text; default: synthetic.")
+    text_field: str | None = option(MODEL, "Column of --data that holds the text.")
+    recipe: RecipeName | None = option(MODEL, "Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.")
+    prompt_len: PositiveInt | None = option(MODEL, "Tokens of a recipe's prompt [256; CPU 32].", le=LONGEST_SAMPLE)
+    completion_len: PositiveInt | None = option(MODEL, "Tokens of its completion [256; CPU 32].", le=LONGEST_SAMPLE)
+    generations: PositiveInt | None = option(MODEL, "Completions of a prompt, grpo and rloo [8; 2].", le=LARGEST_BATCH)
+    reward: str | None = option(MODEL, "Reward function, as MODULE:FUNCTION [built in].")
+    baseline: Name | None = option(CHANGES, "JSON of your TrainingArguments to compare with.")
+    allow: Allowance = option(CHANGES, "What may change: exact, numerics, optimizer, method.", Allowance.OPTIMIZER)
+    effort: Effort = option(LIMITS, "How long to search: quick, standard, thorough.", Effort.STANDARD)
+    fix: Fixed = option(CHANGES, "KNOB=VALUE in every configuration and the baseline.", ())
+    only: Annotated[tuple[str, ...], BeforeValidator(_knobs)] = option(
+        CHANGES, "Knobs to search; the others stay as in the baseline.", ()
     )
-    text_field: str | None = Field(None, description="Column of --data that holds the text.", json_schema_extra=MODEL)
-    recipe: RecipeName | None = Field(
-        None, description="Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.", json_schema_extra=MODEL
+    space: Name | None = option(CHANGES, "Built-in search space or YAML file.")
+    max_trials: PositiveInt | None = option(LIMITS, "Trials of the search.", le=1_000_000)
+    max_time_s: Seconds | None = option(LIMITS, "Time of the whole search, such as 10m.", alias="max_time")
+    # At a microsecond each, the most steps take eleven days.
+    train_steps: PositiveInt | None = option(MODEL, "Minimise the time of a run of so many steps.", le=10**12)
+    train_tokens: Count | None = option(MODEL, "Minimise the time of a run of so many tokens, as 20B.")
+    check_loss: NonNegativeInt | None = option(LIMITS, "Steps whose losses must agree [20; quick 0].", le=100_000)
+    exhaustive: bool = option(LIMITS, "Measure every point; write table.jsonl.", False)
+    repeat: PositiveInt = option(LIMITS, "Times each point is measured (--exhaustive).", 1, le=1000)
+    seed: int = option(MODEL, "Seed of weights, data and the search.", 42, ge=0, le=LARGEST_SEED)
+    devices: PositiveInt | Literal["all"] | None = option(PLACES, "Spread each training over so many, or all [1].")
+    workers: PositiveInt | None = option(PLACES, "Trials at once, each on a device or cores [1].")
+    engine: Engine = option(PLACES, "What runs trials: local, or ray for a cluster.", "local")
+    address: str | None = option(PLACES, "Address of the Ray cluster [RAY_ADDRESS, else one here].")
+    kind: str | None = option(PLACES, "Part of a device's name in a mixed cluster [most nodes].")
+    record: bool = option(OUTPUT, "Don't use or add to `autotune history`.", True)
+    report_to: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
+        OUTPUT, "Tell tensorboard, wandb, mlflow of each trial.", ()
     )
-    prompt_len: PositiveInt | None = Field(
-        default=None,
-        le=LONGEST_SAMPLE,
-        description="Tokens of a recipe's prompt [256; CPU 32].",
-        json_schema_extra=MODEL,
-    )
-    completion_len: PositiveInt | None = Field(
-        default=None,
-        le=LONGEST_SAMPLE,
-        description="Tokens of its completion [256; CPU 32].",
-        json_schema_extra=MODEL,
-    )
-    generations: PositiveInt | None = Field(
-        default=None,
-        le=LARGEST_BATCH,
-        description="Completions of a prompt, grpo and rloo [8; 2].",
-        json_schema_extra=MODEL,
-    )
-    reward: str | None = Field(
-        None, description="Reward function, as MODULE:FUNCTION [built in].", json_schema_extra=MODEL
-    )
-    baseline: Name | None = Field(
-        None, description="JSON of your TrainingArguments to compare with.", json_schema_extra=CHANGES
-    )
-    allow: Allowance = Field(
-        Allowance.OPTIMIZER,
-        description="What may change: exact, numerics, optimizer, method.",
-        json_schema_extra=CHANGES,
-    )
-    effort: Effort = Field(
-        Effort.STANDARD, description="How long to search: quick, standard, thorough.", json_schema_extra=LIMITS
-    )
-    fix: Fixed = Field((), description="KNOB=VALUE in every configuration and the baseline.", json_schema_extra=CHANGES)
-    only: Annotated[tuple[str, ...], BeforeValidator(_knobs)] = Field(
-        (), description="Knobs to search; the others stay as in the baseline.", json_schema_extra=CHANGES
-    )
-    space: Name | None = Field(None, description="Built-in search space or YAML file.", json_schema_extra=CHANGES)
-    max_trials: PositiveInt | None = Field(
-        default=None, le=1_000_000, description="Trials of the search.", json_schema_extra=LIMITS
-    )
-    max_time_s: Seconds | None = Field(
-        None, alias="max_time", description="Time of the whole search, such as 10m.", json_schema_extra=LIMITS
-    )
-    train_steps: PositiveInt | None = Field(  # at a microsecond each, the most take eleven days
-        default=None, le=10**12, description="Minimise the time of a run of so many steps.", json_schema_extra=MODEL
-    )
-    train_tokens: Count | None = Field(
-        None, description="Minimise the time of a run of so many tokens, as 20B.", json_schema_extra=MODEL
-    )
-    check_loss: NonNegativeInt | None = Field(
-        default=None, le=100_000, description="Steps whose losses must agree [20; quick 0].", json_schema_extra=LIMITS
-    )
-    exhaustive: bool = Field(False, description="Measure every point; write table.jsonl.", json_schema_extra=LIMITS)
-    repeat: PositiveInt = Field(
-        default=1, le=1000, description="Times each point is measured (--exhaustive).", json_schema_extra=LIMITS
-    )
-    seed: int = Field(
-        42, ge=0, le=LARGEST_SEED, description="Seed of weights, data and the search.", json_schema_extra=MODEL
-    )
-    devices: PositiveInt | Literal["all"] | None = Field(
-        None, description="Spread each training over so many, or all [1].", json_schema_extra=PLACES
-    )
-    workers: PositiveInt | None = Field(
-        None, description="Trials at once, each on a device or cores [1].", json_schema_extra=PLACES
-    )
-    engine: Engine = Field(
-        "local", description="What runs trials: local, or ray for a cluster.", json_schema_extra=PLACES
-    )
-    address: str | None = Field(
-        None, description="Address of the Ray cluster [RAY_ADDRESS, else one here].", json_schema_extra=PLACES
-    )
-    kind: str | None = Field(
-        None, description="Part of a device's name in a mixed cluster [most nodes].", json_schema_extra=PLACES
-    )
-    record: bool = Field(True, description="Don't use or add to `autotune history`.", json_schema_extra=OUTPUT)
-    report_to: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
-        (), description="Tell tensorboard, wandb, mlflow of each trial.", json_schema_extra=OUTPUT
-    )
-    output: Name | None = Field(None, description="Write the answer here too.", json_schema_extra=OUTPUT)
+    output: Name | None = option(OUTPUT, "Write the answer here too.")
 
     @property
     def fleet(self) -> Fleet:

@@ -17,8 +17,7 @@ from autotune.space.space import SearchSpace
 from autotune.values.budget import Budget, Effort
 from autotune.values.checks import CheckTask, LossTask, RoutingTask
 from autotune.values.config import TrainConfig
-from autotune.values.placement import Fleet
-from autotune.values.problem import Objective, Problem
+from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.trial import Limits, Prediction, Purpose, TrialRequest
 
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version have no such field

@@ -27,7 +27,7 @@ from autotune.values.budget import Budget
 from autotune.values.checks import planned_loss_steps
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
-from autotune.values.placement import Allotment
+from autotune.values.problem import Allotment
 from autotune.values.workload import Workload
 
 LOW_DISK_BYTES = 1 << 30  # less free disk than this is noted

@@ -1,8 +1,8 @@
 """Exhaustive searches: every legal point of a space is measured and written to a table, which searches can replay.
 
 A recording infers nothing: a point that runs out of memory rules out no other, each trial has its usual time limit, and
-there are no finals. `plan_of` makes the plan of a search that is replayed on a table (see `autotune.execution.replay`);
-it needs neither the model nor the machine of the recording.
+there are no finals. `plan_of` makes the plan of a search that replays a table (`benchmarks/searching/replay.py`). That
+needs neither the model nor the machine of the recording.
 """
 
 from __future__ import annotations

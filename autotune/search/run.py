@@ -35,7 +35,7 @@ from autotune.value import check_savable
 from autotune.values.conditions import other_processes
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import Hardware, detect
-from autotune.values.placement import Allotment, Fleet
+from autotune.values.problem import Allotment, Fleet
 from autotune.values.result import ResultData
 from autotune.values.time_spent import WAITING, Stopwatch, wall_s
 from autotune.verification.finals import Finals

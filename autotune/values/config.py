@@ -206,6 +206,13 @@ class TrainConfig(Value):
         exclude_if=lambda steps: steps is None,
         description="steps between calls of torch.cuda.empty_cache; None: never",
     )
+    expandable_segments: Annotated[
+        bool, Knob("exact", feature="expandable-segments", word="expandable segments", is_traced=False)
+    ] = Field(
+        default=False,
+        exclude_if=lambda is_on: not is_on,
+        description="torch's CUDA allocator enlarges its segments in place (PYTORCH_ALLOC_CONF)",
+    )
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="how training is spread over devices")
 
     @field_validator("adapter", mode="before")

@@ -1,10 +1,10 @@
-"""The problem of a search: the training, its device and budget, the allowed changes, and the objective."""
+"""The problem of a search: the training, its device and budget, the allowed changes, the objective, and the places."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -73,3 +73,37 @@ def break_even_steps(measurement: Measurement, reference: Measurement) -> int | 
     won_s = statistics.fmean(reference.step_times_s) - statistics.fmean(measurement.step_times_s)
     cost_s = cold_start_s(measurement) - cold_start_s(reference)
     return math.ceil(max(0.0, cost_s) / won_s) if won_s > 0 else None
+
+
+Engine = Literal["local", "ray"]
+
+
+class Fleet(Value):
+    """What runs the trials: this machine, or the nodes of a Ray cluster."""
+
+    engine: Engine = "local"
+    workers: PositiveInt | None = Field(
+        default=None, description="trials at once; None: one on this machine, one per device or node of a cluster"
+    )
+    devices: PositiveInt = Field(default=1, description="GPUs of each trial")
+    address: str | None = Field(
+        default=None, description="address of the cluster; None: RAY_ADDRESS, or a new local one"
+    )
+    kind: str | None = Field(
+        default=None, description="part of the device's name; None: the device that most nodes have"
+    )
+
+    @property
+    def is_single(self) -> bool:
+        """Whether trials run on this machine, one at a time."""
+        return self.engine == "local" and (self.workers or 1) == 1
+
+
+class Allotment(Value):
+    """The resources of each trial of a fleet."""
+
+    hardware: Hardware
+    is_shared: bool = Field(
+        default=False, description="whether concurrent trials share one processor, and disturb each other"
+    )
+    notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")

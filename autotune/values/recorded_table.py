@@ -6,8 +6,8 @@
     {"config": {...}, "trials": [{"number": 0, "status": "completed", ...}, {...}]}        a line per point
     {"config": {...}, "trials": [{"number": 7, "status": "out of memory", ...}, {...}]}
 
-`autotune.search.exhaustive` writes a table from the trials of a search; `autotune.execution.replay` answers requests
-from it. It contains no paths of the machine that recorded it, and no logs.
+`autotune.search.exhaustive` writes a table from the trials of a search. It contains no paths of the machine that
+recorded it, and no logs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The result of a search as data, saved as JSON; `autotune.tuning_result` adds what can be done with it."""
+"""The result of a search as data, saved as JSON, and the data of a report on it.
+
+`autotune.tuning_result` adds what can be done with a result; `autotune.output.gather` makes the report of a run.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from pydantic import AliasChoices, Field
 from autotune.value import Value, save_value
 from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
 from autotune.values.config import TrainConfig
+from autotune.values.estimate import Alive, MemoryBreakdown
+from autotune.values.explanation import Explanation
 from autotune.values.hardware import Hardware
 from autotune.values.knob import Allowance, deepest_class
 from autotune.values.model import ModelFacts
@@ -141,3 +146,30 @@ class ResultData(Value):
             OSError: The file can't be written.
         """
         save_value(self, Path(path))
+
+
+class Breakdown(Value):
+    """Predicted memory of a configuration by component, beside what was measured."""
+
+    name: str
+    predicted: MemoryBreakdown
+    measured_bytes: int | None
+    alive: tuple[Alive, ...] = Field(default=(), description="at the predicted peak, most first")
+
+
+class RunReport(Problem):
+    """A problem, and the state and result of its search."""
+
+    run_directory: str
+    written: str = Field(description="time of the report, UTC, ISO 8601")
+    autotune_version: str
+    is_running: bool = Field(description="whether `find` or `explain` is running in the directory")
+    command: str | None = Field(description="command line of the search; None: not recorded")
+    result: ResultData | None = Field(description="None: no trial has completed")
+    nothing: str | None = Field(default=None, description="why there is no result")
+    explanation: Explanation | None = Field(default=None, description="None: no result, or the baseline is the winner")
+    trials: tuple[TrialRow, ...]
+    unfinished: int = Field(default=0, description="number of trials that began and have no result")
+    breakdowns: tuple[Breakdown, ...] = ()
+    no_breakdown: str | None = Field(default=None, description="why there are no breakdowns")
+    spent: Spent

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import optuna
 from optuna.samplers import BaseSampler
+from searching.replay import ReplayClock, ReplayRunner
 
-from autotune.execution.replay import ReplayClock, ReplayRunner
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.study import StudyTrials
 from autotune.space.space import Point, SearchSpace

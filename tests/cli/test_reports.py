@@ -10,7 +10,7 @@ from finished_searches import make_search, nothing_helps
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.output.run_report import RunReport
+from autotune.values.result import RunReport
 
 
 @pytest.fixture

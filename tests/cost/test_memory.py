@@ -81,6 +81,11 @@ def test_the_cpu_adds_nothing_to_the_weights():
     assert always_bytes(make_profile(parameters=(make_group(1, count=3),))) == 0
 
 
+@pytest.mark.parametrize("half", [{"autocast": "bfloat16"}, {"dtype": "bfloat16"}])
+def test_a_cpu_keeps_kernels_for_16_bits(half):
+    assert always_bytes(make_profile(make_family(**half))) == 17 << 20
+
+
 def test_buffers_are_weights():
     assert components(make_profile(buffers_bytes=100), "sgd", 1, 1).weights == 4 * MB + 100
 

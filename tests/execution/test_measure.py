@@ -13,8 +13,8 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from factories import make_request
 
-from autotune.execution.clock import HostClock
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
+from autotune.execution.noise import HostClock
 from autotune.values.conditions import Conditions
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Memory

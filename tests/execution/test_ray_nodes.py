@@ -13,7 +13,7 @@ from autotune.execution.places import kind_of
 from autotune.execution.ray_nodes import Cluster
 from autotune.execution.ray_worker import NodeReport
 from autotune.units import GIB
-from autotune.values.placement import Fleet
+from autotune.values.problem import Fleet
 
 A, B = make_gpu(name="NVIDIA A100"), make_gpu(name="NVIDIA H100", capability=(9, 0))
 

@@ -32,7 +32,7 @@ from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.value import read_value
 from autotune.values.events import TrialEnded
-from autotune.values.placement import Fleet
+from autotune.values.problem import Fleet
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

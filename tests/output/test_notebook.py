@@ -7,8 +7,8 @@ import pytest
 from factories import make_spec, make_workload
 from finished_searches import BEST, make_search, nothing_helps, without_memory
 
-from autotune.output.notebook import SCOPE, html_of, report_of
 from autotune.output.report_facts import answer
+from autotune.output.report_html import SCOPE, html_of, report_of
 
 EVIL = '<script>alert("x")</script>&{{ 7 * 7 }}'
 

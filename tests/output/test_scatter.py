@@ -8,7 +8,7 @@ from answers import BF16, BIG, answer
 from factories import make_budget, make_config
 from finished_searches import BASE, BEST, make_report, outcome
 
-from autotune.output.notebook import report_of
+from autotune.output.report_html import report_of
 from autotune.output.scatter import (
     Spot,
     best_over_time,

@@ -8,8 +8,7 @@ from answers import ADAFACTOR, BASE, BF16, BIG, answer, noisy
 from factories import make_config, make_failure, make_measurement, make_plan, make_workload
 from rich.console import Console
 
-from autotune.output.notebook import html_of, report_of
-from autotune.output.report_html import html_report
+from autotune.output.report_html import html_of, html_report, report_of
 from autotune.output.report_text import markdown_report
 from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
 from autotune.values.result import ResultData

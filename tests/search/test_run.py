@@ -28,7 +28,7 @@ from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.conditions import OtherProcess
 from autotune.values.events import Event, Note, Phase, PhaseBegan
-from autotune.values.placement import Fleet
+from autotune.values.problem import Fleet
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Purpose
 

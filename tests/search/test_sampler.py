@@ -10,9 +10,9 @@ import pytest
 from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result, make_space_file
 from optuna.trial import Trial, TrialState
 from predicted_space import GB, SPACE, make_model_of
+from searching.replay import ReplayClock, ReplayRunner
 
 from autotune.execution.pool import OnePlace
-from autotune.execution.replay import ReplayClock, ReplayRunner
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.exhaustive import plan_of

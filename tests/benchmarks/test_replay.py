@@ -15,9 +15,9 @@ from factories import (
     product_rate,
 )
 from runner_contract import RunnerContract
+from searching.replay import ReplayClock, ReplayPool, ReplayRunner
 
 from autotune.execution.pool import OnePlace
-from autotune.execution.replay import ReplayClock, ReplayPool, ReplayRunner
 from autotune.search.exhaustive import plan_of, table_of
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
