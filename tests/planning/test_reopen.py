@@ -16,8 +16,8 @@ from factories import (
 )
 
 from autotune.errors import InputError, MachineError
-from autotune.planning.options import SearchOptions
 from autotune.planning import reopen
+from autotune.planning.options import SearchOptions
 from autotune.planning.reopen import (
     changed_files,
     differences,
