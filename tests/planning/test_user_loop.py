@@ -82,7 +82,7 @@ def test_knobs_that_cant_be_are_refused(knobs, said):
         {"images": 1},
         {"image_size": 64},
         {"freeze_vision": True},
-    ],  # fmt: skip
+    ],
     ids=str,
 )
 def test_what_goes_with_no_loop_of_ones_own_is_refused(option):
