@@ -129,6 +129,10 @@ def text_of(name: str, result: ResultData) -> str:
         InputError: The answer has nothing for it.
     """
     if name == ACCELERATE:
+        if result.workload.own_code is not None:
+            raise InputError(
+                f"{name}: your own code trains by its TrainingArguments, not by this file; use --to {ARGUMENTS}"
+            )
         return str(yaml.safe_dump(_accelerate(result), sort_keys=True))
     arguments = result.arguments.training_arguments
     documents = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}

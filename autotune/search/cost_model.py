@@ -71,7 +71,7 @@ def cost_model(
     """
     code = plan.workload.own_code
     if (
-        plan.workload.recipe is not None
+        (plan.workload.recipe is not None and plan.workload.recipe.kind.generates)
         or plan.workload.task is Task.OWN
         or (code is not None and code.not_predicted is not None)
     ):

@@ -27,6 +27,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ _MOST_TIMINGS = 20_000  # of operators: some hundred models
 
 # All traces together, compressed; a family takes some 10 KB. Those that were not read for the longest time go.
 _MOST_TRACES_BYTES = 64 << 20
+
+_LEFT_S = 3600.0  # age from which a temporary file is no longer being written
 
 # File systems by the names that the kernel gives them. SQLite's locks and its write-ahead log, which is shared memory,
 # hold within one machine only (https://www.sqlite.org/wal.html, https://www.sqlite.org/howtocorrupt.html section 2.1).
@@ -91,7 +94,7 @@ def home() -> Path:
 
 
 def writable(*parts: str) -> Path:
-    """Return the folder `parts` of the home, made if need be.
+    """Return the folder `parts` of the home, made if need be; what killed processes left in it is removed.
 
     Raises:
         InputError: It can't be written.
@@ -100,6 +103,9 @@ def writable(*parts: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+        for left in folder.glob(".*.json*.[0-9]*"):  # temporary files of `write_bytes`
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                _unlink(left)
     except OSError as error:
         raise InputError(f"{folder}: can't be written: {error.strerror} (AUTOTUNE_HOME names another)") from None
     return folder
@@ -254,10 +260,10 @@ def write_trace(workload: Workload, parameters: int, profile: Profile) -> None:
     if path is None:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        writable(path.parent.name)
         write_bytes(gzip.compress(profile.model_dump_json().encode(), 5, mtime=0), path)
         stored = sorted(((s.st_mtime, s.st_size, p) for p in path.parent.iterdir() for s in (p.stat(),)), reverse=True)
-    except OSError:
+    except (OSError, InputError):
         return
     total = 0
     for _, size, other in stored:

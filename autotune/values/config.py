@@ -183,12 +183,12 @@ class TrainConfig(Value):
         exclude_if=lambda size: size is None,
         description="completions that GRPO and RLOO generate at once, in samples; None: those of a step",
     )
-    precompute_ref_log_probs: Annotated[
-        bool, Knob("exact", "precompute-ref", is_traced=False, word="reference worked out before")
-    ] = Field(
-        default=False,
-        exclude_if=lambda is_on: not is_on,
-        description="DPO and KTO run their reference model over all data before training, and drop it then",
+    precompute_ref_log_probs: Annotated[bool, Knob("exact", "precompute-ref", word="reference worked out before")] = (
+        Field(
+            default=False,
+            exclude_if=lambda is_on: not is_on,
+            description="DPO and KTO run their reference model over all data before training, and drop it then",
+        )
     )
     torch_empty_cache_steps: Annotated[
         PositiveInt | None,
