@@ -182,7 +182,7 @@ def _ask(question: str) -> None:
 
 def _caught_up(found: CaughtUp) -> str:
     if not found.wanted:
-        return f"{found.run_directory}: left alone, it was searched with --no-record"
+        return f"{found.run_directory}: left alone, {found.reason}"
     return f"{found.run_directory}: {found.written} of its {found.trials} trials written, the others were there"
 
 

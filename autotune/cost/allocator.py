@@ -3,8 +3,10 @@
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes rounded up to 512 bytes;
 blocks up to 1 MiB cut out of segments of 2 MiB, below 10 MiB out of 20 MiB, larger ones out of a segment of their own
 rounded up to 2 MiB; the smallest free block that is large enough is taken and the rest of it split off; neighbours are
-joined when freed; segments are never given back unless the device is full. One stream; expandable segments, where they
-are switched on, reserve less.
+joined when freed; segments are never given back unless the device is full. One stream.
+
+Expandable segments are one for small blocks and one for large ones, which grow at their end by 2 or 20 MiB at a time
+where no free block is large enough.
 """
 
 from __future__ import annotations
@@ -42,10 +44,13 @@ class CachingAllocator:
 
     Args:
         capacity: Bytes that can be reserved, None for no limit.
+        expandable: Whether segments are expandable.
     """
 
-    def __init__(self, capacity: float | None = None) -> None:
+    def __init__(self, capacity: float | None = None, *, expandable: bool = False) -> None:
         self._capacity = capacity
+        self._expandable = expandable
+        self._last: list[Block | None] = [None, None]  # of each expandable segment
         self._pools: tuple[list[tuple[int, int, Block]], ...] = (
             [],
             [],
@@ -62,7 +67,7 @@ class CachingAllocator:
         """
         size = max(_MIN_BLOCK, -(-int(nbytes) // _MIN_BLOCK) * _MIN_BLOCK)
         small = size <= _SMALL_SIZE
-        block = self._take(size, small) or self._new_segment(size, small)
+        block = self._take(size, small) or (self._grown if self._expandable else self._new_segment)(size, small)
         self._split(block, size)
         block.free = False
         self.allocated += block.size
@@ -88,6 +93,9 @@ class CachingAllocator:
     def _take(self, size: int, small: bool) -> Block | None:
         pool = self._pools[small]
         position = bisect.bisect_left(pool, (size,))
+        # The end of an expandable segment could grow, and is the last to be taken.
+        if position + 1 < len(pool) and pool[position][2] is self._last[small]:
+            position += 1
         return pool.pop(position)[2] if position < len(pool) else None
 
     def _new_segment(self, size: int, small: bool) -> Block:
@@ -97,18 +105,37 @@ class CachingAllocator:
             segment = _LARGE_BUFFER
         else:
             segment = -(-size // _ROUND_LARGE) * _ROUND_LARGE
-        if self._capacity is not None and self.reserved + segment > self._capacity:
-            self._return_unused()
-            if self.reserved + segment > self._capacity:
-                raise OutOfMemory(f"{size} bytes")
-        self.reserved += segment
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self._reserve(segment)
         self._end += segment
         return Block(size=segment, segment_size=segment, small=small, address=self._end - segment)
 
+    def _grown(self, size: int, small: bool) -> Block:
+        """Return the last block of an expandable segment, made as large as `size`."""
+        step, last = _SMALL_BUFFER if small else _LARGE_BUFFER, self._last[small]
+        free = last if last is not None and last.free else None
+        more = -(-(size - (free.size if free else 0)) // step) * step
+        self._reserve(more)
+        if free is not None:
+            self._remove(free)
+            free.size += more
+            return free
+        block = Block(more, segment_size=0, small=small, address=last.address + last.size if last else 0, before=last)
+        if last is not None:
+            last.after = block
+        self._last[small] = block
+        return block
+
+    def _reserve(self, segment: int) -> None:
+        if self._capacity is not None and self.reserved + segment > self._capacity:
+            self._return_unused()
+            if self.reserved + segment > self._capacity:
+                raise OutOfMemory(f"{segment} bytes")
+        self.reserved += segment
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
     def _split(self, block: Block, size: int) -> None:
         rest = block.size - size
-        if rest < _MIN_BLOCK or (not block.small and rest <= _SMALL_SIZE):
+        if rest < _MIN_BLOCK or (not block.small and not self._expandable and rest <= _SMALL_SIZE):
             return
         other = Block(
             rest,
@@ -121,6 +148,8 @@ class CachingAllocator:
         )
         if block.after is not None:
             block.after.before = other
+        elif self._expandable:
+            self._last[block.small] = other
         block.after = other
         block.size = size
         self._insert(other)
@@ -136,6 +165,8 @@ class CachingAllocator:
             block.after = neighbour.after
             if block.after is not None:
                 block.after.before = block
+        if self._last[block.small] is neighbour:
+            self._last[block.small] = block
 
     def _return_unused(self) -> None:
         """Give back segments that are wholly free."""

@@ -59,6 +59,7 @@ def held_bytes(
     accumulated: bool,
     keeps_gradients: bool = False,
     generation: Generation = "ampere",
+    expandable: bool = False,
 ) -> Held:
     """Return what is allocated and reserved at the most.
 
@@ -69,8 +70,9 @@ def held_bytes(
         accumulated: Whether a step has more than one micro-batch.
         keeps_gradients: Whether gradients are set to zero and not freed between steps, as before torch 2.0.
         generation: Of the device.
+        expandable: Whether the allocator's segments are.
     """
-    run = _Run(excerpt, optim, micro_batch, workspace_bytes(generation))
+    run = _Run(excerpt, optim, micro_batch, workspace_bytes(generation), expandable=expandable)
     micro_steps = optimizer_steps = 0
     for step in range(STEPS):
         for micro in range(2 if accumulated else 1):
@@ -86,8 +88,8 @@ def held_bytes(
 class _Run:
     """A training run, as the allocator sees it."""
 
-    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: int, workspace: int) -> None:
-        self.allocator = CachingAllocator()
+    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: int, workspace: int, *, expandable: bool) -> None:
+        self.allocator = CachingAllocator(expandable=expandable)
         self._optim = optim
         self._row: Optimizer = optimizer(optim)
         rows, workspaces, parameters, _, _ = deepened(excerpt)

@@ -24,6 +24,7 @@ from pathlib import Path
 from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.parallel_arguments import ZERO_STAGES
 from autotune.value import Value, read_value
+from autotune.values.hardware import allocator_settings
 from autotune.values.trial import TrialRequest
 
 # glibc's malloc hands out larger blocks by mmap, and takes them back at once; see `guard`, which undoes it in time. At
@@ -86,6 +87,18 @@ def _visible(device: str, present: Mapping[str, str]) -> str:
     if visible is None:
         return str(index)
     return [entry.strip() for entry in visible.split(",") if entry.strip()][index]
+
+
+def choose_segments(expandable: bool) -> None:
+    """Have torch's CUDA allocator make expandable segments or not; its other settings stay the user's.
+
+    To be called before anything is allocated. A trial is forked from a process in which torch has read its variable.
+    """
+    given = allocator_settings()
+    if expandable or given:
+        import torch
+
+        torch._C._accelerator_setAllocatorSettings(f"{f'{given},' if given else ''}expandable_segments:{expandable}")
 
 
 def see_only(devices: int) -> None:

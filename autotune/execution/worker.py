@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from autotune.errors import AutotuneError, NoEffectError
-from autotune.execution.environment import cold_compile_cache, trial_device
+from autotune.execution.environment import choose_segments, cold_compile_cache, trial_device
 from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import meet, own_rank
@@ -42,6 +42,8 @@ def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch, turns
     try:
         import torch
 
+        if device != "cpu":
+            choose_segments(request.config.expandable_segments)
         torch.manual_seed(request.workload.seed)
         meet(device, timeout_s=request.limits.timeout_s)
         with guard:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.exports import dialect
-from autotune.exports.launch_files import needs_launcher
+from autotune.exports.launch_files import needs_launcher, variables
 from autotune.exports.winner import Draft, Winner, lost_arguments
 from autotune.training.arguments import effective_tf32, routing
 from autotune.values.config import Precision
@@ -71,7 +71,7 @@ def axolotl(winner: Winner) -> Draft:
         InputError: It can't train this task, or this adapter.
     """
     dialect.require_lora_of_causal_lm(winner, "axolotl")
-    command = f"axolotl train {FILE}"
+    command = f"{variables(winner.config)}axolotl train {FILE}"
     if needs_launcher(winner.config):
         command += f" --launcher torchrun -- --nproc_per_node {winner.config.parallelism.world_size}"
     document = {**_model(winner), **_data(winner), **_training(winner), **_devices(winner)}

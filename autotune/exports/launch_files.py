@@ -19,10 +19,10 @@ from autotune.training.arguments import laid_over, plan
 from autotune.training.parallel_arguments import ZERO_STAGES
 from autotune.value import save_text
 from autotune.values.config import Precision, TrainConfig
+from autotune.values.hardware import ALLOCATOR_VARIABLE
 
 if TYPE_CHECKING:
     from autotune.values.result import ResultData
-    from autotune.values.user_code import OwnCode
 
 SCRIPT = "train.py"  # the user's: a Trainer with `result.training_arguments(...)`, or an exported script
 ACCELERATE, DEEPSPEED, FSDP, ARGUMENTS = "accelerate", "deepspeed", "fsdp", "training-args"
@@ -44,6 +44,8 @@ _OLDER_NAMES = frozenset({"gradient_checkpointing", "gradient_checkpointing_kwar
 # Arguments of checkpointing that transformers takes when it is given none (5.17 to 5.23).
 _DEFAULT_CHECKPOINTING = {"use_reentrant": False}
 
+_EXPANDABLE = "expandable_segments:True"
+
 # Knobs that are no TrainingArguments, and the code that sets them.
 _IN_CODE = {
     "attn_implementation": "model.set_attn_implementation({value!r})",
@@ -53,6 +55,7 @@ _IN_CODE = {
     "experts_per_token": "{value} experts per token",
     "expert_capacity": "an expert capacity of {value}",
     "packing": "packed micro-batches",
+    "expandable_segments": f"{ALLOCATOR_VARIABLE}={_EXPANDABLE} in the environment",
 }
 
 
@@ -63,11 +66,11 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
     """
     code = result.workload.own_code
     if code is not None and code.command:
-        return (_apply_command(code, answer),)
+        return (_apply_command(result, answer),)
     if code is not None or result.workload.model.source == "own":
         return ()
     if not needs_launcher(result.best.config):
-        return (f"python {SCRIPT}",)
+        return (f"{variables(result.best.config)}python {SCRIPT}",)
     ranks = result.best.config.parallelism.world_size
     torchrun = f"{_threads(result)} torchrun --standalone --nproc_per_node {ranks} {SCRIPT}"
     return (torchrun,) if _launcher_starts_one(result) else (torchrun, accelerate_command(result))
@@ -83,14 +86,23 @@ def needs_launcher(config: TrainConfig) -> bool:
     return config.parallelism.world_size > 1 or config.parallelism.sharding != "none"
 
 
+def variables(config: TrainConfig) -> str:
+    """Return what a command line has to begin with to set the environment variables of a configuration."""
+    return f"{ALLOCATOR_VARIABLE}={_EXPANDABLE} " if config.expandable_segments else ""
+
+
 def mixed_precision(config: TrainConfig) -> str:
     """Return accelerate's name of the mixed precision."""
     return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no")
 
 
 def _threads(result: ResultData) -> str:
-    """Return the variable that gives each rank its share of the cores, as in trials; launchers would set it to 1."""
-    return f"OMP_NUM_THREADS={max(1, result.hardware.cores // result.best.config.parallelism.world_size)}"
+    """Return the variable that gives each rank its share of the cores, as in trials; launchers would set it to 1.
+
+    Others that the answer needs stand before it.
+    """
+    config = result.best.config
+    return f"{variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // config.parallelism.world_size)}"
 
 
 def _launcher_starts_one(result: ResultData) -> bool:
@@ -106,6 +118,10 @@ def text_of(name: str, result: ResultData) -> str:
         InputError: The answer has nothing for it.
     """
     if name == ACCELERATE:
+        if result.workload.own_code is not None:
+            raise InputError(
+                f"{name}: your own code trains by its TrainingArguments, not by this file; use --to {ARGUMENTS}"
+            )
         return str(yaml.safe_dump(_accelerate(result), sort_keys=True))
     arguments = result.arguments.training_arguments
     documents = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}
@@ -222,7 +238,7 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
         return ["train with it: result.training_arguments(output_dir) for the Trainer, result.prepare_model(model)"]
     given, missing = shlex.join(flags(result)), unsaid(result)
     left_out = f" (which leave out: {'; '.join(missing)})" if missing else ""
-    train = f"train with it: {_apply_command(code, answer)}"
+    train = f"train with it: {_apply_command(result, answer)}"
     if not given and not missing:
         return [train]
     as_flags = f"as flags of the script, if it reads TrainingArguments from its command line: {given or 'none'}"
@@ -257,9 +273,11 @@ def in_code(result: ResultData) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _apply_command(code: OwnCode, answer: str) -> str:
+def _apply_command(result: ResultData, answer: str) -> str:
     """Return the command line that runs the unchanged script with the answer laid over it."""
-    return f"autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
+    code = result.workload.own_code
+    assert code is not None
+    return f"{variables(result.best.config)}autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
 
 
 def _changed_arguments(result: ResultData) -> dict[str, Any]:

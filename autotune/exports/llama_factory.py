@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.exports import dialect
-from autotune.exports.launch_files import needs_launcher
+from autotune.exports.launch_files import needs_launcher, variables
 from autotune.exports.winner import DEFAULTS, EVALUATING, Draft, Winner, lost_arguments
 from autotune.values.config import Precision
 from autotune.values.techniques import CHECKPOINTING
@@ -53,6 +53,7 @@ def llama_factory(winner: Winner) -> Draft:
     command = f"llamafactory-cli train {FILE}"
     if needs_launcher(winner.config):
         command = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={winner.config.parallelism.world_size} {command}"
+    command = f"{variables(winner.config)}{command}"
     document = {**_model(winner), **_method(winner), **_data(winner), **_training(winner)}
     return dialect.yaml_draft(
         winner, "LLaMA-Factory", FILE,

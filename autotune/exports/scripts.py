@@ -112,7 +112,7 @@ def user_steps(winner: Winner) -> dict[str, int]:
 def launch(winner: Winner, script: str) -> tuple[str, ...]:
     """Return the command that runs a script: torchrun's, or the plain one, which must see one device alone."""
     command = launch_files.launch_commands(winner.result)[0].replace(launch_files.SCRIPT, script)
-    plain = command.startswith("python ") and not winner.result.hardware.is_cpu
+    plain = not launch_files.needs_launcher(winner.config) and not winner.result.hardware.is_cpu
     return (f"CUDA_VISIBLE_DEVICES=0 {command}" if plain else command,)
 
 

@@ -62,6 +62,7 @@ class SearchPlan(Problem):
     reopened_at: NonNegativeInt = Field(
         default=0, description="number of the next trial when the limits last changed; finals before it don't count"
     )
+    files: dict[str, str] = Field(default={}, description="what is trained from, by path: digest, or size and time")
     notes: tuple[str, ...]
 
     def every_config(self) -> list[TrainConfig]:

@@ -16,7 +16,7 @@ from autotune.errors import InputError
 from autotune.planning import devices
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, restricted
-from autotune.planning.recipe import RecipeSubject
+from autotune.planning.recipe import RecipeSubject, check_recipe
 from autotune.planning.user_loop import Knobs, UserLoop
 from autotune.planning.user_trainer import UserTrainer
 from autotune.planning.workload import Outline, Subject, objective_of
@@ -84,10 +84,7 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
         if (name := word.partition("=")[0]) in options.only:
             raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
     loss_steps_of(options)
-    if options.recipe is None:
-        for name in ("prompt_len", "completion_len", "generations", "reward"):
-            if getattr(options, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')}: is said of a --recipe of TRL's")
+    check_recipe(options)
     subject = subject or subject_of(options)
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
     hardware, spreading = devices.spread(options, allotment.hardware)

@@ -71,6 +71,7 @@ _NOT_WITH_STEP: dict[str, str] = {
     "data": "your function reads its own data",
     "text_field": "your function reads its own data",
     "target_len": "your function reads its own data",
+    **dict.fromkeys(("images", "image_size", "freeze_vision"), "your function makes the model and its samples"),
     "check_loss": "the losses of your function can't be compared: whether its data come in the same order isn't known",
 }
 

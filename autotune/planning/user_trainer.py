@@ -67,7 +67,8 @@ class UserTrainer(Subject):
         """
         given = "script" if script is not None else "trainer" if trainer is not None else "make_trainer"
         for name, reason in DECIDED_BY_CODE.items():
-            if getattr(options, name) not in (None, "", False, 1, "local"):
+            value = getattr(options, name)
+            if value not in (None, "", False, "local") and (name, value) not in (("devices", 1), ("workers", 1)):
                 raise InputError(f"{name}: goes with no {given}: {reason.format(given=given)}; leave it out")
         if script is not None:
             return cls(options, code_of(script))

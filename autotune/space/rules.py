@@ -24,6 +24,9 @@ _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
 
+# Modes that record CUDA graphs; the second micro-step raises "output of CUDAGraphs that has been overwritten".
+_GRAPHS = ("reduce-overhead", "max-autotune")
+
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
 
@@ -147,6 +150,9 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             return f"inductor {_NEEDS_CC}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         return "cudagraphs does nothing on a CPU"
+    if config.torch_compile_mode in _GRAPHS and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
+        graphs = f"CUDA graphs ({config.torch_compile_mode}) overwrite"
+        return f"{graphs} gradients that accumulate; max-autotune-no-cudagraphs records none"
     return None
 
 
@@ -188,9 +194,11 @@ def _liger(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware:
     return None
 
 
-def _empty_cache(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _allocator(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     if config.torch_empty_cache_steps is not None and hardware.is_cpu:
         return "torch_empty_cache_steps empties the cache of a GPU's allocator; a CPU has none"
+    if config.expandable_segments and hardware.is_cpu:
+        return "expandable_segments are of a GPU's allocator; a CPU has none"
     return None
 
 
@@ -282,7 +290,7 @@ _RULES: tuple[parallel_rules.Rule, ...] = (
     _experts,
     _routing,
     _liger,
-    _empty_cache,
+    _allocator,
     adapter_rules.adapter,
     adapter_rules.quantization,
     _sampling,

@@ -14,7 +14,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from autotune.errors import InputError, complaint, one_line, suggestion
 from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS
 from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, Parallelism, Precision, TrainConfig
-from autotune.values.hardware import Hardware
+from autotune.values.hardware import Hardware, allocator_settings
 from autotune.values.model import ModelFacts
 from autotune.values.techniques import Checkpointing, checkpointing_of
 
@@ -236,6 +236,7 @@ def baseline_config(
     try:
         return TrainConfig(
             **as_given,
+            expandable_segments=not hardware.is_cpu and "expandable_segments:True" in (allocator_settings() or ""),
             precision=Precision.BF16 if given.get("bf16") else Precision.FP16 if given.get("fp16") else Precision.FP32,
             tf32=bool(given.get("tf32")) or (hardware.has_tf32 and hardware.starts_with_tf32),
             checkpointing=_checkpointing(given, source),

@@ -173,12 +173,12 @@ class TrainConfig(Value):
         exclude_if=lambda size: size is None,
         description="completions that GRPO and RLOO generate at once, in samples; None: those of a step",
     )
-    precompute_ref_log_probs: Annotated[
-        bool, Knob("exact", "precompute-ref", is_traced=False, word="reference worked out before")
-    ] = Field(
-        default=False,
-        exclude_if=lambda is_on: not is_on,
-        description="DPO and KTO run their reference model over all data before training, and drop it then",
+    precompute_ref_log_probs: Annotated[bool, Knob("exact", "precompute-ref", word="reference worked out before")] = (
+        Field(
+            default=False,
+            exclude_if=lambda is_on: not is_on,
+            description="DPO and KTO run their reference model over all data before training, and drop it then",
+        )
     )
     torch_empty_cache_steps: Annotated[
         PositiveInt | None,
@@ -195,6 +195,13 @@ class TrainConfig(Value):
         le=1_000_000,
         exclude_if=lambda steps: steps is None,
         description="steps between calls of torch.cuda.empty_cache; None: never",
+    )
+    expandable_segments: Annotated[
+        bool, Knob("exact", feature="expandable-segments", word="expandable segments", is_traced=False)
+    ] = Field(
+        default=False,
+        exclude_if=lambda is_on: not is_on,
+        description="torch's CUDA allocator enlarges its segments in place (PYTORCH_ALLOC_CONF)",
     )
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="how training is spread over devices")
 

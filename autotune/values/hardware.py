@@ -24,6 +24,9 @@ from autotune.values.optimizers import PACKAGES as OPTIMIZER_PACKAGES
 # fragments more in a training run of hours than in a trial of seconds.
 DEFAULT_MARGIN = 0.08
 
+# Environment variable with settings of torch's allocator, and its older name.
+ALLOCATOR_VARIABLE, _OLD_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+
 # Environment variable that switches TF32 on when torch starts; vendors' images set it, and no argument of the Trainer
 # switches it off again.
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
@@ -220,6 +223,11 @@ def _cuda(index: int) -> Hardware:
         versions=installed_versions(),
         count=len(like_devices(device)),
     )
+
+
+def allocator_settings() -> str | None:
+    """Return the settings that the user's environment has for torch's allocator."""
+    return os.environ.get(ALLOCATOR_VARIABLE, os.environ.get(_OLD_ALLOCATOR_VARIABLE))
 
 
 def installed_versions() -> dict[str, str]:

@@ -65,12 +65,16 @@ def test_a_users_script_is_run_with_the_answer_where_it_lies(result, tmp_path):
     code = OwnCode(kind="script", shown="python run.py", command=("run.py",), directory="/")
     workload = result.workload.model_copy(update={"own_code": code})
     result.model_copy(update={"workload": workload}).save(tmp_path / ANSWER_FILE)
-    for target in ("training-args", "accelerate", "all"):
+    for target in ("training-args", "all"):
         options = ["--to", target, "--output", str(tmp_path / target)]
         done = CliRunner().invoke(app, ["export", str(tmp_path), *options])
         launches = [line for line in done.stdout.splitlines() if line.startswith(("launch:", "note:"))]
         assert launches == [f"launch:  autotune script --apply {tmp_path / ANSWER_FILE} -- python run.py"]
     assert str(tmp_path / ANSWER_FILE) in (tmp_path / "all" / "launch.txt").read_text()
+    assert not (tmp_path / "all/accelerate.yaml").exists()
+    refused = CliRunner().invoke(app, ["export", str(tmp_path), "--to", "accelerate"])
+    assert refused.exit_code == 2
+    assert "your own code trains by its TrainingArguments, not by this file" in refused.stderr
 
 
 def test_one_file_goes_where_it_is_wanted(export, result, tmp_path):

@@ -118,3 +118,32 @@ def test_out_of_memory_leaves_what_there_is_usable():
         allocator.allocate(50 * MIB)
     allocator.allocate(40 * MIB)
     assert allocator.allocated == 40 * MIB
+
+
+def test_an_expandable_segment_grows_by_20_mib_and_one_of_small_blocks_by_2():
+    allocator = CachingAllocator(expandable=True)
+    allocator.allocate(512)
+    assert allocator.reserved == 2 * MIB
+    allocator.allocate(3 * MIB)
+    assert allocator.reserved == 22 * MIB
+    allocator.allocate(18 * MIB)
+    assert allocator.reserved == 42 * MIB
+
+
+def test_an_expandable_segment_has_room_for_what_separate_segments_are_too_small_for():
+    for expandable, reserved in ((False, 100 * MIB), (True, 60 * MIB)):
+        allocator = CachingAllocator(expandable=expandable)
+        for block in [allocator.allocate(20 * MIB), allocator.allocate(20 * MIB)]:
+            allocator.release(block)
+        allocator.allocate(60 * MIB)
+        assert allocator.reserved == reserved
+
+
+def test_the_end_of_an_expandable_segment_is_taken_last():
+    allocator = CachingAllocator(expandable=True)
+    first, _, third = (allocator.allocate(size * MIB) for size in (12, 4, 8))
+    for block in (first, third):
+        allocator.release(block)  # at the end are 24 MiB free
+    assert allocator.allocate(10 * MIB).address == 0
+    assert allocator.allocate(30 * MIB).address == 16 * MIB
+    assert allocator.reserved == 60 * MIB

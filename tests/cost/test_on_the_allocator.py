@@ -81,6 +81,13 @@ def runner(tmp_path_factory, device):
             },
             id="scales of their own",
         ),
+        pytest.param(
+            "gpt2-medium",
+            256,
+            8,
+            {"attn_implementation": "sdpa", "precision": "bf16", "checkpointing": "full", "expandable_segments": True},
+            id="expandable segments",
+        ),
     ],
 )
 def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, size, fields):

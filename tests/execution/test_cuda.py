@@ -43,6 +43,7 @@ def measured(bench: Any, config: dict[str, Any], **limits: Any) -> Measurement:
         ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
         ({}, {"torch_empty_cache_steps": "never emptied"}),
         ({"torch_empty_cache_steps": 1}, {"torch_empty_cache_steps": "every 1 steps, 1 times in the first"}),
+        ({"expandable_segments": True}, {}),
         ({"dataloader_num_workers": 2, "dataloader_pin_memory": True}, {"dataloader_num_workers": "2"}),
         ({"adapter": {"rank": 8}, "precision": "bf16"}, {"adapter": "lora, 16384 of 155968 parameters trained"}),
         ({"torch_compile_backend": "inductor"}, {}),

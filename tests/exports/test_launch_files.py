@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from exporting import GPU, answer_of
+from exporting import GPU, answer_of, drafted
 from factories import make_config, make_hardware, make_plan, make_result, make_spec, make_workload
 
 from autotune.errors import InputError
@@ -43,6 +43,24 @@ def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
     first, second = launch_files.launch_commands(measured(4))
     assert first == "OMP_NUM_THREADS=2 torchrun --standalone --nproc_per_node 4 train.py"
     assert second == "OMP_NUM_THREADS=2 accelerate launch --config_file accelerate.yaml train.py"
+
+
+EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True "
+
+
+@pytest.mark.parametrize("target", ["python", "accelerate", "accelerate-loop", "trl", "axolotl", "llama-factory"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_command_line_sets_the_variables_of_the_answer(target, world_size):
+    answer = {"name": "meta-llama/Llama-3.2-1B", "parallelism": {"world_size": world_size}}
+    plain, expandable = (drafted(target, **answer, expandable_segments=on).launch[0] for on in (False, True))
+    assert "PYTORCH_ALLOC_CONF" not in plain
+    assert expandable.replace(EXPANDABLE, "") == plain
+    assert expandable.partition("train")[0].count(EXPANDABLE) == 1
+
+
+def test_an_image_sets_the_variables_of_the_answer():
+    text = drafted("dockerfile", expandable_segments=True).files["Dockerfile"]
+    assert "ENV PYTORCH_ALLOC_CONF=expandable_segments:True\n" in text
 
 
 def test_accelerate_would_start_one_process_on_a_cpu():

@@ -121,6 +121,7 @@ CLASSES = [
     ({"dataloader_num_workers": 2}, make_facts(), "exact"),
     ({"dataloader_pin_memory": True}, make_facts(), "exact"),
     ({"torch_empty_cache_steps": 1}, RANDOM, "exact"),
+    ({"expandable_segments": True}, RANDOM, "exact"),
     ({"generation_batch_size": 8}, RANDOM, "exact"),
     ({"precompute_ref_log_probs": True}, RANDOM, "exact"),
     ({"dataloader_prefetch_factor": 4}, make_facts(), "exact"),

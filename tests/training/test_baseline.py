@@ -45,6 +45,13 @@ def test_a_cache_that_the_user_has_emptied_is_the_baselines_where_there_is_one(r
     assert baseline_config(arguments, 64, make_facts(), hardware).torch_empty_cache_steps == steps
 
 
+@pytest.mark.parametrize(("hardware", "expands"), [(make_gpu(), True), (make_hardware(), False)])
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_expandable_segments_of_the_users_environment_are_the_baselines(monkeypatch, hardware, expands, variable):
+    monkeypatch.setenv(variable, "max_split_size_mb:128,expandable_segments:True")
+    assert baseline_config(None, 64, make_facts(), hardware).expandable_segments is expands
+
+
 def test_arguments_are_parted_into_what_is_searched_and_what_stays(read):
     arguments = read({"optim": "adafactor", "learning_rate": 1e-4, "output_dir": "out", "run_name": "mine"})
     assert arguments.searched == {"optim": "adafactor"}
