@@ -136,7 +136,7 @@ def test_json_is_the_report(estimate, arguments, kind):
 def test_every_knob_reaches_the_configuration(estimate):
     done = estimate(
         "--gpu", "a100-80gb", "--json", "--fix", "micro-batch=4,precision=bf16,tf32=true,optim=adafactor",
-        "--fix", "checkpointing=full,attention=eager,compile=inductor,compile-mode=reduce-overhead",
+        "--fix", "checkpointing=full,attention=eager,compile=inductor,compile-mode=default",
         "--fix", "adapter=lora,adapter-rank=4,adapter-alpha=8,adapter-dropout=0.1,adapter-target-modules=attention",
         "--fix", "quantization=nf4,workers=2,pin-memory=false,prefetch=4,sampling=sequential,empty-cache=4",
         "--fix", "expandable-segments=true,chunked-loss=true",

@@ -81,6 +81,11 @@ def test_the_cpu_adds_nothing_to_the_weights():
     assert always_bytes(make_profile(parameters=(make_group(1, count=3),))) == 0
 
 
+@pytest.mark.parametrize("half", [{"autocast": "bfloat16"}, {"dtype": "bfloat16"}])
+def test_a_cpu_keeps_kernels_for_16_bits(half):
+    assert always_bytes(make_profile(make_family(**half))) == 17 << 20
+
+
 def test_buffers_are_weights():
     assert components(make_profile(buffers_bytes=100), "sgd", 1, 1).weights == 4 * MB + 100
 
@@ -190,8 +195,8 @@ def test_evaluation_holds_weights_and_states_and_no_gradients():
     assert found.activations + found.temporaries == 8 * 3 * MB
 
 
-def test_evaluation_is_by_micro_batches_if_nothing_is_said():
-    assert phase("evaluation") == phase("evaluation", Evaluation(batch=4))
+def test_evaluation_has_the_trainers_usual_batch_if_nothing_is_said():
+    assert phase("evaluation") == phase("evaluation", Evaluation(batch=8))
 
 
 def test_kept_logits_are_there_twice_while_the_last_batch_is_added():

@@ -12,7 +12,7 @@ from autotune.values.workload import LengthProfile, Workload
 CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
 
 TF32_GPU, NO_CC = make_gpu(starts_with_tf32=True), make_gpu(has_cc=False)
-AUTOTUNED = {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}
+AUTOTUNED = {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune", "micro_batch": 16}
 
 
 def why(hardware=GPU, *, model_type: str = "llama", workload: Workload | None = None, facts=None, **knobs):
@@ -123,6 +123,13 @@ ILLEGAL = [
     ),
     (why(facts=make_facts(layers=2), checkpointing="every-4th"), "checkpointing every-4th: tiny has 2 layers"),
     (why(torch_compile_mode="max-autotune"), "a mode of torch.compile needs a backend"),
+    *(
+        (
+            why(**{**AUTOTUNED, "torch_compile_mode": mode, "micro_batch": 8}),
+            f"CUDA graphs ({mode}) overwrite gradients that accumulate",
+        )
+        for mode in ("max-autotune", "reduce-overhead")
+    ),
     (why(torch_compile_backend="onnxrt"), "ONNX Runtime runs forward passes only"),
     (why(torch_compile_backend="nvfuser"), "nvfuser is gone from torch; inductor replaced it"),
     (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
@@ -165,7 +172,9 @@ LEGAL = {
         with_packages(GPU, "lomo-optim"), optim="lomo", micro_batch=16
     ),
     "experts in another way": why(facts=MOE, experts_implementation="eager", experts_per_token=1),
-    "a mode of inductor": why(torch_compile_backend="inductor", torch_compile_mode="max-autotune"),
+    "a mode of inductor": why(torch_compile_backend="inductor", torch_compile_mode="max-autotune-no-cudagraphs"),
+    "CUDA graphs without accumulation": why(**AUTOTUNED),
+    "a mode without CUDA graphs on a CPU": why(CPU, **{**AUTOTUNED, "micro_batch": 8}),
     "flash attention 3 where it is installed": why(
         with_packages(GPU, "flash-attn-3"), facts=FLASH_3, attn_implementation="flash_attention_3", precision="bf16"
     ),
