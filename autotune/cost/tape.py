@@ -196,8 +196,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
         moved = float(sum(t.nbytes for t in tensors))
-        flops *= self._attended if kind == FUSED_ATTENTION else 1
-        call = written(name, tensors, {"causal": causal})
+        shared = kind == FUSED_ATTENTION and self._attended > 1  # with other devices: no call of this one alone
+        flops *= self._attended if shared else 1
+        call = "" if shared else written(name, tensors, {"causal": causal})
         self.note(name, kind, flops, moved, half=tensors[0].element_size() == 2, call=call)
 
     def end_of_forward(self) -> None:

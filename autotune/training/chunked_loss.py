@@ -39,7 +39,7 @@ def _loss(head: Any, original: Any, logits: Any, labels: Any, *args: Any, **kwar
     shifted, count = kwargs.get("shift_labels"), kwargs.get("num_items_in_batch")
     if shifted is None:
         shifted = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
-    total = _Chunked.apply(logits, shifted, head.weight, head.bias)
+    total = _Chunked.apply(logits, shifted, head.weight, head.bias)  # type: ignore[no-untyped-call]
     return total / (shifted.ne(-100).sum() if count is None else count)
 
 
@@ -47,7 +47,7 @@ class _Chunked(torch.autograd.Function):
     """The summed cross-entropy of hidden states (batch, length, width) and labels (batch, length)."""
 
     @staticmethod
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(ctx: Any, hidden: Any, labels: Any, weight: Any, bias: Any) -> Any:
         """Return the sum; its gradients are kept."""
         length, total = hidden.shape[1], torch.zeros((), device=hidden.device)
