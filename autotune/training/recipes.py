@@ -31,6 +31,7 @@ from autotune.values.workload import Recipe, Workload
 
 _ROWS = "recipe"  # folder of the rows of a user's file
 _MOST_ROWS = 1024  # of a user's file, drawn at random: TRL tokenizes them in each trial
+_LONGEST_ROWS = 16  # of the whole file, which come on top: one decides how long a padded micro-batch is
 _SYNTHETIC_ROWS = 128  # different ones
 
 _PAD, _END = "<pad>", "</s>"
@@ -185,8 +186,14 @@ def checked_data(workload: Workload, directory: Path) -> tuple[str, ...]:
         rows = read_rows(checked_path(workload.dataset), workload.dataset, Path(scratch))
         _check_columns(rows.column_names, recipe, workload.dataset)
         drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
-        rows.select(drawn).save_to_disk(str(directory / _ROWS))
-    notes = [f"{len(drawn):,} of the {len(rows):,} rows of {workload.dataset}, the longest first"]
+        longest = np.argsort(-_lengths(rows), kind="stable")[:_LONGEST_ROWS]
+        kept = np.concatenate([drawn, np.setdiff1d(longest, drawn)])
+        rows.select(kept).save_to_disk(str(directory / _ROWS))
+    said = f"{len(kept):,} of the {len(rows):,} rows of {workload.dataset}, the longest of all first"
+    cut = (
+        "" if recipe.kind.generates else f", cut to {workload.sequence_length} tokens (--prompt-len, --completion-len)"
+    )
+    notes = [said + cut]
     if load_tokenizer(workload.model, notes)[0].eos_token is None:
         raise InputError(f"--data {workload.dataset}: the tokenizer of {workload.model.name} has no end of text")
     return tuple(notes)
@@ -292,10 +299,18 @@ def _order(dataset: Any, longest_first: int, workload: Workload) -> Any:
 
 
 def _lengths(dataset: Any) -> Any:
-    """Return the length of each row: of all its lists of ids or texts together."""
+    """Return the length of each row, of ids or characters: the prompt's, and the longest of what may follow it."""
     names = [name for name in dataset.column_names if name.endswith("_ids")] or list(dataset.column_names)
-    sized = (list, str)
-    return np.array([sum(len(row[n]) for n in names if isinstance(row[n], sized)) for row in dataset], dtype=np.int64)
+    found = {name: np.array([_size(value) for value in dataset[name]], dtype=np.int64) for name in names}
+    prompt = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=np.int64(0))
+    return prompt + np.max([*found.values(), np.zeros(len(dataset), dtype=np.int64)], axis=0)
+
+
+def _size(value: Any) -> int:
+    """Return the characters of a text or of a conversation, or the number of ids."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return sum(len(str(message.get("content") or "")) for message in value)
+    return len(value) if isinstance(value, list | str) else 0
 
 
 def _recipe(workload: Workload) -> Recipe:
