@@ -21,11 +21,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from autotune.errors import AutotuneError, InputError, NoEffectError, one_line, suggestion
+from autotune.errors import AutotuneError, InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
+from autotune.training.batches import row_lengths
 from autotune.training.corpus import load_tokenizer
-from autotune.training.text_file import checked_path, quiet_datasets, read_rows
+from autotune.training.text_file import check_recipe_columns, checked_path, quiet_datasets, read_rows
 from autotune.values.model import Task
 from autotune.values.workload import Recipe, Workload
 
@@ -184,9 +185,9 @@ def checked_data(workload: Workload, directory: Path) -> tuple[str, ...]:
     directory.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
         rows = read_rows(checked_path(workload.dataset), workload.dataset, Path(scratch))
-        _check_columns(rows.column_names, recipe, workload.dataset)
+        check_recipe_columns(rows.column_names, recipe, workload.dataset)
         drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
-        longest = np.argsort(-_lengths(rows), kind="stable")[:_LONGEST_ROWS]
+        longest = np.argsort(-row_lengths(rows), kind="stable")[:_LONGEST_ROWS]
         kept = np.concatenate([drawn, np.setdiff1d(longest, drawn)])
         rows.select(kept).save_to_disk(str(directory / _ROWS))
     said = f"{len(kept):,} of the {len(rows):,} rows of {workload.dataset}, the longest of all first"
@@ -197,24 +198,6 @@ def checked_data(workload: Workload, directory: Path) -> tuple[str, ...]:
     if load_tokenizer(workload.model, notes)[0].eos_token is None:
         raise InputError(f"--data {workload.dataset}: the tokenizer of {workload.model.name} has no end of text")
     return tuple(notes)
-
-
-def _check_columns(columns: list[str], recipe: Recipe, dataset: str) -> None:
-    """Refuse rows that TRL has no use for; conversations (`messages`) and whole texts do for SFT.
-
-    Raises:
-        InputError: A column is missing.
-    """
-    if recipe.name == "sft" and {"messages", "text"} & set(columns):
-        return
-    needed = [column for column in recipe.kind.columns if column not in columns]
-    if recipe.name == "dpo" and needed == ["prompt"]:  # TRL takes what both begin with
-        return
-    if needed:
-        raise InputError(
-            f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; there is no "
-            f"{needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
-        )
 
 
 def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
@@ -295,22 +278,7 @@ def _order(dataset: Any, longest_first: int, workload: Workload) -> Any:
     order = np.resize(np.random.default_rng(workload.seed).permutation(len(dataset)), max(len(dataset), _MOST_ROWS))
     if workload.dataset is None:
         return order
-    return np.concatenate([np.argsort(-_lengths(dataset), kind="stable")[:longest_first], order])
-
-
-def _lengths(dataset: Any) -> Any:
-    """Return the length of each row, of ids or characters: the prompt's, and the longest of what may follow it."""
-    names = [name for name in dataset.column_names if name.endswith("_ids")] or list(dataset.column_names)
-    found = {name: np.array([_size(value) for value in dataset[name]], dtype=np.int64) for name in names}
-    prompt = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=np.int64(0))
-    return prompt + np.max([*found.values(), np.zeros(len(dataset), dtype=np.int64)], axis=0)
-
-
-def _size(value: Any) -> int:
-    """Return the characters of a text or of a conversation, or the number of ids."""
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return sum(len(str(message.get("content") or "")) for message in value)
-    return len(value) if isinstance(value, list | str) else 0
+    return np.concatenate([np.argsort(-row_lengths(dataset), kind="stable")[:longest_first], order])
 
 
 def _recipe(workload: Workload) -> Recipe:

@@ -14,7 +14,7 @@ import numpy as np
 
 from autotune.errors import InputError, one_line, suggestion
 from autotune.values.model import Task
-from autotune.values.workload import Workload
+from autotune.values.workload import Recipe, Workload
 
 # Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the byte-order mark of Windows editors.
 _READERS: dict[str, tuple[str, dict[str, str]]] = {
@@ -193,3 +193,21 @@ def row_classes(
         notes.append(f"{len(known)} classes are folded into the {num_labels} of the model's head")
     classes = {value: index % num_labels for index, value in enumerate(sorted(known))}
     return [classes.get(value) for value in values]
+
+
+def check_recipe_columns(columns: list[str], recipe: Recipe, dataset: str) -> None:
+    """Refuse rows that TRL has no use for; conversations (`messages`) and whole texts do for SFT.
+
+    Raises:
+        InputError: A column is missing.
+    """
+    if recipe.name == "sft" and {"messages", "text"} & set(columns):
+        return
+    needed = [column for column in recipe.kind.columns if column not in columns]
+    if recipe.name == "dpo" and needed == ["prompt"]:  # TRL takes what both begin with
+        return
+    if needed:
+        raise InputError(
+            f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; there is no "
+            f"{needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
+        )
