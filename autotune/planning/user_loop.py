@@ -31,14 +31,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.workload import (
-    Outline,
-    Subject,
-    default_space,
-    keep_pickle,
-    model_of,
-    searched_workload,
-)
+from autotune.planning.workload import Outline, Subject, default_space, keep_pickle, model_of, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.points import problem
 from autotune.space.space import MICRO_BATCH
