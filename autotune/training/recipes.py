@@ -26,7 +26,7 @@ from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
 from autotune.training.batches import row_lengths
 from autotune.training.corpus import load_tokenizer
-from autotune.training.text_file import check_recipe_columns, checked_path, quiet_datasets, read_rows
+from autotune.training.text_file import check_columns, checked_path, quiet_datasets, read_rows
 from autotune.values.model import Task
 from autotune.values.workload import Recipe, Workload
 
@@ -185,7 +185,7 @@ def checked_data(workload: Workload, directory: Path) -> tuple[str, ...]:
     directory.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
         rows = read_rows(checked_path(workload.dataset), workload.dataset, Path(scratch))
-        check_recipe_columns(rows.column_names, recipe, workload.dataset)
+        check_columns(rows.features, recipe, workload.dataset)
         drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
         longest = np.argsort(-row_lengths(rows), kind="stable")[:_LONGEST_ROWS]
         kept = np.concatenate([drawn, np.setdiff1d(longest, drawn)])
