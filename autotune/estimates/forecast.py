@@ -39,9 +39,6 @@ from autotune.values.workload import Workload
 # Upper end of the search for the largest micro-batch where the global batch is free.
 _LARGEST_MICRO_BATCH = 1 << 20
 
-# `per_device_eval_batch_size` of `TrainingArguments`.
-_EVAL_BATCH = 8
-
 _HOW_TRACED: dict[TracedBy, str] = {
     "meta": "operators traced on the meta device, without memory or arithmetic",
     "fake": "operators traced with fake tensors",
@@ -291,7 +288,8 @@ class _Change(NamedTuple):
 def _evaluation(options: EstimateOptions) -> Evaluation | None:
     if options.eval_batch is None and options.eval_samples is None:
         return None
-    return Evaluation(batch=options.eval_batch or _EVAL_BATCH, kept_samples=options.eval_samples or 0)
+    given = {} if options.eval_batch is None else {"batch": options.eval_batch}
+    return Evaluation(**given, kept_samples=options.eval_samples or 0)
 
 
 def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.errors import InputError
 from autotune.units import show_memory, show_rate
 from autotune.value import Value
 from autotune.values.budget import Effort
@@ -130,25 +129,3 @@ class LossVerdict(Value):
     difference: float = Field(description="mean absolute difference of the smoothed curves")
     spread: float = Field(description="mean absolute difference between two runs of the reference")
     progress: float = Field(description="decrease of the reference's smoothed loss")
-
-
-def planned_loss_steps(asked: int | None, effort: Effort, *, free_batch: bool, exhaustive: bool) -> int:
-    """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: no comparison.
-
-    If the user `asked` for none, it is the default of the effort.
-
-    Raises:
-        InputError: The user asked for a comparison that isn't possible.
-    """
-    hindrance = None
-    if free_batch:
-        hindrance = "with --global-batch any no two configurations take the same steps; name a global batch"
-    elif exhaustive:
-        hindrance = "--exhaustive crowns no winner; leave one of the two out"
-    elif asked and asked < LEAST_LOSS_STEPS:
-        hindrance = f"fewer than {LEAST_LOSS_STEPS} steps tell nothing"
-    if asked and hindrance:
-        raise InputError(f"--check-loss {asked}: {hindrance}")
-    if hindrance:
-        return 0
-    return DEFAULT_LOSS_STEPS[effort] if asked is None else asked
