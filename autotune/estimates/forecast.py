@@ -235,9 +235,10 @@ class Forecast:
     def _that_fits(self, changes: Sequence[_Change]) -> _Change | None:
         """Return the fastest change of the smallest class that fits."""
         for _, group in itertools.groupby(changes, key=lambda change: change.depth):
-            members: list[_Change] = list(group)
+            members = list(group)
             predicted = self._model.predict([change.config for change in members])
-            for row in np.argsort(-predicted.samples_per_second, kind="stable").tolist():
+            fastest: list[int] = np.argsort(-predicted.samples_per_second, kind="stable").tolist()
+            for row in fastest:
                 # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
                 if predicted.least_bytes[row] <= self.device.memory_bytes and self.fits(members[row].config):
                     return members[row]
