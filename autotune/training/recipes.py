@@ -21,11 +21,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from autotune.errors import AutotuneError, InputError, NoEffectError, one_line, suggestion
+from autotune.errors import AutotuneError, InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
 from autotune.training.corpus import load_tokenizer
-from autotune.training.text_file import checked_path, quiet_datasets, read_rows
+from autotune.training.text_file import check_columns, checked_path, quiet_datasets, read_rows
 from autotune.values.model import Task
 from autotune.values.workload import Recipe, Workload
 
@@ -183,31 +183,13 @@ def checked_data(workload: Workload, directory: Path) -> tuple[str, ...]:
     directory.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
         rows = read_rows(checked_path(workload.dataset), workload.dataset, Path(scratch))
-        _check_columns(rows.column_names, recipe, workload.dataset)
+        check_columns(rows.features, recipe, workload.dataset)
         drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
         rows.select(drawn).save_to_disk(str(directory / _ROWS))
     notes = [f"{len(drawn):,} of the {len(rows):,} rows of {workload.dataset}, the longest first"]
     if load_tokenizer(workload.model, notes)[0].eos_token is None:
         raise InputError(f"--data {workload.dataset}: the tokenizer of {workload.model.name} has no end of text")
     return tuple(notes)
-
-
-def _check_columns(columns: list[str], recipe: Recipe, dataset: str) -> None:
-    """Refuse rows that TRL has no use for; conversations (`messages`) and whole texts do for SFT.
-
-    Raises:
-        InputError: A column is missing.
-    """
-    if recipe.name == "sft" and {"messages", "text"} & set(columns):
-        return
-    needed = [column for column in recipe.kind.columns if column not in columns]
-    if recipe.name == "dpo" and needed == ["prompt"]:  # TRL takes what both begin with
-        return
-    if needed:
-        raise InputError(
-            f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; there is no "
-            f"{needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
-        )
 
 
 def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
