@@ -14,7 +14,7 @@ from autotune.output.progress import heard_by
 from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, fields_by_name, options_of
 from autotune.planning.plan import SearchPlan
-from autotune.planning.reopen import NOTHING_RUN, changed_files, differences, limits_of, reopened
+from autotune.planning.reopen import NOTHING_RUN, changed_files, differences, limits_of, reopened, with_files
 from autotune.planning.user_loop import Knobs
 from autotune.planning.workload import Subject
 from autotune.search.cost_model import cost_model
@@ -211,7 +211,7 @@ def _search(
     subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> TuningResult:
     """Plan the search and run it."""
-    plan = _planned(subject, directory, backend, observer, stopwatch)
+    plan = with_files(_planned(subject, directory, backend, observer, stopwatch))
     directory.write_plan(plan)
     trust.remember(plan)
     return with_methods(conduct(plan, directory, backend, observer, stopwatch))
@@ -294,7 +294,7 @@ def resume(
             max_time_s=limits.max_time_s,
             output=wanted,
         )
-        news = changed_files(plan, directory.path / "describe" / "description.json")
+        news = changed_files(plan)
         if plan.fleet.is_single:  # with several places, `backend_of` compares the machines
             others = differences(plan.hardware, detect(plan.hardware.device))
             plan = plan.model_copy(update={"record": plan.record and not others})  # where versions decide what compares

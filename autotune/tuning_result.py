@@ -51,16 +51,6 @@ class TuningResult(ResultData):
 
         return launch_files.launch_commands(self)
 
-    def file_text(self, name: str) -> str:
-        """Return what a file of a launcher or a library holds: 'training-args', 'accelerate', 'fsdp' or 'deepspeed'.
-
-        Raises:
-            InputError: The best configuration has nothing for it.
-        """
-        from autotune.exports import launch_files
-
-        return launch_files.text_of(name, self)
-
     def save_files(self, directory: str | Path) -> tuple[Path, ...]:
         """Write the files of launchers and libraries for the best configuration, and the commands; return their paths.
 

@@ -4,7 +4,8 @@
 
 Spearman's correlation over the configurations of each table that completed, and the share of pairs in the right order;
 pairs whose measured rates are within 5 % of each other are left out of the latter and, by giving both the same rank, of
-the former. Rates are those of a data sheet, nothing is learned. The last line is one JSON object.
+the former. Rates are those of a data sheet, nothing is learned; with `--measure` operators of the recorded tables'
+models are measured on this machine before, as a search does. The last line is one JSON object, which `--out` keeps.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from predictor import _UNTRACED, ROWS, _Key, _traced
+from provenance import provenance
 from published.rows import NotPredicted, load_rows
 from published.setups import Setup, setup_of
 from published.zero import stages_of
@@ -27,9 +30,15 @@ from search import TABLES
 from searching.samplers import model_of
 
 from autotune.cost.attainable import table_rates
+from autotune.cost.model import CostModel
+from autotune.cost.operator_benchmark import timings_of
 from autotune.cost.profile import Profile
 from autotune.cost.time import StepCost
+from autotune.planning.plan import SearchPlan
+from autotune.search.cost_model import wanted_timings
 from autotune.search.exhaustive import plan_of
+from autotune.values.estimate import Rates
+from autotune.values.hardware import detect
 from autotune.values.recorded_table import load_table
 
 NEAR = 0.05
@@ -124,8 +133,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tables", type=Path, nargs="*", default=sorted(TABLES.glob("*.jsonl")))
     parser.add_argument("--rows", type=Path, default=ROWS, help="published measurements, one JSON object a line")
+    parser.add_argument("--measure", action="store_true", help="measure the operators of recorded models here")
+    parser.add_argument("--out", type=Path, help="file for the figures")
     options = parser.parse_args()
-    figures = [*recorded(options.tables), *published(options.rows)]
+    figures = [*recorded(options.tables, measure=options.measure), *published(options.rows)]
     stages = list(by_stage(options.rows))
     for row in stages:
         print(f"{row['table']}: {row['right']:.1%} of {row['pairs']} pairs in order; {row['rates']}")
@@ -135,20 +146,31 @@ def main() -> None:
             f"{row['right']:.1%} of {row['pairs']} pairs in order"
         )
     print(json.dumps([*figures, *stages]))
+    if options.out is not None:
+        content = {**provenance(detect("cpu")), "measured": options.measure, "figures": [*figures, *stages]}
+        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def recorded(paths: list[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each recorded table."""
+def recorded(paths: list[Path], *, measure: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each recorded table; `measure`: with operators as this machine runs them."""
     for path in paths:
         table = load_table(path)
         plan = plan_of(table, effort=table.header.budget.effort)
         model = model_of(table, plan)
+        if measure:
+            model = replace(model, rates=_measured(model, plan))
         points = [p for p in table.points if p.samples_per_second]
         predictions = model.predict([p.config for p in points])
         known = [i for i, rate in enumerate(predictions.samples_per_second) if not np.isnan(rate)]
         predicted = [float(predictions.samples_per_second[i]) for i in known]
         measured = [float(points[i].samples_per_second or 0.0) for i in known]
         yield _figures(path.name, predicted, measured)
+
+
+def _measured(model: CostModel, plan: SearchPlan) -> Rates:
+    """Return a model's rates with the timings of all operators and optimizers of a plan."""
+    request = wanted_timings(plan, list(model.profiles.values()), model.rates, limit_s=120)
+    return model.rates if request is None else model.rates.model_copy(update={"timings": timings_of(request)})
 
 
 if __name__ == "__main__":

@@ -158,7 +158,10 @@ class _Flash(torch.autograd.Function):
         normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
         ctx.recorder = recorder
-        recorder.note_kernel("flash_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION)
+        ctx.causal = causal
+        recorder.note_kernel(
+            "flash_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION, causal=causal
+        )
         return output
 
     @staticmethod
@@ -174,7 +177,9 @@ class _Flash(torch.autograd.Function):
         if key.shape[1] != heads:
             expanded = [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
         tensors = (query, key, value, output, gradient, of_query)
-        ctx.recorder.note_kernel("flash_attention_backward", 2.5 * ctx.flops, *tensors, kind=FUSED_ATTENTION)
+        ctx.recorder.note_kernel(
+            "flash_attention_backward", 2.5 * ctx.flops, *tensors, kind=FUSED_ATTENTION, causal=ctx.causal
+        )
         del scratch, expanded
         return of_query, of_key, of_value, None, None
 
@@ -192,7 +197,10 @@ class _Efficient(torch.autograd.Function):
             accumulator = output.new_empty(output.shape, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, output, normaliser)
         ctx.recorder, ctx.generation = recorder, generation
-        recorder.note_kernel("efficient_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION)
+        ctx.causal = causal
+        recorder.note_kernel(
+            "efficient_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION, causal=causal
+        )
         del accumulator
         return output
 
@@ -211,7 +219,9 @@ class _Efficient(torch.autograd.Function):
             delta = (gradient * output.transpose(1, 2)).sum(-1).transpose(-2, -1).contiguous()
         workspace = query.new_empty((_workspace(query, key, ctx.generation),), dtype=torch.float32)
         tensors = (query, key, value, output, gradient, of_query)
-        ctx.recorder.note_kernel("efficient_attention_backward", 2.5 * ctx.flops, *tensors, kind=FUSED_ATTENTION)
+        ctx.recorder.note_kernel(
+            "efficient_attention_backward", 2.5 * ctx.flops, *tensors, kind=FUSED_ATTENTION, causal=ctx.causal
+        )
         del workspace, delta
         return of_query, of_key, of_value, of_mask, None, None, None
 

@@ -88,21 +88,24 @@ class Stopwatch:
         work = _layer(self.sizes.products[0], torch.float32, self.device)
         until = time.perf_counter() + self.sizes.warm_up_s
         while time.perf_counter() < until:
-            self._block(work, 1)
+            self.block(work, 1)
 
     def _blocks(self, work: Callable[[], object]) -> list[float]:
         """Return the time of one run in each block, after two runs that aren't counted."""
-        self._block(work, 1)
-        runs = max(1, round(self.sizes.block_s / self._block(work, 1)))
-        return [self._block(work, runs) / runs for _ in range(self.sizes.repeats)]
+        self.block(work, 1)
+        runs = max(1, round(self.sizes.block_s / self.block(work, 1)))
+        return [self.block(work, runs) / runs for _ in range(self.sizes.repeats)]
 
-    def _block(self, work: Callable[[], object], runs: int) -> float:
+    def block(self, work: Callable[[], object], runs: int) -> float:
+        """Return the seconds of so many runs of `work`, one after another."""
         self._wait()
-        started = time.perf_counter()
+        started, processor = time.perf_counter(), time.process_time()
         for _ in range(runs):
             work()
         self._wait()
-        return max(time.perf_counter() - started, 1e-9)
+        taken, computed = time.perf_counter() - started, time.process_time() - processor
+        # On a CPU without the time that other processes had the core.
+        return max(min(taken, computed) if self.device.type == "cpu" else taken, 1e-9)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

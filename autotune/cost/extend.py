@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.profile import PRODUCTS, VIEW, Line, MemoryPoint, Work
+from autotune.cost.operators import as_line
+from autotune.cost.profile import PRODUCTS, Line, MemoryPoint, Work
 from autotune.cost.tape import ACTIVATION, FRESH, GRADIENT, TEMPORARY, Tape
 
 # Micro-batches that peaks are looked for at: all small ones, then ever wider apart.
@@ -119,9 +120,9 @@ def peaks(step: Extended, *, accumulated: bool) -> tuple[MemoryPoint, ...]:
 
 
 def _works(pair: Pair) -> list[Work]:
-    """Return the operators that do anything, each with count 1."""
+    """Return the operators, each with count 1."""
     flops, moved = pair.lines("flops"), pair.lines("moved_bytes")
-    tape = pair.tapes[0]
+    tape, other = pair.tapes
     return [
         Work(
             kind=int(tape.kinds[i]),
@@ -129,8 +130,9 @@ def _works(pair: Pair) -> list[Work]:
             flops=line(flops[i]),
             moved_bytes=line(moved[i]),
             count=1,
+            call=as_line(tape.calls[i], other.calls[i], pair.samples),
         )
-        for i in np.flatnonzero(tape.kinds != VIEW)
+        for i in range(len(tape.names))
     ]
 
 

@@ -12,7 +12,7 @@ from autotune.values.config import Precision, Quantization, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING, Checkpointing
-from autotune.values.workload import Workload
+from autotune.values.workload import RECIPES, RecipeKind, RecipeName, Workload
 
 # CUDA devices by the attention kernels that torch has for them: compute capability 7.5 and before; 8.0; 8.6, 8.9 and
 # 12.0, whose blocks have less shared memory; 9.0 and 10.0.
@@ -40,6 +40,7 @@ class Family(Value):
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
     pipeline_parallel: int = Field(default=1, description="stages that the layers are dealt to; one is run")
     generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
+    precompute_ref_log_probs: bool = Field(default=False, description="of a recipe: the reference ran before training")
 
     @property
     def checkpointed_every(self) -> int:
@@ -56,6 +57,13 @@ class Shape(Value):
     images: int | None = Field(default=None, description="of a sample of text")
     image_size: int | None = Field(default=None, description="edge of these in pixels")
     padded: bool = Field(default=False, description="whether batches hold padding")
+    recipe: RecipeName | None = Field(default=None, description="of TRL, whose loss it is; None: the model's own")
+    completion: int = Field(default=0, description="of a recipe's tokens, those whose log-probabilities count")
+
+    @property
+    def kind(self) -> RecipeKind | None:
+        """What TRL's Trainer of the recipe does."""
+        return None if self.recipe is None else RECIPES[self.recipe]
 
 
 def family_of(config: TrainConfig, hardware: Hardware) -> Family:
@@ -75,6 +83,7 @@ def family_of(config: TrainConfig, hardware: Hardware) -> Family:
         tensor_parallel=config.parallelism.tensor_parallel,
         pipeline_parallel=config.parallelism.pipeline_parallel,
         generation=generation_of(hardware.capability),
+        precompute_ref_log_probs=config.precompute_ref_log_probs,
     )
 
 
@@ -103,6 +112,8 @@ def shape_of(workload: Workload) -> Shape:
         images=workload.images,
         image_size=workload.image_size,
         padded=lengths is not None and lengths.minimum < lengths.maximum,
+        recipe=None if workload.recipe is None else workload.recipe.name,
+        completion=0 if workload.recipe is None else workload.recipe.completion_length,
     )
 
 

@@ -66,8 +66,8 @@ class _FusedAttention(torch.autograd.Function):
         output, ctx.flops = output_of(query, key, value, causal)
         normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
-        ctx.mask, ctx.recorder = mask, recorder
-        recorder.note_kernel("fused_attention", ctx.flops, query, key, value, output)
+        ctx.mask, ctx.recorder, ctx.causal = mask, recorder, causal
+        recorder.note_kernel("fused_attention", ctx.flops, query, key, value, output, causal=causal)
         return output
 
     @staticmethod
@@ -78,7 +78,7 @@ class _FusedAttention(torch.autograd.Function):
         if ctx.mask is not None and ctx.mask.requires_grad:
             of_mask = torch.empty_like(ctx.mask)
         tensors = (query, key, value, output, gradient, of_query)
-        ctx.recorder.note_kernel("fused_attention_backward", 2.5 * ctx.flops, *tensors)
+        ctx.recorder.note_kernel("fused_attention_backward", 2.5 * ctx.flops, *tensors, causal=ctx.causal)
         return of_query, of_key, of_value, of_mask, None, None
 
 

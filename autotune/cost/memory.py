@@ -227,7 +227,7 @@ class Footprints:
     def phases(
         self, config: TrainConfig, profile: Profile, accumulation: int, evaluation: Evaluation | None = None
     ) -> list[Components]:
-        """Return the memory of each phase, those of a step first; evaluation is by micro-batches if it isn't given."""
+        """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it isn't given."""
         size = config.per_device_train_batch_size
         share = self.share(config, profile, accumulation)
         found = _steps(profile, size, accumulation, share)
@@ -236,7 +236,7 @@ class Footprints:
             blocks = zip(found, (held.micro_steps, held.optimizer_steps), strict=True)
             found = [replace(c, temporaries=c.temporaries + peak - c.allocated) for c, peak in blocks]
         shards = WAYS[config.parallelism.sharding].weights
-        return found + _between_steps(profile, evaluation or Evaluation(batch=size), share, shards=shards)
+        return found + _between_steps(profile, evaluation or Evaluation(), share, shards=shards)
 
     def parts(
         self, config: TrainConfig, profile: Profile, accumulation: int, evaluation: Evaluation | None = None

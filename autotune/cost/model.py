@@ -213,10 +213,11 @@ class CostModel:
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
-        parts, unused = self.footprints.parts(
-            config, profile, self.workload.accumulation_steps(config), self.evaluation
-        )
-        phases = self.footprints.phases(config, profile, self.workload.accumulation_steps(config), self.evaluation)
+        steps = self.workload.accumulation_steps(config)
+        parts, unused = self.footprints.parts(config, profile, steps, self.evaluation)
+        own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
+        shown = self.evaluation or (Evaluation(batch=own) if own else None)
+        phases = self.footprints.phases(config, profile, steps, shown)
         beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
         outside = framework_bytes(self.hardware)[0]
         return breakdown(

@@ -70,11 +70,12 @@ class MemoryPoint(Value):
 class Work(Value):
     """Equal operators of a micro-step."""
 
-    kind: int = Field(description="CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER or FUSED_ATTENTION")
+    kind: int = Field(description="VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER or FUSED_ATTENTION")
     half: bool = Field(description="computed in 16 bits")
     flops: Line
     moved_bytes: Line
     count: int
+    call: str = Field(default="", description="how to run it, its sizes as lines: see `operators.at`; empty: not known")
 
 
 class Repeat(Value):

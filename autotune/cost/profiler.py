@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from autotune.cost import quantized
-from autotune.cost.extend import NotLinear, Pair, extend, line, peaks, stretch, stretches
+from autotune.cost.extend import Extended, NotLinear, Pair, extend, line, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
-from autotune.cost.tape import Tape
+from autotune.cost.scoring import scored
+from autotune.cost.tape import ACTIVATION, Tape
 from autotune.cost.trace import evaluation_step, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
 from autotune.errors import InputError, one_line
@@ -106,25 +107,27 @@ class _Profiler:
         found = stacks(config, self.family.checkpointed_every)
         if found and all(s.depth > s.base for s in found):
             with contextlib.suppress(NotLinear):
-                extended = self._extended(config, found)
-                base = sum(g.count * g.elements for g in extended.parameters if not g.adapter)
-                if parameters in (None, base):
-                    return extended
-        return replace(self, known={})._extended(config, ())
+                return self._extended(config, found, parameters)
+        return replace(self, known={})._extended(config, (), None)
 
-    def _extended(self, config: Any, found: tuple[Stack, ...]) -> Profile:
-        """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole."""
+    def _extended(self, config: Any, found: tuple[Stack, ...], parameters: int | None) -> Profile:
+        """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole.
+
+        Raises:
+            NotLinear: The traces don't agree, or don't come to so many parameters.
+        """
         base = {s.field: s.base for s in found}
         traced = [
             self._traced(config, depth) for depth in (base, *({**base, s.field: s.base + s.period} for s in found))
         ]
         more = [round(s.more) for s in found]
-        excerpt = _excerpt(traced[0], [])
+        deeper, lacking = traced[0], []
         if found and self.family.device == "cuda":  # of a CPU's allocator nothing is replayed
             deepest = {s.field: s.base + s.period for s in found}
             deeper = self._traced(config, deepest)
             lacking = [self._traced(config, {**deepest, s.field: s.base}) for s in found]
-            excerpt = _excerpt(deeper, [_repeat(one, deeper, n - 1) for one, n in zip(lacking, more, strict=True)])
+        lacks = list(zip(lacking, more, strict=False))
+        excerpt = _excerpt(deeper, [_repeat(one, deeper, n - 1) for one, n in lacks])
         groups = [Counter(t.parameters) for t in traced]
         found_layers = [layers_of(t.names, t.parameters) for t in traced]
         total, buffers_bytes, layers = groups[0].copy(), traced[0].buffers_bytes, found_layers[0].count
@@ -133,8 +136,11 @@ class _Profiler:
                 total[key] += times * (group[key] - groups[0][key])
             buffers_bytes += times * (deep.buffers_bytes - traced[0].buffers_bytes)
             layers += times * (its_layers.count - found_layers[0].count)
+        counted = sum(count * group.elements for group, count in total.items() if not group.adapter)
+        if parameters not in (None, counted):
+            raise NotLinear(f"{counted} parameters instead of {parameters}")
         step = extend(traced[0].pair, [t.pair for t in traced[1:]], more)
-        return Profile(
+        made = Profile(
             family=self.family,
             parameters=tuple(g.model_copy(update={"count": count}) for g, count in total.items() if count),
             buffers_bytes=buffers_bytes,
@@ -145,12 +151,32 @@ class _Profiler:
             needed_flops=step.needed_flops,
             attention=step.attention,
             traced_by=self.way,
-            evaluation=_forward_pass(traced, more),
+            evaluation=None if self.shape.recipe else _forward_pass(traced, more),
             layer=found_layers[0].largest,
             outside=found_layers[0].outside,
             layers=max(1, layers),
             hidden_bytes=self._hidden_bytes(config),
         )
+        return self._scored(made, step, traced, more, (deeper, lacks))
+
+    def _scored(
+        self,
+        made: Profile,
+        step: Extended,
+        traced: Sequence[Shallow],
+        more: Sequence[int],
+        excerpted: tuple[Shallow, list[tuple[Shallow, int]]],
+    ) -> Profile:
+        """Return the profile with the passes without gradients that a recipe has."""
+        if self.shape.kind is None or not self.shape.kind.scorings:
+            return made
+        deeper, lacks = excerpted
+        base, *more_layers = (_passing(one) for one in traced)
+        one = extend(base.pair, [other.pair for other in more_layers], more)
+        last = _passing(deeper)
+        excerpt = _excerpt(last, [_repeat(_passing(lack), last, n - 1) for lack, n in lacks])
+        saved = line(step.live[traced[0].pair.tapes[0].forward_end - 1, ACTIVATION])
+        return scored(made, self.shape.kind, saved, one, peaks(one, accumulated=False), excerpt)
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
         """Return what is traced at a depth of each stack, now or before."""
@@ -190,6 +216,17 @@ class _Profiler:
         width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
         half = self.family.autocast is not None or self.family.dtype != "float32"
         return float(self.shape.length * width * (2 if half else 4)) if isinstance(width, int) else 0.0
+
+
+def _passing(traced: Shallow) -> Shallow:
+    """Return what was traced with the pass without gradients in place of the micro-step.
+
+    Raises:
+        NotLinear: That pass can't be traced.
+    """
+    if traced.evaluation is None:
+        raise NotLinear("the pass without gradients can't be traced")
+    return replace(traced, pair=traced.evaluation)
 
 
 def _forward_pass(traced: Sequence[Shallow], more: Sequence[int]) -> ForwardPass | None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from autotune.cost.calls import written
 from autotune.cost.images import run_beside_numbers
 from autotune.cost.meta import run_once, tensors_in
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE, NORMALISATION, VIEW
@@ -46,6 +47,7 @@ class _Operator(NamedTuple):
     moved_bytes: float
     half: bool
     recomputed: bool
+    call: str
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Tape:
     attention: tuple[str, ...] = ()  # kernels that attention took
     origins: tuple[tuple[str, str], ...] = ()  # of each storage: the module, and the operator that made it
     outputs_bytes: float = 0.0  # of a forward pass alone: what an evaluation with metrics keeps of it
+    calls: tuple[str, ...] = ()  # of each operator that does any work: how to run it again, see `calls`
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -169,7 +172,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             moved = float(sum(t.nbytes for t in inputs) + sum(t.nbytes for t in outputs))
             if kind == ELEMENTWISE:
                 flops = float(max((t.numel() for t in outputs), default=0))
-        self.note(name, kind, flops, moved, half=any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs))
+        half = any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs)
+        call = written(func.__str__(), args, kwargs) if works else ""
+        self.note(name, kind, flops, moved, half=half, call=call)
         for tensor in fresh:
             self._watch(tensor, origin=origin)
         taken = 0 if self._scratch is None else self._scratch(name, args, out)
@@ -179,14 +184,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
-    def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool) -> None:
+    def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool, call: str = "") -> None:
         """Write down an operator that torch doesn't run here, such as a fused kernel that isn't installed."""
-        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing))
+        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
 
-    def note_kernel(self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION) -> None:
+    def note_kernel(
+        self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION, causal: bool = False
+    ) -> None:
         """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
         moved = float(sum(t.nbytes for t in tensors))
-        self.note(name, kind, flops, moved, half=tensors[0].element_size() == 2)
+        call = written(name, tensors, {"causal": causal})
+        self.note(name, kind, flops, moved, half=tensors[0].element_size() == 2, call=call)
 
     def end_of_forward(self) -> None:
         """Mark the end of the forward pass: what comes now is the backward pass."""
@@ -227,6 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             attention=tuple(sorted(self.attention)),
             origins=tuple(storage.origin for storage in self._storages),
             outputs_bytes=self.outputs_bytes,
+            calls=tuple(o.call for o in self._operators),
         )
 
     def _category(self, storage: _Storage) -> int:

@@ -3,15 +3,18 @@
 A roofline: each operator takes what its arithmetic or its bytes take, whichever is more, and never less than a launch.
 On the CPU these add up. A GPU computes while the host goes on to the next launch, so a micro-step takes the device's
 sum or the host's, whichever is more. The optimizer's step moves weights, gradients and states; what else a step needs
-is added. Of several devices, `communication` has what one waits for others or for the host; ranks of one CPU share its
-cores. Of data with padding, a micro-batch is as long as its longest sample is expected to be. Pure arithmetic on
-arrays, with an element for each micro-batch.
+is added. Operators and optimizers that were measured on the device in the shapes that the model has (`operators`) take
+what they took. Of several devices, `communication` has what one waits for others or for the host; ranks of one CPU
+share its cores. Of data with padding, a micro-batch is as long as its longest sample is expected to be. Pure arithmetic
+on arrays, with an element for each micro-batch.
 
 Not covered: contention, caches, kernels that are far from the attainable rates. What is measured corrects it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +22,9 @@ from numpy.typing import NDArray
 
 from autotune.cost.communication import Passes, exposed_seconds, host_seconds
 from autotune.cost.network import ALONE, Network
+from autotune.cost.operators import ADDING, CLIPPING, SIZES, along, at, filled, measured, stepping
 from autotune.cost.optimizers import optimizer, state_bytes
-from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, Profile
+from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, Profile
 from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Arithmetic, Rates
@@ -64,7 +68,9 @@ class StepCost:
 
     def seconds(self, samples: Vector, accumulation: Vector) -> Vector:
         """Return the seconds of a step for each micro-batch with its accumulation."""
-        adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
+        adding = _measured_stepping(self.profile, self._rates, ADDING)
+        if adding is None:
+            adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
         computing = accumulation * self._micro(samples) + (accumulation - 1) * adding
         return computing + self._stepping() + self.waiting(samples, accumulation)
 
@@ -94,7 +100,9 @@ class StepCost:
         if share == 1:
             return self.rates
         products = {arithmetic: flops / share for arithmetic, flops in self.rates.matmul_flops.items()}
-        return self.rates.model_copy(update={"matmul_flops": products, "bandwidth": self.rates.bandwidth / share})
+        return self.rates.model_copy(
+            update={"matmul_flops": products, "bandwidth": self.rates.bandwidth / share, "timings": None}
+        )
 
     def _micro(self, samples: Vector) -> Vector:
         return micro_step_seconds(self.profile, self._rates, samples, tf32=self.tf32, compiled=self.compiled)
@@ -111,7 +119,37 @@ class StepCost:
 
 def micro_step_seconds(profile: Profile, rates: Rates, micro_batches: Vector, *, tf32: bool, compiled: bool) -> Vector:
     """Return the seconds of a forward and backward pass for each micro-batch."""
-    work = profile.work_arrays()
+    work, timings = profile.work_arrays(), rates.timings
+    count = work["count"]
+    launched = COMPILED_SHARE if compiled else 1.0
+    if timings is None:
+        total: Vector = count @ _busy(profile, rates, work, micro_batches, tf32=tf32, compiled=compiled)
+        host = float(count[work["kind"] != VIEW].sum()) * launched * rates.launch_s
+        trainer = TRAINER_S
+    else:
+        seconds = expected = _busy(profile, rates, work, np.array(SIZES, dtype=float), tf32=tf32, compiled=compiled)
+        if not compiled:
+            seconds = np.stack([measured(profile, timings, size) for size in SIZES], axis=1)
+            if tf32:
+                seconds[(work["kind"] == CONTRACTION) & (work["half"] == 0)] = np.nan
+            seconds = filled(seconds, expected, 2 * work["kind"] + work["half"])
+        total = along(micro_batches, SIZES, count @ seconds)
+        host, trainer = float(count.sum()) * launched * timings.operator_s, timings.micro_step_s
+    if profile.family.device == "cpu":
+        return total + host + trainer
+    return np.maximum(total, host) + trainer
+
+
+def _busy(
+    profile: Profile,
+    rates: Rates,
+    work: dict[str, Vector],
+    micro_batches: Vector,
+    *,
+    tf32: bool = False,
+    compiled: bool = False,
+) -> Vector:
+    """Return the seconds of each row of work for each micro-batch, by arithmetic or bytes, whichever is more."""
     ones = np.stack([np.ones_like(micro_batches), micro_batches])
     flops, moved = work["flops"] @ ones, work["moved"] @ ones
     attention = work["kind"] == FUSED_ATTENTION
@@ -124,17 +162,29 @@ def micro_step_seconds(profile: Profile, rates: Rates, micro_batches: Vector, *,
     transfer = work["kind"] == TRANSFER
     share = np.where(contraction | transfer, 1.0, COMPILED_SHARE if compiled else 1.0)
     moving = moved * share[:, None] / np.where(transfer, rates.host_bandwidth, rates.bandwidth)[:, None]
-    busy = np.maximum(computing, moving)
-    count = work["count"]
-    launches = float(count.sum()) * (COMPILED_SHARE if compiled else 1.0) * rates.launch_s
-    total: Vector = count @ busy
-    if profile.family.device == "cpu":
-        return total + launches + TRAINER_S
-    return np.maximum(total, launches) + TRAINER_S
+    busy: Vector = np.maximum(computing, moving)
+    return busy
+
+
+def worth_measuring(profiles: Sequence[Profile], rates: Rates, largest: int) -> list[str]:
+    """Return the calls that micro-batches up to `largest` make and that weren't measured, the costliest first."""
+    sizes = [size for size in SIZES if size < 4 * largest]
+    known = {} if rates.timings is None else rates.timings.operators
+    costs: dict[str, float] = defaultdict(float)
+    for profile in profiles:
+        work = profile.work_arrays()
+        seconds = work["count"][:, None] * (_busy(profile, rates, work, np.array(sizes, dtype=float)) + rates.launch_s)
+        for size, column in zip(sizes, seconds.T / np.array(sizes)[:, None], strict=True):
+            for row, cost in zip(profile.work, column, strict=True):
+                costs[at(row.call, size)] += float(cost)
+    return [call for call in sorted(costs, key=lambda c: -costs[c]) if call and call not in known]
 
 
 def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
     """Return the seconds of an optimizer step, the clipping of gradients included."""
+    steps = [_measured_stepping(profile, rates, what) for what in (optim, CLIPPING)]
+    if None not in steps:
+        return sum(step for step in steps if step is not None)
     row = optimizer(optim)
     states = sum(state_bytes(optim, profile.parameters))
     trained = profile.gradients_bytes
@@ -145,6 +195,10 @@ def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
     tensors = sum(g.count for g in profile.parameters if g.trained)
     kernels = tensors * (row.kernels if on_cpu or row.temporaries in ("loop", "adafactor") else 0.2)
     return (clipping + factor * fused) / rates.bandwidth + kernels * rates.launch_s
+
+
+def _measured_stepping(profile: Profile, rates: Rates, what: str) -> float | None:
+    return None if rates.timings is None else stepping(profile.parameters, what, rates.timings.optimizers)
 
 
 def _rate(profile: Profile, rates: Rates, *, half: bool, tf32: bool) -> float:

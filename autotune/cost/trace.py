@@ -12,6 +12,7 @@ import torch
 from autotune.cost.checkpointing import set_checkpointing
 from autotune.cost.family import Family, Shape
 from autotune.cost.kernels import flash_attention_2, scratch_bytes
+from autotune.cost.log_probs import log_probs_head
 from autotune.cost.meta import tensors_in
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
@@ -53,11 +54,16 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
 def evaluation_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
     """Return the tape of one forward pass in evaluation mode, without gradients; the outputs stay until its end.
 
-    The arguments are those of `micro_step`.
+    That of a recipe is the reference's, without an adapter. The arguments are those of `micro_step`.
     """
+    has_adapter = shape.recipe is not None and hasattr(model, "disable_adapter")
     model.eval()
     try:
-        with _recording(model, family, shape, batch) as (recorder, semantics, forward), torch.no_grad():
+        with (
+            model.disable_adapter() if has_adapter else contextlib.nullcontext(),
+            _recording(model, family, shape, batch) as (recorder, semantics, forward),
+            torch.no_grad(),
+        ):
             with semantics:
                 output = forward()
             ignored = {"loss", *getattr(model.config, "keys_to_ignore_at_inference", ("past_key_values",))}
@@ -75,7 +81,9 @@ def _recording(
 ) -> Iterator[tuple[Recorder, Semantics, Callable[[], Any]]]:
     """Record what runs inside; yield the recorder, how operators run, and the forward pass."""
     known = [*model.parameters(), *model.buffers()]
-    inputs = make_inputs(model.config, shape, batch, device=known[0].device)
+    inputs = make_inputs(
+        model.config, shape, batch * (shape.kind.sequences if shape.kind else 1), device=known[0].device
+    )
     on_cuda = family.device == "cuda"
     shows = shape.task is Task.IMAGE_TEXT_TO_TEXT and known[0].is_meta
     recorder = Recorder(known + list(inputs.values()), scratch_bytes if on_cuda else None, numbers=shows)
@@ -90,13 +98,18 @@ def _recording(
         images=shows,
     )
     set_checkpointing(model, family, semantics, recorder)
+    head: Any = contextlib.nullcontext()
+    if shape.recipe is not None and shape.task is Task.CAUSAL_LM:
+        dtype = autocast or model.dtype
+        head = log_probs_head(model, recorder, on_cuda=on_cuda, dtype=dtype, scored=shape.completion)
     with (
         recorder,
+        head,
         flash_attention_2(recorder, autocast or model.dtype),
         library_autocast(family, semantics),
         _named(model, recorder),
     ):
-        yield recorder, semantics, lambda: _output(model, inputs, semantics, autocast is not None)
+        yield recorder, semantics, lambda: _output(model, inputs, semantics, autocast is not None, shape.recipe)
 
 
 @contextlib.contextmanager
@@ -113,8 +126,10 @@ def _named(model: Any, recorder: Recorder) -> Iterator[None]:
             handle.remove()
 
 
-def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool) -> Any:
+def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool, recipe: str | None) -> Any:
     """Return the outputs as the Trainer gets them."""
+    if recipe is not None:
+        inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
     with semantics.casting():
         output = model(**inputs)
     if mixed:
@@ -122,6 +137,9 @@ def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, m
         for name, value in list(output.items()):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 output[name] = value.float()
+    if recipe == "reward":
+        chosen, rejected = output["logits"].squeeze(-1).chunk(2)
+        output["loss"] = -torch.nn.functional.logsigmoid(chosen - rejected).mean()
     return output
 
 

@@ -28,6 +28,7 @@ from autotune.planning.options import (
 )
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import check_lengths
+from autotune.planning.recipe import check_recipe, recipe_baseline, recipe_notes, recipe_of
 from autotune.space.file import SpaceFile, load_space
 from autotune.space.knobs import fixed_values, refused
 from autotune.space.points import Scalar, make_config, make_point
@@ -44,7 +45,7 @@ from autotune.values.hardware import Hardware, default_budget_bytes, detect
 from autotune.values.knob import Allowance
 from autotune.values.model import FLASH_PACKAGES, ModelFacts
 from autotune.values.optimizers import OPTIMIZERS
-from autotune.values.workload import Workload
+from autotune.values.workload import RECIPES, Workload
 
 # GPU whose rates order the configurations where only the memory of a device is known.
 REFERENCE_GPU = "a100-80gb"
@@ -68,8 +69,10 @@ class EstimateOptions(WorkloadOptions):
     allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
     tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")
     prices: Name | None = option(OUTPUT, "YAML or JSON: a currency, prices per hour by GPU.")
-    eval_batch: PositiveInt | None = option(MODEL, "Of an evaluation, which may be the peak [with --eval-samples 8].")
-    eval_samples: PositiveInt | None = option(MODEL, "Whose logits compute_metrics keeps on the device.")
+    eval_batch: PositiveInt | None = option(
+        MODEL, "Of an evaluation, which may be the peak [with --eval-samples 8].", le=LARGEST_BATCH
+    )
+    eval_samples: PositiveInt | None = option(MODEL, "Whose logits compute_metrics keeps on the device.", le=10**9)
     explain: bool = option(OUTPUT, "List what is alive at the peak, by module and operator.", False)
     fix: Fixed = option(CHANGES, "KNOB=VALUE of the configuration to estimate.", ())
 
@@ -104,6 +107,9 @@ class Target(Value):
 
 def check(options: EstimateOptions) -> None:
     """Refuse options that contradict each other."""
+    check_recipe(options)
+    if options.recipe is not None and RECIPES[options.recipe].generates:
+        raise InputError(f"--recipe {options.recipe}: generating completions isn't predicted; find measures it")
     if options.gpu is not None and options.device != "auto":
         raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
     if options.gpu == "all" and options.memory_bytes is not None:
@@ -195,16 +201,27 @@ def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
 def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
     """Return the workload on a kind of device ('cuda', 'cpu'), and a line for each default that was chosen."""
     notes: list[str] = []
-    workload = workloads.workload_of(options, workloads.model_of(options), kind, notes)
+    recipe, asked = None, options
+    if options.recipe is None:
+        model = workloads.model_of(options)
+    else:
+        spec, task, recipe = recipe_of(options, kind)
+        model = spec, task
+        asked = options.model_copy(update={"seq_len": recipe.prompt_length + recipe.completion_length})
+    workload = workloads.workload_of(asked, model, kind, notes)
     usual = max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
     batch = workloads.global_batch_of(options, usual, notes)
-    return workload.model_copy(update={"global_batch_size": batch}), tuple(notes)
+    notes += [] if recipe is None else recipe_notes(recipe, batch)
+    return workload.model_copy(update={"global_batch_size": batch, "recipe": recipe}), tuple(notes)
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
     """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction."""
     check_lengths(workload, facts)
     hardware = device.hardware
+    baseline = baseline_config(None, workload.global_batch_size, facts, hardware, devices=hardware.count or 1)
+    if workload.recipe is not None:
+        baseline = recipe_baseline(baseline, facts, hardware)
     space = load_space(workloads.DEFAULT_SPACE[hardware.kind])
     return SearchPlan(
         workload=workload,
@@ -214,7 +231,7 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
         budget=Budget.of(Effort.QUICK),
         allowance=allowance,
         space=_reduced(space, hardware),
-        baseline=baseline_config(None, workload.global_batch_size, facts, hardware, devices=hardware.count or 1),
+        baseline=baseline,
         notes=(),
     )
 

@@ -5,6 +5,7 @@ Everything is taken from the arguments that were measured (`training.arguments.p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from pathlib import Path
@@ -110,18 +111,6 @@ def _launcher_starts_one(result: ResultData) -> bool:
     return result.hardware.is_cpu and spread.world_size > 1 and spread.sharding not in ZERO_STAGES
 
 
-def formats(result: ResultData) -> tuple[str, ...]:
-    """Return the names of the files that the answer has."""
-    found = []
-    for name in FILE_NAMES:
-        try:
-            text_of(name, result)
-        except InputError:
-            continue
-        found.append(name)
-    return tuple(found)
-
-
 def text_of(name: str, result: ResultData) -> str:
     """Return the content of a file.
 
@@ -129,6 +118,10 @@ def text_of(name: str, result: ResultData) -> str:
         InputError: The answer has nothing for it.
     """
     if name == ACCELERATE:
+        if result.workload.own_code is not None:
+            raise InputError(
+                f"{name}: your own code trains by its TrainingArguments, not by this file; use --to {ARGUMENTS}"
+            )
         return str(yaml.safe_dump(_accelerate(result), sort_keys=True))
     arguments = result.arguments.training_arguments
     documents = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}
@@ -146,7 +139,10 @@ def commands_file(result: ResultData, answer: str = "best-config.json") -> dict[
 
 def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
     """Write every file that the answer has, and the commands; return their paths."""
-    texts = {FILE_NAMES[name]: text_of(name, result) for name in formats(result)}
+    texts = {}
+    for name, file in FILE_NAMES.items():
+        with contextlib.suppress(InputError):
+            texts[file] = text_of(name, result)
     return written({**texts, **commands_file(result)}, directory)
 
 

@@ -37,8 +37,7 @@ class Exported(NamedTuple):
 
 
 def _launch_file(name: str, winner: Winner) -> Draft:
-    by_accelerate = name == launch_files.ACCELERATE and winner.workload.own_code is None
-    launch = (launch_files.accelerate_command(winner.result),) if by_accelerate else ()
+    launch = (launch_files.accelerate_command(winner.result),) if name == launch_files.ACCELERATE else ()
     lost = launch_files.in_code(winner.result) if name == launch_files.ARGUMENTS else ()
     return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, winner.result)}, launch, lost)
 

@@ -60,6 +60,8 @@ def _names(value: object) -> object:
 def _knobs(value: object) -> object:
     """Return the options of the knobs in text such as 'micro-batch,optim' or in a list."""
     names = _names(value)
+    if names == () and value:
+        raise ValueError("names no knob")
     return tuple(dict.fromkeys(knob_named(n, "--only").option for n in names)) if isinstance(names, tuple) else names
 
 
@@ -96,6 +98,10 @@ class WorkloadOptions(Value):
     image_size: PositiveInt | None = option(MODEL, "Edge of these, in pixels.")
     freeze_vision: bool = option(MODEL, "Train all but the vision part.", False)
     global_batch: PositiveInt | Literal["any"] | None = option(MODEL, "Samples per step, or 'any' [64; CPU 8].")
+    recipe: RecipeName | None = option(MODEL, "Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.")
+    prompt_len: PositiveInt | None = option(MODEL, "Tokens of a recipe's prompt [256; CPU 32].", le=LONGEST_SAMPLE)
+    completion_len: PositiveInt | None = option(MODEL, "Tokens of its completion [256; CPU 32].", le=LONGEST_SAMPLE)
+    generations: PositiveInt | None = option(MODEL, "Completions of a prompt, grpo and rloo [8; 2].", le=LARGEST_BATCH)
     revision: str | None = option(MODEL, "Revision of a hub id.")
     trust_remote_code: bool = option(MODEL, "Run the model's own code.", False)
     device: str = option(PLACES, "Of this machine: auto, cpu, cuda or cuda:N.", "auto")
@@ -108,10 +114,6 @@ class SearchOptions(WorkloadOptions):
     wait: bool = option(PLACES, "Don't wait for a quiet machine.", True)
     data: Name | None = option(MODEL, "JSONL, CSV, Parquet or text; default: synthetic.")
     text_field: str | None = option(MODEL, "Column of --data that holds the text.")
-    recipe: RecipeName | None = option(MODEL, "Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.")
-    prompt_len: PositiveInt | None = option(MODEL, "Tokens of a recipe's prompt [256; CPU 32].", le=LONGEST_SAMPLE)
-    completion_len: PositiveInt | None = option(MODEL, "Tokens of its completion [256; CPU 32].", le=LONGEST_SAMPLE)
-    generations: PositiveInt | None = option(MODEL, "Completions of a prompt, grpo and rloo [8; 2].", le=LARGEST_BATCH)
     reward: str | None = option(MODEL, "Reward function, as MODULE:FUNCTION [built in].")
     baseline: Name | None = option(CHANGES, "JSON of your TrainingArguments to compare with.")
     allow: Allowance = option(CHANGES, "What may change: exact, numerics, optimizer, method.", Allowance.OPTIMIZER)

@@ -12,10 +12,13 @@ from autotune.errors import InputError, MachineError
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import loss_steps_of
 from autotune.units import show_time
+from autotune.value import sha256_of
 from autotune.values.budget import Budget, Effort
 from autotune.values.hardware import Hardware
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
+
+_MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
 
 # Note for a resumed search that ends without a trial.
 NOTHING_RUN = (
@@ -91,18 +94,29 @@ def differences(then: Hardware, now: Hardware) -> list[str]:
     return [f"since the search: {changed}"] if changed else []
 
 
-def changed_files(plan: SearchPlan, looked_at: Path) -> list[str]:
-    """Return a line for each file that a search trains from and that was written since it was looked at.
-
-    Args:
-        plan: The search.
-        looked_at: File that was written when the model, the data and the script were looked at.
-    """
+def changed_files(plan: SearchPlan) -> list[str]:
+    """Return a line for each file that a search trains from and that is another one than when it began."""
     return [
         f"since the search: {file} has changed; what was measured before it did may not compare with what is now"
-        for file in _trained_from(plan)
-        if file.is_file() and looked_at.is_file() and file.stat().st_mtime > looked_at.stat().st_mtime
+        for file, state in plan.files.items()
+        if Path(file).is_file() and _state(Path(file)) != state
     ]
+
+
+def with_files(plan: SearchPlan) -> SearchPlan:
+    """Return the plan of a search that begins, with the present state of the files that it trains from."""
+    return plan.model_copy(update={"files": {str(f): _state(f) for f in _trained_from(plan) if f.is_file()}})
+
+
+def _state(file: Path) -> str:
+    """Return a digest of a file, or of a large one its size and the time when it was written."""
+    try:
+        found = file.stat()
+        if found.st_size > _MOST_HASHED_BYTES:
+            return f"{found.st_size} bytes, {found.st_mtime_ns} ns"
+        return sha256_of(file.read_bytes())
+    except OSError as error:
+        return str(error.strerror)
 
 
 def _trained_from(plan: SearchPlan) -> Iterator[Path]:

@@ -31,14 +31,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.workload import (
-    Outline,
-    Subject,
-    default_space,
-    keep_pickle,
-    model_of,
-    searched_workload,
-)
+from autotune.planning.workload import Outline, Subject, default_space, keep_pickle, model_of, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.points import problem
 from autotune.space.space import MICRO_BATCH
@@ -78,6 +71,7 @@ _NOT_WITH_STEP: dict[str, str] = {
     "data": "your function reads its own data",
     "text_field": "your function reads its own data",
     "target_len": "your function reads its own data",
+    **dict.fromkeys(("images", "image_size", "freeze_vision"), "your function makes the model and its samples"),
     "check_loss": "the losses of your function can't be compared: whether its data come in the same order isn't known",
 }
 

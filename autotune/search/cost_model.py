@@ -12,11 +12,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.cost import child
+from autotune.cost import child, operators
 from autotune.cost.calibrate import rates_by_table
 from autotune.cost.child import TraceRequest, Traces
 from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
+from autotune.cost.operators import OperatorRequest, parameter_key
+from autotune.cost.profile import Profile
+from autotune.cost.time import worth_measuring
 from autotune.errors import AutotuneError, NothingFitsError
 from autotune.estimates.forecast import Forecast
 from autotune.estimates.profiles import Profiles
@@ -25,10 +28,19 @@ from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan
 from autotune.search.guide import Guide, configs_of, too_large
 from autotune.space.knobs import changes, shown_changes
-from autotune.storage.home import add_observations, rates_of, read_observations, read_trace, write_trace
+from autotune.storage.home import (
+    add_observations,
+    add_timings,
+    rates_of,
+    read_observations,
+    read_timings,
+    read_trace,
+    write_trace,
+)
 from autotune.units import show_memory
 from autotune.value import read_value, write_value
 from autotune.values.config import TrainConfig
+from autotune.values.estimate import Rates, Timings
 from autotune.values.events import Note, Observer
 from autotune.values.model import Task
 from autotune.values.trial import TrialResult
@@ -37,6 +49,11 @@ from autotune.values.trial import TrialResult
 # predicted. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s.
 _SHARE = 0.09
 _LIMIT_S = 60.0
+
+# Operators are measured for this share of a search, and no longer than the limit.
+_MEASURING_SHARE = 0.02
+_MEASURING_S = 6.0
+_MEASURING_BYTES = 1 / 4  # of the memory: tensors that are there at a time
 
 # Wall time may be so many times as long where other processes are busy, and the grace for the child to start.
 _BUSY = 10.0
@@ -54,7 +71,7 @@ def cost_model(
     """
     code = plan.workload.own_code
     if (
-        plan.workload.recipe is not None
+        (plan.workload.recipe is not None and plan.workload.recipe.kind.generates)
         or plan.workload.task is Task.OWN
         or (code is not None and code.not_predicted is not None)
     ):
@@ -70,6 +87,8 @@ def cost_model(
     if not traces.profiles:
         return None
     observations = read_observations(plan.hardware, plan.workload.model.model_type)
+    timings = _timings(plan, runner, traces.profiles, rates, left_s)
+    rates = rates.model_copy(update={"timings": timings})
     return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations)
 
 
@@ -161,6 +180,50 @@ def _untraced(log: Path, timeout_s: float) -> str:
     """Return why a child gave no answer: it was ended without a word, or its log says more."""
     is_silent = not log.exists() or log.stat().st_size == 0
     return f"tracing the model took more than {timeout_s:.0f} s" if is_silent else "tracing failed: see trace/log.txt"
+
+
+def wanted_timings(
+    plan: SearchPlan, profiles: Sequence[Profile], rates: Rates, *, limit_s: float
+) -> OperatorRequest | None:
+    """Return the request to measure what isn't known of a search's operators and, on a CPU, optimizers; None: nothing.
+
+    Those of several devices are not measured.
+    """
+    configs = [plan.baseline, *configs_of(plan.search_space())]
+    calls = worth_measuring(profiles, rates, max(c.per_device_train_batch_size for c in configs))
+    parameters = dict.fromkeys(g.model_copy(update={"count": 1}) for p in profiles for g in p.parameters if g.trained)
+    known = {} if rates.timings is None else rates.timings.optimizers
+    optimizers = dict.fromkeys(c.optim for c in configs) if plan.hardware.is_cpu else ()
+    lacking = tuple(o for o in optimizers if any(parameter_key(o, group) not in known for group in parameters))
+    if not plan.baseline.parallelism.is_single or not (calls or lacking):
+        return None
+    return OperatorRequest(
+        device=plan.hardware.device,
+        calls=tuple(calls),
+        parameters=tuple(parameters),
+        optimizers=lacking,
+        limit_s=limit_s,
+        most_bytes=_MEASURING_BYTES * min(plan.memory_bytes, plan.hardware.free_bytes),
+        known=rates.timings,
+    )
+
+
+def _timings(
+    plan: SearchPlan, runner: LocalRunner, profiles: Sequence[Profile], rates: Rates, left_s: float
+) -> Timings | None:
+    """Return what the operators and optimizers of a search take on its device, by earlier searches and by a child."""
+    limit_s = min(_MEASURING_S, _MEASURING_SHARE * min(plan.budget.max_time_s, left_s))
+    request = wanted_timings(plan, profiles, rates, limit_s=limit_s) if limit_s > 0 else None
+    if request is None:
+        return rates.timings
+    timeout_s = min(_GRACE_S, max(1.0, left_s / 4))
+    try:
+        path = runner.ask("timings", operators.ENTRY, request, timeout_s=timeout_s) / "answer.json"
+        found = read_value(Timings, path)
+    except (OSError, ValidationError):
+        return rates.timings
+    add_timings(plan.hardware, found)
+    return read_timings(plan.hardware) or found
 
 
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:

@@ -4,12 +4,12 @@ The default is `~/.local/share/autotune`, by the XDG base directory specificatio
 (https://specifications.freedesktop.org/basedir/latest): `$XDG_DATA_HOME` moves it, if that is an absolute path. A
 folder is made when something is first written to it; to readers a missing folder is an empty one.
 
-Of a device: the rates that `autotune doctor --calibrate` measured, which hold for it with its drivers, libraries and
-cores (the hardware's fingerprint), and, by type of model as well, observations: how far predictions were off. The
-lasting record can't stand for the observations, though most of them come from trials that are in it: an observation is
-a ratio of measured to predicted, and the prediction needs the model's config and the workload, of which the record has
-digests only; and a search without a record (`--no-record`, `AUTOTUNE_RECORD=off`, a server that is away) learns as
-well.
+Of a device: the rates that `autotune doctor --calibrate` measured and the timings of single operators that searches
+measured, which hold for it with its drivers, libraries and cores (the hardware's fingerprint), and, by type of model as
+well, observations: how far predictions were off. The lasting record can't stand for the observations, though most of
+them come from trials that are in it: an observation is a ratio of measured to predicted, and the prediction needs the
+model's config and the workload, of which the record has digests only; and a search without a record (`--no-record`,
+`AUTOTUNE_RECORD=off`, a server that is away) learns as well.
 
 Of models: traces, one compressed JSON file for a family, so that none is made twice. A file's name is a digest of all
 that decides the trace: the model's figures, the shape of its inputs, the family, the installed packages and the code of
@@ -27,6 +27,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.errors import InputError
 from autotune.value import Value, read_value, write_bytes, write_value
-from autotune.values.estimate import Rates
+from autotune.values.estimate import Rates, Timings
 from autotune.values.hardware import Hardware, installed_versions
 from autotune.values.workload import Workload
 
@@ -50,8 +51,12 @@ logger = logging.getLogger(__name__)
 # Of the observations the latest are stored; a regression over them takes milliseconds.
 _MOST_OBSERVATIONS = 300
 
+_MOST_TIMINGS = 20_000  # of operators: some hundred models
+
 # All traces together, compressed; a family takes some 10 KB. Those that were not read for the longest time go.
 _MOST_TRACES_BYTES = 64 << 20
+
+_LEFT_S = 3600.0  # age from which a temporary file is no longer being written
 
 # File systems by the names that the kernel gives them. SQLite's locks and its write-ahead log, which is shared memory,
 # hold within one machine only (https://www.sqlite.org/wal.html, https://www.sqlite.org/howtocorrupt.html section 2.1).
@@ -89,7 +94,7 @@ def home() -> Path:
 
 
 def writable(*parts: str) -> Path:
-    """Return the folder `parts` of the home, made if need be.
+    """Return the folder `parts` of the home, made if need be; what killed processes left in it is removed.
 
     Raises:
         InputError: It can't be written.
@@ -98,6 +103,9 @@ def writable(*parts: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+        for left in folder.glob(".*.json*.[0-9]*"):  # temporary files of `write_bytes`
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                _unlink(left)
     except OSError as error:
         raise InputError(f"{folder}: can't be written: {error.strerror} (AUTOTUNE_HOME names another)") from None
     return folder
@@ -127,12 +135,13 @@ class Observations(Value):
 
 
 def rates_of(hardware: Hardware) -> Rates:
-    """Return the rates measured on a device, or where there are none those that its data sheet lets expect.
+    """Return the rates measured on a device, else what its data sheet lets expect, and timings of its operators if any.
 
     Raises:
         MachineError: Nothing was measured, and no data sheet of this GPU is known.
     """
-    return read_rates(hardware) or rates_by_table(hardware)
+    rates = read_rates(hardware) or rates_by_table(hardware)
+    return rates.model_copy(update={"timings": read_timings(hardware)})
 
 
 def rates_path(hardware: Hardware) -> Path:
@@ -202,6 +211,25 @@ def add_observations(hardware: Hardware, model_type: str, observations: Sequence
         logger.warning("%s: observations are not stored (%s)", path, error)
 
 
+def read_timings(hardware: Hardware) -> Timings | None:
+    """Return what operators were measured to take on a device; None if there is nothing that can be read."""
+    try:
+        return read_value(Timings, home() / "operators" / f"{hardware.fingerprint}.json")
+    except (OSError, InputError, ValueError):
+        return None
+
+
+def add_timings(hardware: Hardware, found: Timings) -> None:
+    """Store what operators took beside what is stored, if the home can be written; the oldest go if there are many."""
+    known = read_timings(hardware) or found
+    merged = {
+        name: dict(list({**getattr(known, name), **getattr(found, name)}.items())[-_MOST_TIMINGS:])
+        for name in ("operators", "optimizers")
+    }
+    with contextlib.suppress(OSError, InputError):
+        write_value(known.model_copy(update=merged), writable("operators") / f"{hardware.fingerprint}.json")
+
+
 def read_trace(workload: Workload, parameters: int, family: Family) -> Profile | None:
     """Return the stored trace of a family; None if there is none. A file that can't be read is removed without a word.
 
@@ -232,10 +260,10 @@ def write_trace(workload: Workload, parameters: int, profile: Profile) -> None:
     if path is None:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        writable(path.parent.name)
         write_bytes(gzip.compress(profile.model_dump_json().encode(), 5, mtime=0), path)
         stored = sorted(((s.st_mtime, s.st_size, p) for p in path.parent.iterdir() for s in (p.stat(),)), reverse=True)
-    except OSError:
+    except (OSError, InputError):
         return
     total = 0
     for _, size, other in stored:

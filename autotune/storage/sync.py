@@ -56,7 +56,8 @@ class CaughtUp(Value):
     run_directory: str
     trials: NonNegativeInt = Field(description="that belong into the record")
     written: NonNegativeInt = Field(description="of these, now; the others were there")
-    wanted: bool = Field(default=True, description="whether the search was to be recorded (not with --no-record)")
+    wanted: bool = Field(default=True, description="whether the search is recorded")
+    reason: str = Field(default="", description="why it is not")
 
 
 def identity_of(directory: RunDirectory) -> Identity:
@@ -127,10 +128,19 @@ def catch_up(database: Record, path: Path) -> CaughtUp:
     with directory:
         plan = read_plan(path)
         if not plan.record:
-            return CaughtUp(run_directory=str(path), trials=0, written=0, wanted=False)
+            return CaughtUp(run_directory=str(path), trials=0, written=0, wanted=False, reason=_unrecorded(plan))
         search = described(plan, identity_of(directory), str(path.absolute()))
         trials = recorded_trials(directory, directory.results())
         return CaughtUp(run_directory=str(path), trials=len(trials), written=database.write(search, trials))
+
+
+def _unrecorded(plan: SearchPlan) -> str:
+    """Return why a plan is not recorded."""
+    if plan.workload.own_step is not None:
+        return "trials of a loop of your own are not recorded"
+    if plan.options is not None and plan.options.record:
+        return "it was resumed with other versions of its packages, and its trials don't all compare"
+    return "it was searched with --no-record"
 
 
 def _moment(file: Path) -> str:

@@ -24,16 +24,15 @@ _SIZES = frozenset(
         "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size",
         "num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads", "encoder_attention_heads",
         "decoder_attention_heads", "max_position_embeddings", "n_positions", "max_source_positions",
-        "max_target_positions", "image_size", "patch_size", "num_channels", "num_mel_bins", "num_experts_per_tok",
-        "state_size", "conv_kernel",
+        "max_target_positions", "image_size", "patch_size", "num_channels", "num_mel_bins", "state_size", "conv_kernel",
     }
 )  # fmt: skip
 _MOST_LAYERS, _LARGEST = 4096, 1 << 24
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
 # Sizes that may be zero.
-_COUNTS = frozenset(
-    {"encoder_layers", "decoder_layers", "num_local_experts", "num_experts", "n_routed_experts", "type_vocab_size"}
-)
+_COUNTS = frozenset({"encoder_layers", "decoder_layers", "type_vocab_size", "num_experts_per_tok", *_EXPERTS})
 
 
 def resolve(reference: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSpec:
@@ -174,11 +173,15 @@ def _senseless_size(config: dict[str, Any], place: str = "") -> str | None:
 
 
 def _check_experts(built: Any, where: str) -> None:
-    """Refuse a config whose tokens go to more experts than there are, by the library's defaults too."""
+    """Refuse a config whose tokens go to more experts than there are, or to none of them, by defaults too."""
     text = built.get_text_config()
-    experts, each = (getattr(text, name, None) for name in ("num_local_experts", "num_experts_per_tok"))
-    if isinstance(experts, int) and isinstance(each, int) and each > experts:
-        raise InputError(f"{where}: num_experts_per_tok: {each} of {experts} experts (num_local_experts)")
+    each = getattr(text, "num_experts_per_tok", None)
+    for name in _EXPERTS:
+        experts = getattr(text, name, None)
+        if not isinstance(experts, int) or not isinstance(each, int):
+            continue
+        if (each > experts and name == "num_local_experts") or (experts and not each):
+            raise InputError(f"{where}: num_experts_per_tok: {each} of {experts} experts ({name})")
 
 
 def _check_model_type(model_type: object, where: str, *, has_code: bool) -> None:

@@ -130,13 +130,7 @@ class TrainConfig(Value):
     ] = Field(default=False, description="fused kernels of the package liger-kernel")
     torch_compile_backend: Annotated[
         BackendName | None,
-        Knob(
-            knob.of_compiling,
-            "compile",
-            argument="unless default",
-            feature="compile={}",
-            word="compile {}",
-        ),
+        Knob(knob.of_compiling, "compile", argument="unless default", feature="compile={}", word="compile {}"),
     ] = Field(default=None, description="None: not compiled")
     torch_compile_mode: Annotated[
         Mode | None, Knob(knob.of_compiling, "compile-mode", argument="unless default", word=" {}")
@@ -146,11 +140,7 @@ class TrainConfig(Value):
     )
     quantization: Annotated[
         Quantization | None,
-        Knob(
-            "method",
-            feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}",
-            word="{} base weights",
-        ),
+        Knob("method", feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}", word="{} base weights"),
     ] = Field(default=None, description="format of the frozen base weights; None: not quantized")
     dataloader_num_workers: Annotated[
         int, Knob("exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers")
@@ -183,12 +173,12 @@ class TrainConfig(Value):
         exclude_if=lambda size: size is None,
         description="completions that GRPO and RLOO generate at once, in samples; None: those of a step",
     )
-    precompute_ref_log_probs: Annotated[
-        bool, Knob("exact", "precompute-ref", is_traced=False, word="reference worked out before")
-    ] = Field(
-        default=False,
-        exclude_if=lambda is_on: not is_on,
-        description="DPO and KTO run their reference model over all data before training, and drop it then",
+    precompute_ref_log_probs: Annotated[bool, Knob("exact", "precompute-ref", word="reference worked out before")] = (
+        Field(
+            default=False,
+            exclude_if=lambda is_on: not is_on,
+            description="DPO and KTO run their reference model over all data before training, and drop it then",
+        )
     )
     torch_empty_cache_steps: Annotated[
         PositiveInt | None,

@@ -13,6 +13,17 @@ from autotune.values.trial import Interval
 Arithmetic = Literal["fp32", "tf32", "fp16", "bf16"]
 
 
+class Timings(Value):
+    """What was measured on a device of operators and optimizers in the shapes that models have."""
+
+    operators: dict[str, float] = Field(default_factory=dict, description="seconds of an operator, by its call")
+    optimizers: dict[str, float] = Field(
+        default_factory=dict, description="seconds of a step over one parameter, by optimizer, type and shape"
+    )
+    operator_s: float = Field(ge=0, description="of each operator, views too, what Python and autograd take beside it")
+    micro_step_s: float = Field(ge=0, description="of the Trainer for each micro-step")
+
+
 class Rates(Value):
     """Attainable rates of one device, by which the time model divides operations and bytes."""
 
@@ -24,6 +35,7 @@ class Rates(Value):
     launch_s: float = Field(ge=0, description="least seconds of an operator, however small")
     host_bandwidth: float = Field(gt=0, description="bytes/s from host to device")
     source: Literal["table", "measured"]
+    timings: Timings | None = Field(default=None, description="of single operators; None: none were measured")
 
 
 TracedBy = Literal["meta", "fake", "run"]
@@ -36,7 +48,7 @@ PhaseName = Literal["forward and backward", "optimizer step", "evaluation", "sav
 class Evaluation(Value):
     """How a training is evaluated."""
 
-    batch: PositiveInt = Field(description="samples of a batch")
+    batch: PositiveInt = Field(default=8, description="samples of a batch; the default is that of `TrainingArguments`")
     kept_samples: NonNegativeInt = Field(
         default=0,
         description="samples whose logits are kept on the device, for metrics: those of `eval_accumulation_steps` "

@@ -29,6 +29,10 @@ _T95 = (
 # turns. Ten such pairs deviated from 1 by 1.2 % where their turns explain 1.5 % (`benchmarks/alike.py`): a bound.
 PROCESS_SPREAD = 0.01
 
+# Parts of a trial in turn, which lasts a minute or more: they deviate as fresh runs do, fifths of the finals
+# of t5-small by 5.9 %, twenty fresh runs of its winner by 5.9 % as well (`benchmarks/repeat.py`).
+PARTS = 5
+
 # Pairs for which the signed-rank test has a 95 % interval.
 _LEAST_PAIRS = 6
 
@@ -151,6 +155,22 @@ def trial_spread(
         degrees -= len(common) - 1
     squares = sum(value**2 for side in residuals for value in side)
     return Spread(math.sqrt((PRIOR_DEGREES * prior + squares) / (PRIOR_DEGREES + degrees)), PRIOR_DEGREES + degrees)
+
+
+def parts_of(trial: Sequence[float]) -> list[Sequence[float]]:
+    """Return the step times of a trial in `PARTS` parts, or as one where a part would have a single step."""
+    size = len(trial) // PARTS
+    if size < 2:
+        return [trial]
+    return [trial[n * size : (n + 1) * size if n + 1 < PARTS else len(trial)] for n in range(PARTS)]
+
+
+def spread_of_parts(sides: Sequence[Sequence[Sequence[float]]]) -> Spread:
+    """Return the pooled spread of the means of parts of trials in turn, a sequence of parts per configuration."""
+    means = [_log_means(side) for side in sides]
+    squares = sum((value - statistics.fmean(side)) ** 2 for side in means for value in side)
+    degrees = sum(len(side) - 1 for side in means)
+    return Spread(math.sqrt(squares / degrees), degrees)
 
 
 def next_run_interval(trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int) -> Interval:

@@ -30,7 +30,9 @@ class RecipeKind(NamedTuple):
     task: Task = Task.CAUSAL_LM
     sequences: int = 1  # rows of the forward pass for each sample
     generates: bool = False  # whether it samples completions in each step
-    precomputes: bool = False  # whether the reference's log-probabilities can be worked out once, before training
+    reference: bool = False  # whether a copy of the model is kept as the reference; with an adapter it is its own base
+    scorings: int = 0  # forward passes without gradients of each micro-batch, of the policy or the reference
+    precomputes: bool = False  # whether those can be run once, before training
     coupled: str | None = None  # why another micro-batch is another training; None: it isn't
 
     @property
@@ -39,19 +41,24 @@ class RecipeKind(NamedTuple):
         return self.trainer.replace("Trainer", "Config")
 
 
-# TRL 1.16. KTO holds each completion against those of its micro-batch to estimate the KL divergence (arXiv:2402.01306).
+# TRL 1.16, by its defaults: RLOO's beta is 0.05, GRPO's 0. KTO holds each completion against those of its micro-batch
+# to estimate the KL divergence (arXiv:2402.01306): one pass more of the policy, and one of the reference.
 RECIPES: dict[RecipeName, RecipeKind] = {
     "sft": RecipeKind("SFTTrainer", ("prompt", "completion")),
-    "dpo": RecipeKind("DPOTrainer", ("prompt", "chosen", "rejected"), sequences=2, precomputes=True),
+    "dpo": RecipeKind(
+        "DPOTrainer", ("prompt", "chosen", "rejected"), sequences=2, reference=True, scorings=1, precomputes=True
+    ),
     "reward": RecipeKind("RewardTrainer", ("chosen", "rejected"), task=Task.SEQUENCE_CLASSIFICATION, sequences=2),
     "kto": RecipeKind(
         "KTOTrainer",
         ("prompt", "completion", "label"),
+        reference=True,
+        scorings=3,
         precomputes=True,
         coupled="KTO estimates the KL divergence within each micro-batch",
     ),
     "grpo": RecipeKind("GRPOTrainer", ("prompt",), generates=True),
-    "rloo": RecipeKind("RLOOTrainer", ("prompt",), generates=True),
+    "rloo": RecipeKind("RLOOTrainer", ("prompt",), reference=True, scorings=2, generates=True),
 }
 
 

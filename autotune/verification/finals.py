@@ -12,7 +12,15 @@ from typing import NamedTuple
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import DEFAULT_MARGIN
-from autotune.values.statistics import next_run_interval, paired_ratio, ratio_of_means, trial_spread
+from autotune.values.statistics import (
+    PARTS,
+    next_run_interval,
+    paired_ratio,
+    parts_of,
+    ratio_of_means,
+    spread_of_parts,
+    trial_spread,
+)
 from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
 from autotune.verification.checks import Proof
 from autotune.verification.state import SearchState
@@ -229,14 +237,12 @@ class Finals:
         times = tuple(t for m in measured for t in m.step_times_s)
         samples = self.plan.workload.samples_per_step(config)
         rate = samples / statistics.fmean(times)
-        others = [steps for c in self.contenders() if c != config and (steps := self._step_times(c))]
-        spread = trial_spread([self._step_times(config)], others, by_round=False)
         tokens = self.plan.workload.tokens_per_sample
         return measured[-1].model_copy(
             update={
                 "step_times_s": times,
                 "samples_per_second": rate,
-                "samples_per_second_interval": next_run_interval(self._step_times(config), spread, samples),
+                "samples_per_second_interval": self._next_run(config, samples),
                 "tokens_per_second": None if tokens is None else rate * tokens,
                 "first_step_s": max(m.first_step_s for m in measured),  # the coldest start
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
@@ -245,6 +251,14 @@ class Finals:
                 "conditions": worst_of([m.conditions for m in measured if m.conditions is not None]),
             }
         )
+
+    def _next_run(self, config: TrainConfig, samples: int) -> Interval:
+        """Return the 95 % interval of samples per second for the next run of `config`."""
+        sides = [t for c in dict.fromkeys((config, *self.contenders())) if (t := self._step_times(c))]
+        parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
+        if all(map(_ran_in_turn, self._series())) and all(len(side) >= PARTS for side in parts):
+            return next_run_interval(parts[0], spread_of_parts(parts), samples)
+        return next_run_interval(sides[0], trial_spread(sides[:1], sides[1:], by_round=False), samples)
 
     def speedup(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
         """Return the throughput of `config` over that of `reference` by their final trials; None if one has none."""

@@ -9,6 +9,7 @@ from factories import make_config, make_gpu, make_workload
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
+from autotune.exports.launch_files import DEEPSPEED, text_of
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
@@ -64,18 +65,22 @@ def test_a_users_script_is_run_with_the_answer_where_it_lies(result, tmp_path):
     code = OwnCode(kind="script", shown="python run.py", command=("run.py",), directory="/")
     workload = result.workload.model_copy(update={"own_code": code})
     result.model_copy(update={"workload": workload}).save(tmp_path / ANSWER_FILE)
-    for target in ("training-args", "accelerate", "all"):
+    for target in ("training-args", "all"):
         options = ["--to", target, "--output", str(tmp_path / target)]
         done = CliRunner().invoke(app, ["export", str(tmp_path), *options])
         launches = [line for line in done.stdout.splitlines() if line.startswith(("launch:", "note:"))]
         assert launches == [f"launch:  autotune script --apply {tmp_path / ANSWER_FILE} -- python run.py"]
     assert str(tmp_path / ANSWER_FILE) in (tmp_path / "all" / "launch.txt").read_text()
+    assert not (tmp_path / "all/accelerate.yaml").exists()
+    refused = CliRunner().invoke(app, ["export", str(tmp_path), "--to", "accelerate"])
+    assert refused.exit_code == 2
+    assert "your own code trains by its TrainingArguments, not by this file" in refused.stderr
 
 
 def test_one_file_goes_where_it_is_wanted(export, result, tmp_path):
-    assert export("--to", "deepspeed").stdout == result.file_text("deepspeed")
+    assert export("--to", "deepspeed").stdout == text_of(DEEPSPEED, result)
     assert export("--to", "deepspeed", "-o", str(tmp_path / "ds.json")).exit_code == 0
-    assert (tmp_path / "ds.json").read_text() == result.file_text("deepspeed")
+    assert (tmp_path / "ds.json").read_text() == text_of(DEEPSPEED, result)
 
 
 def test_a_script_is_launched_by_the_name_it_was_given(export, tmp_path):

@@ -157,7 +157,7 @@ def test_what_run_directories_hold_beyond_the_record_is_written(path, run_dirs):
     assert lines[0].endswith("wanted: 1 of its 1 trials written, the others were there")
     assert lines[1].endswith("unwanted: left alone, it was searched with --no-record")
     again = json.loads(run("sync", run_dirs[0], "--json").stdout)
-    assert again == [{"run_directory": run_dirs[0], "trials": 1, "written": 0, "wanted": True}]
+    assert again == [{"run_directory": run_dirs[0], "trials": 1, "written": 0, "wanted": True, "reason": ""}]
     assert [len(search.trials) for search in Record(f"sqlite:///{path}").searches()] == [1]
 
 

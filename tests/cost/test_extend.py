@@ -90,6 +90,7 @@ def tape(names: str, live=None, flops=None, *, forward_end: int | None = None) -
         recomputed=np.zeros(count, dtype=bool),
         forward_end=count if forward_end is None else forward_end,
         storages=np.zeros((0, 4)),
+        calls=("",) * count,
     )
 
 

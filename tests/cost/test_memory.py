@@ -195,8 +195,8 @@ def test_evaluation_holds_weights_and_states_and_no_gradients():
     assert found.activations + found.temporaries == 8 * 3 * MB
 
 
-def test_evaluation_is_by_micro_batches_if_nothing_is_said():
-    assert phase("evaluation") == phase("evaluation", Evaluation(batch=4))
+def test_evaluation_has_the_trainers_usual_batch_if_nothing_is_said():
+    assert phase("evaluation") == phase("evaluation", Evaluation(batch=8))
 
 
 def test_kept_logits_are_there_twice_while_the_last_batch_is_added():

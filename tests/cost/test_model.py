@@ -21,7 +21,7 @@ from autotune.cost.family import family_of
 from autotune.cost.memory import components, framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
-from autotune.cost.profile import Excerpt
+from autotune.cost.profile import Excerpt, ForwardPass
 from autotune.cost.reserve import held_bytes
 from autotune.cost.time import StepCost, expected_longest
 from autotune.units import GIB
@@ -449,3 +449,15 @@ def test_trials_on_several_devices_correct_what_is_predicted_of_them():
     before = model.estimate(config)
     slower = make_result(config, before.samples_per_second / 3)
     assert model.observe(slower).estimate(config).samples_per_second < before.samples_per_second / 2
+
+
+def test_the_evaluation_that_is_shown_has_the_users_own_batch():
+    point = make_point(activations=(0, 2 * MB))
+    profile = make_profile(evaluation=ForwardPass(peaks=(point,), outputs_bytes=line(0, 0)))
+
+    def shown(**arguments):
+        workload = make_workload(fixed_arguments=arguments)
+        phases = replace(make_model([profile]), workload=workload).estimate(make_config(4)).memory.phases
+        return next(p.allocated_bytes for p in phases if p.name == "evaluation")
+
+    assert shown(per_device_eval_batch_size=64) - shown() == (64 - 8) * 2 * MB

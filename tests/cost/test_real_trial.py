@@ -18,7 +18,7 @@ from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.model import Task
-from autotune.values.workload import Workload
+from autotune.values.workload import RECIPES, Recipe, Workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -101,6 +101,47 @@ def test_a_vision_language_model_takes_the_predicted_peak_within_5_percent(runne
         make_request(
             config,
             number=100 + 10 * indices["fields"] + indices["name"],
+            workload=trained,
+            accumulation_steps=2,
+            limits=make_limits(memory_bytes=4 * GIB, timeout_s=300.0, measure_steps=2),
+        )
+    )
+    assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.05)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in RECIPES.items() if not kind.generates])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"checkpointing": "full", "precision": "bf16"},
+        {"adapter": {}},
+        {"precompute_ref_log_probs": True},
+    ],
+    ids=str,
+)
+def test_a_recipe_takes_the_predicted_peak_within_5_percent(runner, workload, name, fields, request):
+    pytest.importorskip("trl")
+    kind, hardware = RECIPES[name], detect("cpu")
+    if fields.get("precompute_ref_log_probs") and not kind.precomputes:
+        pytest.skip("has no reference")
+    model = workload.model
+    if kind.task is not Task.CAUSAL_LM:
+        model = model.model_copy(update={"config": {**model.config, "num_labels": 1}})
+    recipe = Recipe(name=name, prompt_length=64, completion_length=64)
+    trained = workload.model_copy(
+        update={"model": model, "task": kind.task, "sequence_length": 128, "global_batch_size": 16, "recipe": recipe}
+    )
+    config = TrainConfig(
+        attn_implementation="sdpa", dataloader_pin_memory=False, per_device_train_batch_size=8, **fields
+    )
+    traced = profile(model, family_of(config, hardware), shape_of(trained))
+    predicted = CostModel.of(trained, hardware, rates_of(hardware), [traced]).estimate(config).memory.device_peak_bytes
+    indices = request.node.callspec.indices
+    result = runner.run(
+        make_request(
+            config,
+            number=200 + 10 * indices["fields"] + indices["name"],
             workload=trained,
             accumulation_steps=2,
             limits=make_limits(memory_bytes=4 * GIB, timeout_s=300.0, measure_steps=2),

@@ -74,6 +74,20 @@ def test_a_larger_micro_batch_never_takes_less_memory(estimated):
     assert all(below <= above for below, above in itertools.pairwise(peaks))
 
 
+def test_a_recipe_is_estimated_by_its_own_step(estimated):
+    pytest.importorskip("trl")
+    fix = {"micro-batch": "4", **LORA}
+    lengths = {"seq_len": None, "prompt_len": 64, "completion_len": 64}
+    dpo, sft = (estimated(recipe=name, **lengths, fix=fix) for name in ("dpo", "sft"))
+    assert dpo.predicted.config.checkpointing == "full"  # TRL's default
+    assert dpo.predicted.memory.activations_bytes > 1.5 * sft.predicted.memory.activations_bytes
+    assert dpo.predicted.speed.step_time_s > sft.predicted.speed.step_time_s
+    assert dpo.predicted.flops_per_step > 2.5 * sft.predicted.flops_per_step
+    assert any(note.startswith("TRL's DPOTrainer: prompts of 64 tokens") for note in dpo.notes)
+    with pytest.raises(InputError, match="--recipe grpo: generating completions isn't predicted"):
+        estimated(recipe="grpo", **lengths, fix=fix)
+
+
 def test_what_fits_is_no_shortfall(estimated):
     assert shortfall(estimated(fix={"micro-batch": "1"})) is None
     assert shortfall(estimated()) is None

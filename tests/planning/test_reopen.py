@@ -16,8 +16,17 @@ from factories import (
 )
 
 from autotune.errors import InputError, MachineError
+from autotune.planning import reopen
 from autotune.planning.options import SearchOptions
-from autotune.planning.reopen import changed_files, differences, is_over, limits_of, outlived, reopened
+from autotune.planning.reopen import (
+    changed_files,
+    differences,
+    is_over,
+    limits_of,
+    outlived,
+    reopened,
+    with_files,
+)
 from autotune.values.budget import Budget, Effort
 from autotune.values.trial import Purpose, TrialStatus
 
@@ -129,15 +138,25 @@ def test_other_versions_are_told():
     assert differences(make_hardware(), make_hardware(free_bytes=1)) == []
 
 
-def test_files_that_were_written_since_they_were_looked_at_are_told(tmp_path):
-    data, looked_at = tmp_path / "texts.jsonl", tmp_path / "description.json"
-    for path in (data, looked_at):
-        path.touch()
-    plan = make_plan(workload=make_workload(dataset=str(data)))
-    os.utime(data, (0, 0))
-    assert changed_files(plan, looked_at) == []
-    os.utime(looked_at, (0, 0))
-    data.touch()
-    (line,) = changed_files(plan, looked_at)
+@pytest.mark.parametrize("most", [64 << 20, 0], ids=["by a digest", "by size and time"])
+def test_files_that_are_others_since_the_search_began_are_told(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(reopen, "_MOST_HASHED_BYTES", most)
+    data = tmp_path / "texts.jsonl"
+    data.write_text("one")
+    os.utime(data, (1000, 1000))
+    plan = with_files(make_plan(workload=make_workload(dataset=str(data))))
+    assert changed_files(plan) == []
+    data.write_text("two" if most else "three")
+    os.utime(data, (1000, 1000))  # as a restored copy has it
+    (line,) = changed_files(plan)
     assert line.startswith(f"since the search: {data} has changed; ")
-    assert changed_files(plan, tmp_path / "nowhere") == []
+    data.unlink()
+    assert changed_files(plan) == []
+
+
+def test_a_small_file_that_was_only_touched_is_the_same(tmp_path):
+    data = tmp_path / "texts.jsonl"
+    data.write_text("one")
+    plan = with_files(make_plan(workload=make_workload(dataset=str(data))))
+    os.utime(data, (0, 0))
+    assert changed_files(plan) == []

@@ -73,7 +73,16 @@ def test_knobs_that_cant_be_are_refused(knobs, said):
 
 @pytest.mark.parametrize(
     "option",
-    [{"data": "x"}, {"check_loss": 20}, {"engine": "ray"}, {"devices": 2}, {"task": "causal-lm"}],
+    [
+        {"data": "x"},
+        {"check_loss": 20},
+        {"engine": "ray"},
+        {"devices": 2},
+        {"task": "causal-lm"},
+        {"images": 1},
+        {"image_size": 64},
+        {"freeze_vision": True},
+    ],
     ids=str,
 )
 def test_what_goes_with_no_loop_of_ones_own_is_refused(option):

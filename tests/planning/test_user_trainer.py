@@ -170,3 +170,14 @@ def test_what_the_code_decides_can_not_be_fixed_at_another_value():
     assert plan(fix="optim=adamw_torch").baseline.optim == "adamw_torch"
     with pytest.raises(InputError, match="--fix optim=sgd: optim stays as it is: it hands over an optimizer"):
         plan(fix="optim=sgd")
+
+
+@pytest.mark.parametrize("option", [{"images": 1}, {"seq_len": 1}, {"global_batch": 1}, {"trust_remote_code": True}])
+def test_what_the_code_decides_is_refused_whatever_its_value(option):
+    (name,) = option
+    with pytest.raises(InputError, match=f"{name}: goes with no script"):
+        UserTrainer.of(SearchOptions(model="", **option), script=["python", "train.py"])
+
+
+def test_one_device_is_what_a_script_has():
+    assert UserTrainer.of(SearchOptions(model="", devices=1, workers=1), script=["python", "train.py"])

@@ -15,15 +15,17 @@ from factories import (
     make_result,
     make_space_file,
 )
-from profiles import make_family, make_group, make_model, make_profile, make_rates
+from profiles import make_family, make_group, make_model, make_profile, make_rates, make_work
 
 from autotune.cost.child import ENTRY, TraceRequest, Traces
 from autotune.cost.family import family_of
+from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
 from autotune.errors import NothingFitsError
 from autotune.search.cost_model import check_fits, cost_model, learn
-from autotune.storage.home import read_observations, write_rates, write_trace
+from autotune.storage.home import read_observations, read_timings, write_rates, write_trace
 from autotune.units import GIB
 from autotune.value import read_value, write_value
+from autotune.values.estimate import Timings
 from autotune.values.trial import Memory
 
 SPACE = make_space_file({"precision": ["bf16", "fp32"], "per_device_train_batch_size": "lattice"})
@@ -38,15 +40,22 @@ def own_home(monkeypatch, tmp_path):
 class Asker:
     """Answers as a child would, in the search's directory; None for a child that dies."""
 
-    def __init__(self, directory: Path, answer: Traces | str | None) -> None:
+    def __init__(self, directory: Path, answer: Traces | str | None, timings: Timings | None = None) -> None:
         self._directory = directory
         self._answer = answer
+        self._timings = timings
         self.asked: list[tuple[str, str, TraceRequest, float]] = []
+        self.measured: list[tuple[OperatorRequest, float]] = []
 
-    def ask(self, name: str, entry: str, request: TraceRequest, *, timeout_s: float) -> Path:
-        self.asked.append((name, entry, request, timeout_s))
+    def ask(self, name: str, entry: str, request: TraceRequest | OperatorRequest, *, timeout_s: float) -> Path:
         directory = self._directory / name
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
+        if isinstance(request, OperatorRequest):
+            self.measured.append((request, timeout_s))
+            if self._timings is not None:
+                write_value(self._timings, directory / "answer.json")
+            return directory
+        self.asked.append((name, entry, request, timeout_s))
         if isinstance(self._answer, Traces):
             write_value(self._answer, directory / "answer.json")
         elif self._answer is not None:
@@ -239,3 +248,43 @@ def test_what_can_not_fit_by_arithmetic_is_not_traced(predict):
     _, asker = predict(space=space, facts=make_facts(parameters=10**9), memory_bytes=12 * GIB)
     kinds = [(f.dtype, f.autocast) for f in asker.request.families]
     assert kinds == [("float32", None), ("bfloat16", None)]  # the baseline's own, and that of 7.5 GiB
+
+
+MEASURABLE = make_profile(FP32, work=(make_work(call="mm [<0:1>]"),))
+TIMINGS = Timings(
+    operators={f"mm [{size}]": 0.01 * size for size in (1, 4, 16, 64)},
+    optimizers={parameter_key(what, make_group(1000, 1000)): 1e-3 for what in ("adamw_torch_fused", CLIPPING)},
+    operator_s=0.0,
+    micro_step_s=0.0,
+)
+
+
+def searched(directory, timings, **fields):
+    directory.mkdir(exist_ok=True)
+    asker = Asker(directory, Traces(profiles=(MEASURABLE,)), timings)
+    return cost_model(make_plan(space=SPACE), asker, directory, lambda event: None, **fields), asker
+
+
+def test_operators_are_measured_once_and_decide_what_is_predicted(tmp_path):
+    plan = make_plan(space=SPACE)
+    first, asker = searched(tmp_path / "one", TIMINGS)
+    ((request, _),) = asker.measured
+    assert set(request.calls) == {"mm [1]", "mm [4]", "mm [16]"}
+    assert request.optimizers == ("adamw_torch_fused",)
+    expected = plan.workload.global_batch_size * 0.01
+    assert first.estimate(make_config(4, precision="fp32")).step_time_s == pytest.approx(expected, rel=0.05)
+    assert read_timings(plan.hardware) == TIMINGS
+    second, asker = searched(tmp_path / "two", None)
+    assert (asker.measured, second.rates.timings) == ([], TIMINGS)
+
+
+def test_where_no_operator_can_be_measured_rates_alone_predict(tmp_path):
+    model, asker = searched(tmp_path / "one", None)
+    assert len(asker.measured) == 1
+    assert model.rates.timings is None
+    assert model.estimate(make_config(precision="fp32")) is not None
+
+
+def test_nothing_is_measured_of_a_search_that_is_over(tmp_path):
+    _, asker = searched(tmp_path / "one", TIMINGS, left_s=-5.0)
+    assert asker.measured == []

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def test_a_folder_is_made_to_be_written(monkeypatch, tmp_path):
     assert folder == tmp_path / "mine" / "rates"
     assert folder.is_dir()
     assert not list(folder.iterdir())
+
+
+def test_what_killed_processes_left_in_a_folder_is_removed_an_hour_later(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+    (tmp_path / "traces").mkdir()
+    left, being_written, others = (tmp_path / "traces" / n for n in (".a.json.gz.1", ".b.json.2", ".hidden.3"))
+    for path in (left, being_written, others):
+        path.touch()
+    os.utime(left, (time.time() - 4000,) * 2)
+    os.utime(others, (0, 0))
+    assert set(writable("traces").iterdir()) == {being_written, others}
 
 
 def test_a_home_that_can_not_be_written_is_one_line(monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from factories import OUT_OF_MEMORY, make_budget, make_plan, make_result, make_space_file
 
 from autotune.errors import RunDirectoryError
+from autotune.planning.options import SearchOptions
 from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.sync import Answer, catch_up, identity_of, note_answer, recorded_trials
@@ -62,8 +63,15 @@ def test_the_answer_is_written_too(database, directory):
 
 def test_what_was_not_to_be_recorded_is_left_alone(database, directory):
     directory.write_plan(PLAN.model_copy(update={"record": False}))
-    assert not catch_up(database, directory.path).wanted
+    found = catch_up(database, directory.path)
+    assert (found.wanted, found.reason) == (False, "it was searched with --no-record")
     assert database.searches() == []
+
+
+def test_a_search_that_was_resumed_with_other_versions_is_left_alone_for_that_reason(database, directory):
+    options = SearchOptions(model="gpt2")
+    directory.write_plan(PLAN.model_copy(update={"record": False, "options": options}))
+    assert "other versions of its packages" in catch_up(database, directory.path).reason
 
 
 def test_a_search_that_is_running_writes_by_itself(database, directory):

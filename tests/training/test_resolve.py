@@ -489,6 +489,8 @@ def test_the_librarys_own_class_is_used_if_the_models_code_is_not_trusted(tmp_pa
         ({"vocab_size": "many"}, 'vocab_size: expected a whole number from 1 to 16777216, not "many"'),
         ({"text_config": {"hidden_size": -1}}, "text_config.hidden_size: expected"),
         ({"attention_dropout": 2}, "attention_dropout: expected a rate from 0 to 1, not 2"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 0}, "num_experts_per_tok: 0 of 8 experts"),
+        ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts_per_tok: 2 of 1 experts"),
     ],
 )
 def test_a_senseless_size_is_named_with_its_file(tmp_path, figures, said):
@@ -497,3 +499,9 @@ def test_a_senseless_size_is_named_with_its_file(tmp_path, figures, said):
         resolve(str(folder))
     assert str(error.value).startswith(f"{folder / 'config.json'}: ")
     assert said in str(error.value)
+
+
+def test_a_model_whose_class_may_have_experts_has_none(tmp_path):
+    none = {"num_local_experts": 0, "num_experts_per_tok": 0}
+    figures = {**TINY["llama"], "model_type": "granitemoehybrid", "hidden_size": 64, **none}
+    assert resolve(str(write_model(tmp_path / "dense", figures))).kind == "decoder"

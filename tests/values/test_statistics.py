@@ -12,9 +12,11 @@ from autotune.values.statistics import (
     half_width,
     next_run_interval,
     paired_ratio,
+    parts_of,
     rate_interval,
     ratio_of_means,
     relative_half_width,
+    spread_of_parts,
     t95,
     trial_spread,
 )
@@ -164,6 +166,31 @@ def test_the_next_run_falls_into_its_interval():
         interval = next_run_interval(sides[0], trial_spread(sides, by_round=False), 4)
         found += interval.low <= 4 / statistics.fmean(run(noise, 1.0, 0.05)) <= interval.high
     assert found / cases >= 0.95
+
+
+def test_the_next_run_falls_into_the_interval_of_two_trials_in_turn_on_a_machine_that_drifts():
+    """Steps deviate by 9 %, and the machine by 6 % for some steps; a fresh run has eight steps at another time."""
+    noise, held, widths, cases = random.Random(5), 0, [], 400
+
+    def steps(count: int, level: float) -> list[float]:
+        found = []
+        for _ in range(count):
+            level = 0.8 * level + noise.gauss(0.0, 0.06 * math.sqrt(1 - 0.8**2))
+            found.append(math.exp(level + noise.gauss(0.0, 0.09)))
+        return found
+
+    for _ in range(cases):
+        sides = [parts_of(steps(20, noise.gauss(0.0, 0.06))) for _ in range(2)]
+        interval = next_run_interval(sides[0], spread_of_parts(sides), 1)
+        held += interval.low <= 1 / statistics.fmean(steps(8, noise.gauss(0.0, 0.06))) <= interval.high
+        widths.append(interval.high / interval.low)
+    assert held / cases >= 0.95
+    assert 1.3 < statistics.median(widths) < 1.5
+
+
+def test_a_trial_of_few_steps_has_one_part():
+    assert parts_of([1.0] * 9) == [[1.0] * 9]
+    assert [len(part) for part in parts_of([1.0] * 13)] == [2, 2, 2, 2, 5]
 
 
 def test_the_next_run_is_less_sure_than_the_mean():

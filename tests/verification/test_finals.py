@@ -351,6 +351,17 @@ def test_a_speedup_in_turn_is_that_of_the_pairs_however_the_machine_drifts():
     assert 1.2 < lead.interval.low < lead.interval.high < 1.3
 
 
+def test_the_next_run_of_what_ran_in_turn_deviates_as_the_parts_of_all_contenders_do():
+    """Single steps deviate by 3 %, which averages out in each part; the machine drifts by 4 % from part to part."""
+    search = InTurn(SEARCHED, finalists=1)
+    steps = tuple(t * slow for slow in (1.0, 1.04, 1.08, 1.02, 0.98) for t in (0.97, 1.03, 0.98, 1.02))
+    search.take_turns({BASE: steps, FAST: tuple(t / 2 for t in steps)})
+    measured = search.finals.merged(FAST)
+    interval = measured.samples_per_second_interval
+    assert interval.high / interval.low == pytest.approx(math.exp(2 * 2.306 * 0.0374 * math.sqrt(1.2)), rel=0.02)
+    assert math.sqrt(interval.low * interval.high) == pytest.approx(measured.samples_per_second)
+
+
 def test_turns_of_several_steps_are_compared_turn_by_turn():
     search = InTurn(SEARCHED, finalists=1)
     search.take_turns({BASE: DRIFTING * 2, FAST: tuple(t / 2 for t in DRIFTING * 2)}, steps_per_turn=2)

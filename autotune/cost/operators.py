@@ -1,0 +1,144 @@
+"""What the operators and optimizers of models were measured to take on a device, for the prediction of time.
+
+A trace writes down how each operator is called (`calls`). Sizes that differ between its two micro-batches are lines in
+the micro-batch, `<constant:per sample>` in the text of the call, so that the call at any micro-batch is known. Calls
+are measured at a few micro-batches; between these, time is a line. What wasn't measured has the rate of the nearest
+that was: of operators of its kind the one that should take most nearly as long. Without torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from autotune.cost.profile import ParameterGroup, Profile
+from autotune.value import Value
+from autotune.values.estimate import Timings
+
+Vector = NDArray[np.float64]
+
+ENTRY = "autotune.cost.operator_benchmark:run_measure"
+
+# Micro-batches at which operators are measured.
+SIZES = (1, 4, 16, 64, 256)
+
+# What is measured of parameters as if they were optimizers: clipping, and adding one gradient to another.
+CLIPPING, ADDING = "clipping", "adding"
+
+_NUMBER = re.compile(r"\d+")
+_LINE = re.compile(r"<(-?\d+):(-?\d+)>")
+
+
+class OperatorRequest(Value):
+    """What is to be measured."""
+
+    device: str
+    calls: tuple[str, ...] = Field(description="as `calls` writes them, those that matter most first")
+    parameters: tuple[ParameterGroup, ...] = Field(default=(), description="of the models")
+    optimizers: tuple[str, ...] = Field(default=(), description="by transformers' names, to step over these")
+    limit_s: float = Field(gt=0, description="nothing is begun after this")
+    most_bytes: float = Field(description="of the tensors that are there at a time")
+    known: Timings | None = Field(default=None, description="what no model decides is taken from it")
+
+
+def as_line(low: str, high: str, samples: tuple[int, int]) -> str:
+    """Return one text for a call at two micro-batches; empty where they differ in more than sizes that are lines."""
+    if low == high:
+        return low
+    if _NUMBER.sub("", low) != _NUMBER.sub("", high):
+        return ""
+    between = samples[1] - samples[0]
+    larger = iter(_NUMBER.findall(high))
+
+    def line(match: re.Match[str]) -> str:
+        one, other = int(match[0]), int(next(larger))
+        if one == other:
+            return match[0]
+        slope = (other - one) // between
+        return f"<{one - slope * samples[0]}:{slope}>"
+
+    text = _NUMBER.sub(line, low)
+    return text if at(text, samples[1]) == high else ""
+
+
+def at(call: str, samples: int) -> str:
+    """Return a call for a micro-batch of `samples`."""
+    return _LINE.sub(lambda m: str(int(m[1]) + int(m[2]) * samples), call)
+
+
+@functools.lru_cache(maxsize=256)
+def _calls_at(calls: tuple[str, ...], samples: int) -> tuple[str, ...]:
+    return tuple(at(call, samples) for call in calls)
+
+
+def measured(profile: Profile, timings: Timings, samples: int) -> Vector:
+    """Return the measured seconds of each row of a profile's work at one micro-batch; NaN where there are none."""
+    calls = _calls_at(tuple(w.call for w in profile.work), samples)
+    return np.array([timings.operators.get(call, np.nan) for call in calls])
+
+
+def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
+    """Return measured seconds, and where there are none the expected ones at the rate of the nearest measured.
+
+    Args:
+        seconds: (operators, sizes), NaN where nothing was measured.
+        expected: The same by a roofline.
+        kinds: Of the operators.
+    """
+    found = seconds.copy()
+    with np.errstate(divide="ignore"):
+        logs = np.log(expected)
+    for kind in np.unique(kinds):
+        rows = np.flatnonzero(kinds == kind)
+        known = ~np.isnan(seconds[rows]) & (expected[rows] > 0)
+        lacking = np.argwhere(np.isnan(seconds[rows]))
+        if not len(lacking):
+            continue
+        ratios, places = seconds[rows][known] / expected[rows][known], logs[rows][known]
+        for row, size in lacking:
+            here = rows[row], size
+            nearest = np.argmin(np.abs(places - logs[here])) if len(places) and expected[here] > 0 else None
+            found[here] = expected[here] * (1.0 if nearest is None else ratios[nearest])
+    return found
+
+
+def along(samples: Vector, sizes: Sequence[int], seconds: Vector) -> Vector:
+    """Return seconds between sizes by lines, and beyond the last two by theirs."""
+    slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+    beyond = np.maximum(samples - sizes[-1], 0.0) * max(slope, 0.0)
+    inside: Vector = np.interp(samples, sizes, seconds) + beyond
+    return inside
+
+
+def parameter_key(optim: str, group: ParameterGroup) -> str:
+    """Return what the time of an optimizer's step over one parameter is kept by."""
+    dtype = {4.0: "float32", 2.0: "bfloat16"}.get(group.element_bytes, "")
+    return f"{optim} {dtype} {'x'.join(map(str, group.shape))}{' embedding' * group.embedding}"
+
+
+def stepping(groups: Iterable[ParameterGroup], optim: str, timings: Mapping[str, float]) -> float | None:
+    """Return the seconds of a step over trained parameters; None if none of this optimizer was measured.
+
+    A shape that wasn't measured takes as long for each element as the one with the most nearly equal number of them.
+    """
+    known: dict[float, float] = {}
+    total, missing = 0.0, []
+    for group in groups:
+        seconds = timings.get(parameter_key(optim, group)) if group.trained else 0.0
+        if seconds is None:
+            missing.append(group)
+            continue
+        total += group.count * seconds
+        if group.trained:
+            known[float(group.elements)] = seconds
+    if missing and not known:
+        return None
+    for group in missing:
+        nearest = min(known, key=lambda elements: abs(np.log((elements + 1) / (group.elements + 1))))
+        total += group.count * known[nearest] * max(1.0, group.elements / max(nearest, 1.0))
+    return total

@@ -1,0 +1,65 @@
+"""A trace's operators can be run again by their calls, at micro-batches that weren't traced, and optimizers stepped."""
+
+import json
+
+import pytest
+import torch
+from factories import make_spec
+from profiles import make_family, make_group
+
+from autotune.cost.calls import bytes_of, runnable, written
+from autotune.cost.family import Shape
+from autotune.cost.operator_benchmark import timings_of
+from autotune.cost.operators import ADDING, CLIPPING, OperatorRequest, at, parameter_key
+from autotune.cost.profile import VIEW
+from autotune.cost.profiler import profile
+from autotune.values.estimate import Timings
+from autotune.values.model import Task
+
+CPU = torch.device("cpu")
+KNOWN = Timings(operator_s=1e-6, micro_step_s=1e-3)
+
+
+def test_a_call_is_run_again_with_tensors_of_its_sizes_strides_and_types():
+    args = (torch.zeros(4), torch.zeros(2, 3), torch.zeros(4, 3).t())
+    call = written("aten.addmm.default", args, {"beta": 2})
+    assert bytes_of(call) == 4 * (4 + 6 + 12)
+    found = runnable(call, CPU)
+    assert found().shape == (2, 4)
+    assert json.loads(call)[1][2]["s"] == [1, 3]
+
+
+def test_indices_are_within_their_table():
+    call = written("aten.embedding.default", (torch.zeros(8, 4), torch.full((3,), 7)), {})
+    assert runnable(call, CPU)().shape == (3, 4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_every_operator_of_a_small_model_can_be_measured(attention):
+    traced = profile(make_spec(), make_family(attn_implementation=attention), Shape(task=Task.CAUSAL_LM, length=8))
+    calls = tuple({at(work.call, 1) for work in traced.work if work.kind != VIEW})
+    request = OperatorRequest(device="cpu", calls=calls, limit_s=60, most_bytes=1e9, known=KNOWN)
+    assert timings_of(request).operators.keys() == set(calls)
+
+
+def test_what_has_too_many_bytes_is_left_out():
+    call = written("aten.neg.default", (torch.zeros(1000),), {})
+    request = OperatorRequest(device="cpu", calls=(call,), limit_s=60, most_bytes=1000, known=KNOWN)
+    assert timings_of(request).operators == {}
+
+
+def test_optimizers_clipping_and_adding_are_measured_by_parameter():
+    group = make_group(8, 8)
+    request = OperatorRequest(
+        device="cpu", calls=(), parameters=(group,), optimizers=("sgd", "adafactor"), limit_s=60, most_bytes=1e9,
+        known=KNOWN,
+    )  # fmt: skip
+    whats = ("sgd", "adafactor", CLIPPING, ADDING)
+    assert timings_of(request).optimizers.keys() == {parameter_key(what, group) for what in whats}
+
+
+def test_what_a_training_takes_beside_its_operators_is_measured_once():
+    request = OperatorRequest(device="cpu", calls=(), limit_s=60, most_bytes=1e9)
+    found = timings_of(request)
+    assert min(found.operator_s, found.micro_step_s) >= 0
+    assert found.operator_s + found.micro_step_s > 0
