@@ -70,8 +70,10 @@ class EstimateOptions(WorkloadOptions):
     allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
     tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")
     prices: Name | None = option(OUTPUT, "YAML or JSON: a currency, prices per hour by GPU.")
-    eval_batch: PositiveInt | None = option(MODEL, "Of an evaluation, which may be the peak [with --eval-samples 8].")
-    eval_samples: PositiveInt | None = option(MODEL, "Whose logits compute_metrics keeps on the device.")
+    eval_batch: PositiveInt | None = option(
+        MODEL, "Of an evaluation, which may be the peak [with --eval-samples 8].", le=LARGEST_BATCH
+    )
+    eval_samples: PositiveInt | None = option(MODEL, "Whose logits compute_metrics keeps on the device.", le=10**9)
     explain: bool = option(OUTPUT, "List what is alive at the peak, by module and operator.", False)
     fix: Fixed = option(CHANGES, "KNOB=VALUE of the configuration to estimate.", ())
 

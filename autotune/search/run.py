@@ -21,7 +21,7 @@ from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_o
 from autotune.execution.pool import LocalPool, OnePlace, Pool
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner
-from autotune.integrations import tracking
+from autotune.integrations.tracking import Tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.reopen import is_over
@@ -138,7 +138,7 @@ def conduct(
     """
     left_s = plan.budget.max_time_s - stopwatch.elapsed_s() - wall_s(directory.results())
     with (
-        tracking.trackers_of(plan, directory, observer) as trackers,
+        Tracking(plan, directory, observer) as trackers,
         record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer,
     ):
         model = None if plan.exhaustive else _predicted(plan, directory, backend, writer, stopwatch)
