@@ -128,6 +128,16 @@ def chunked_loss(config: TrainConfig, model: Any) -> str:
     return "in chunks" if is_chunked else "of all logits"
 
 
+def segments(config: TrainConfig, *, is_cpu: bool) -> str:
+    """Return how many of the allocator's segments are expandable."""
+    found = [] if is_cpu else torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    expandable = sum(segment["is_expandable"] for segment in found)
+    if bool(expandable) != config.expandable_segments:
+        asked = "was" if config.expandable_segments else "was not"
+        raise NoEffectError(f"expandable_segments {asked} asked for, but {expandable} of {len(found)} segments are")
+    return f"{expandable} of {len(found)}" if expandable else "none"
+
+
 def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:
     """Return how the training was spread."""
     spread = config.parallelism
