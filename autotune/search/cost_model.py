@@ -162,7 +162,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     if missing:
         update = {"families": missing, "within_s": _ANSWERED * timeout_s}
         path = runner.ask("trace", child.ENTRY, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
-        answer = _read(path) or Traces(profiles=(), failures=("the model could not be traced: see trace/log.txt",))
+        answer = _read(path) or Traces(profiles=(), failures=(_untraced(path.with_name("log.txt"), timeout_s),))
         failures = answer.failures
         for profile in answer.profiles:
             write_trace(*what, profile)
@@ -172,6 +172,12 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
         directory.mkdir(exist_ok=True)
         write_value(traces, directory / "answer.json")
     return traces
+
+
+def _untraced(log: Path, timeout_s: float) -> str:
+    """Return why a child gave no answer: it was ended without a word, or its log says more."""
+    is_silent = not log.exists() or log.stat().st_size == 0
+    return f"tracing the model took more than {timeout_s:.0f} s" if is_silent else "tracing failed: see trace/log.txt"
 
 
 def wanted_timings(

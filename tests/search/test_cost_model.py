@@ -150,7 +150,18 @@ def test_what_could_not_be_traced_is_said(predict, notes):
 def test_a_child_that_dies_leaves_the_search_without_a_model(predict, notes, answer):
     model, _ = predict(answer)
     assert model is None
-    assert notes == ["no prediction: the model could not be traced: see trace/log.txt"]
+    assert notes[0].startswith("no prediction: tracing the model took more than ")
+
+
+def test_a_child_that_says_why_it_dies_is_read_in_its_log(notes, tmp_path):
+    class Dies(Asker):
+        def ask(self, *args, **kwargs) -> Path:
+            directory = super().ask(*args, **kwargs)
+            (directory / "log.txt").write_text("MemoryError")
+            return directory
+
+    assert cost_model(make_plan(space=SPACE), Dies(tmp_path, None), tmp_path, lambda e: notes.append(e.text)) is None
+    assert notes == ["no prediction: tracing failed: see trace/log.txt"]
 
 
 def test_nothing_traced_is_no_model(predict):
