@@ -87,8 +87,6 @@ def cost_model(
     if not traces.profiles:
         return None
     observations = read_observations(plan.hardware, plan.workload.model.model_type)
-    timings = _timings(plan, runner, traces.profiles, rates, left_s)
-    rates = rates.model_copy(update={"timings": timings})
     return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations)
 
 
@@ -208,22 +206,25 @@ def wanted_timings(
     )
 
 
-def _timings(
-    plan: SearchPlan, runner: LocalRunner, profiles: Sequence[Profile], rates: Rates, left_s: float
-) -> Timings | None:
-    """Return what the operators and optimizers of a search take on its device, by earlier searches and by a child."""
+def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, left_s: float = math.inf) -> CostModel:
+    """Return a model that knows what the operators and optimizers of a search take on its device.
+
+    What earlier searches didn't measure is measured by a child process: it is kept, so the machine should be quiet.
+    """
     limit_s = min(_MEASURING_S, _MEASURING_SHARE * min(plan.budget.max_time_s, left_s))
-    request = wanted_timings(plan, profiles, rates, limit_s=limit_s) if limit_s > 0 else None
+    profiles = list(model.profiles.values())
+    request = wanted_timings(plan, profiles, model.rates, limit_s=limit_s) if limit_s > 0 else None
     if request is None:
-        return rates.timings
+        return model
     timeout_s = min(_GRACE_S, max(1.0, left_s / 4))
     try:
         path = runner.ask("timings", operators.ENTRY, request, timeout_s=timeout_s) / "answer.json"
         found = read_value(Timings, path)
     except (OSError, ValidationError):
-        return rates.timings
+        return model
     add_timings(plan.hardware, found)
-    return read_timings(plan.hardware) or found
+    rates = model.rates.model_copy(update={"timings": read_timings(plan.hardware) or found})
+    return CostModel.of(plan.workload, plan.hardware, rates, profiles, model.corrections.observations)
 
 
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
