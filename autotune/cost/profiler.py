@@ -105,9 +105,7 @@ class _Profiler:
         if (self.family.tensor_parallel, self.family.pipeline_parallel) != (1, 1):
             parameters = None  # those of the whole model
         found = stacks(config, self.family.checkpointed_every)
-        # Layers of the model as it is, and of all that would be traced in its place.
-        whole, traced = sum(s.depth for s in found), sum((len(found) + 1) * s.base + s.period for s in found)
-        if whole > traced and all(s.depth > s.base for s in found):
+        if found and all(s.depth > s.base for s in found):
             with contextlib.suppress(NotLinear):
                 return self._extended(config, found, parameters)
         return replace(self, known={})._extended(config, (), None)
