@@ -53,7 +53,8 @@ CheckTask = Annotated[SoakTask | LossTask | RoutingTask, Field(discriminator="ki
 class Soaked(Value):
     """What fitted the memory budget in a soak."""
 
-    eval_batch_size: PositiveInt | None = Field(description="None: the user's Trainer has no evaluation data")
+    eval_batch_size: PositiveInt | None = Field(description="None: there was no evaluation")
+    not_evaluated: str | None = Field(default=None, description="why; None: the user's Trainer has no evaluation data")
     checkpoint_bytes: int | None = Field(description="weights and optimizer states on disk; None: not saved")
     not_saved: str | None = Field(default=None, description="why no checkpoint was saved")
     eval_accumulation_steps: PositiveInt | None = Field(
@@ -77,7 +78,9 @@ class Soaked(Value):
         return {name: value for name, value in own.items() if value is not None}
 
     def __str__(self) -> str:
-        batch = "nothing to evaluate on" if self.eval_batch_size is None else f"evaluation batch {self.eval_batch_size}"
+        batch = self.not_evaluated or "nothing to evaluate on"
+        if self.eval_batch_size is not None:
+            batch = f"evaluation batch {self.eval_batch_size}"
         if self.predicted_samples is not None:
             batch += f", predictions of {self.predicted_samples:,} samples kept"
             batch += "" if self.predictions_bytes is None else f" ({show_memory(self.predictions_bytes)})"
