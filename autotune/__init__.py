@@ -44,68 +44,28 @@ if TYPE_CHECKING:
     from autotune.values.knob import Allowance
     from autotune.values.workload import Workload
 
+__all__ = [
+    "Allowance", "AutotuneCallback", "AutotuneError", "BitfitAdapter", "Budget", "CostEstimate", "DoraAdapter",
+    "Effort", "Ia3Adapter", "LohaAdapter", "LokrAdapter", "LoraAdapter", "PTuningAdapter", "Precision",
+    "PrefixAdapter", "PromptAdapter", "RsloraAdapter", "TrainConfig", "TuningResult", "VeraAdapter", "Workload",
+    "estimate", "find", "load", "normalize_loss", "resume",
+]  # fmt: skip
+
+# The module of each public name.
 _HOMES = {
-    "find": "api",
-    "resume": "api",
+    **dict.fromkeys(("find", "resume"), "api"),
     "Allowance": "values.knob",
-    "Budget": "values.budget",
-    "Effort": "values.budget",
-    **dict.fromkeys(
-        (
-            "BitfitAdapter",
-            "DoraAdapter",
-            "Ia3Adapter",
-            "LohaAdapter",
-            "LokrAdapter",
-            "LoraAdapter",
-            "PTuningAdapter",
-            "PrefixAdapter",
-            "PromptAdapter",
-            "RsloraAdapter",
-            "VeraAdapter",
-        ),
-        "values.adapters",
-    ),
-    "Precision": "values.config",
-    "TrainConfig": "values.config",
+    **dict.fromkeys(("Budget", "Effort"), "values.budget"),
+    **dict.fromkeys((name for name in __all__ if name.endswith("Adapter")), "values.adapters"),
+    **dict.fromkeys(("Precision", "TrainConfig"), "values.config"),
     "Workload": "values.workload",
     "AutotuneCallback": "integrations.callback",
     "AutotuneError": "errors",
     "CostEstimate": "values.estimate",
     "estimate": "estimates.estimate",
     "normalize_loss": "training.loss",
-    "TuningResult": "tuning_result",
-    "load": "tuning_result",
+    **dict.fromkeys(("TuningResult", "load"), "tuning_result"),
 }
-
-__all__ = [
-    "Allowance",
-    "AutotuneCallback",
-    "AutotuneError",
-    "BitfitAdapter",
-    "Budget",
-    "CostEstimate",
-    "DoraAdapter",
-    "Effort",
-    "Ia3Adapter",
-    "LohaAdapter",
-    "LokrAdapter",
-    "LoraAdapter",
-    "PTuningAdapter",
-    "Precision",
-    "PrefixAdapter",
-    "PromptAdapter",
-    "RsloraAdapter",
-    "TrainConfig",
-    "TuningResult",
-    "VeraAdapter",
-    "Workload",
-    "estimate",
-    "find",
-    "load",
-    "normalize_loss",
-    "resume",
-]
 
 
 def __getattr__(name: str) -> Any:

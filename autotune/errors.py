@@ -61,6 +61,15 @@ def complaint(error: Mapping[str, Any]) -> str:
     return words.format(**context) if words is not None else str(error["msg"]).removeprefix("Value error, ")
 
 
+def located(error: ValidationError, whole: str = "") -> str:
+    """Return what is wrong with the first field that something is wrong with, after its place, or that of the `whole`.
+
+    Such as 'best.config.optim: is missing'.
+    """
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])) or whole, complaint(first))))
+
+
 def first_complaint(error: ValidationError) -> str:
     """Return what is wrong with the first field that something is wrong with, by all that it might have been."""
     errors = error.errors()

@@ -51,16 +51,6 @@ class TuningResult(ResultData):
 
         return launch_files.launch_commands(self)
 
-    def file_text(self, name: str) -> str:
-        """Return what a file of a launcher or a library holds: 'training-args', 'accelerate', 'fsdp' or 'deepspeed'.
-
-        Raises:
-            InputError: The best configuration has nothing for it.
-        """
-        from autotune.exports import launch_files
-
-        return launch_files.text_of(name, self)
-
     def save_files(self, directory: str | Path) -> tuple[Path, ...]:
         """Write the files of launchers and libraries for the best configuration, and the commands; return their paths.
 
@@ -128,7 +118,7 @@ class TuningResult(ResultData):
         if self.workload.model.freeze_vision:
             freeze_vision(model)
         if (code is None or code.normalizes) and self.workload.recipe is None:
-            return prepare_model(model, adapter)
+            return prepare_model(model, adapter, chunked_loss=self.best.config.chunked_loss)
         return model if adapter is None else put_on(model, adapter)
 
     def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Samples, Collator]:

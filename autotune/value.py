@@ -41,9 +41,13 @@ class Value(BaseModel):
 
     def digest(self, length: int = 10, *, leave_out: frozenset[str] = frozenset()) -> str:
         """Return a short hash of the canonical JSON without the fields `leave_out`: equal values, equal digests."""
-        fields = self.model_dump(mode="json", exclude=set(leave_out))
-        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:length]
+        return digest_of(self.model_dump(mode="json", exclude=set(leave_out)), length)
+
+
+def digest_of(fields: dict[str, Any], length: int = 10) -> str:
+    """Return a short hash of the canonical JSON of what is written there."""
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:length]
 
 
 V = TypeVar("V", bound=Value)

@@ -20,11 +20,11 @@ from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import TrainConfig
-from autotune.values.explanation import Basis, Contribution
 from autotune.values.hardware import Hardware, installed_versions
 from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.problem import Change, Problem
+from autotune.values.result import Basis, Contribution
 from autotune.values.statistics import rate_interval
 from autotune.values.techniques import Checkpointing, checkpointing_arguments
 from autotune.values.trial import (

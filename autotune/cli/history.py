@@ -50,8 +50,7 @@ def listed(
 @history.command("show")
 @guarded
 def shown(
-    key: Annotated[str, typer.Argument(help="A key of the list, or its beginning.")],
-    as_json: Json = False,
+    key: Annotated[str, typer.Argument(help="A key of the list, or its beginning.")], as_json: Json = False
 ) -> None:
     """Show every trial of the searches with a key."""
     found = _with_key(_database(), key)
@@ -66,8 +65,7 @@ def shown(
 @history.command()
 @guarded
 def export(
-    file: Annotated[Path | None, typer.Argument(help="Write here; otherwise to stdout.")] = None,
-    as_json: Json = False,
+    file: Annotated[Path | None, typer.Argument(help="Write here; otherwise to stdout.")] = None, as_json: Json = False
 ) -> None:
     """Write all that is recorded, every measurement included, as JSON."""
     found = _database().searches()

@@ -133,7 +133,7 @@ def of_search() -> Made:
     """Return the options of `autotune find`."""
     from autotune.planning.options import SearchOptions
 
-    return _made(_options(SearchOptions))
+    return _made(SearchOptions)
 
 
 @functools.cache
@@ -142,7 +142,7 @@ def of_script() -> Made:
     from autotune.planning.options import SearchOptions
     from autotune.planning.user_trainer import DECIDED_BY_CODE
 
-    return _made(_options(SearchOptions, without=DECIDED_BY_CODE))
+    return _made(SearchOptions, without=DECIDED_BY_CODE)
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def of_estimate() -> Made:
     """Return the options of `autotune estimate`."""
     from autotune.estimates.request import EstimateOptions
 
-    return _made(_options(EstimateOptions))
+    return _made(EstimateOptions)
 
 
 def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.core.TyperCommand]:
@@ -199,12 +199,6 @@ def _take_project_defaults(context: Any, made: Made) -> None:
     context.default_map = {name: not value if name in inverted else value for name, value in values.items()}
 
 
-def _options(kind: type[WorkloadOptions], without: Iterable[str] = ()) -> list[inspect.Parameter]:
-    from autotune.planning.options import fields_by_name
-
-    return [_option(name, field) for name, field in fields_by_name(kind).items() if name not in without]
-
-
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     """Return an option as a parameter of a signature that typer reads."""
     from pydantic import NonNegativeInt, PositiveInt
@@ -243,13 +237,14 @@ def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
     return None
 
 
-def _made(parameters: Iterable[inspect.Parameter]) -> Made:
-    """Return typer's options for the parameters of a signature."""
+def _made(kind: type[WorkloadOptions], without: Iterable[str] = ()) -> Made:
+    """Return typer's options for the fields of `kind`, which it makes from a signature."""
+    from autotune.planning.options import fields_by_name
 
     def carrier(**values: Any) -> None:
-        """Carry the options to typer, which makes them from a signature; never called."""
+        """Carry the options to typer; never called."""
 
-    listed = list(parameters)
+    listed = [_option(name, field) for name, field in fields_by_name(kind).items() if name not in without]
     carrier.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
     carrier.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False)

@@ -34,7 +34,12 @@ _LOADING = "dataloader"  # prefix of the knobs of data loading
 _NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementation", "checkpointing")
 
 # Knobs that say how several devices share a training. If none of them is given, all ways are compared.
-_WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel")}
+_WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel", "sequence_parallel")}
+
+
+# Arguments of `estimate` that are options of the command as well, those of the workload first.
+_OF_WORKLOAD = ("task", "seq_len", "target_len", "global_batch", "images", "image_size", "freeze_vision")
+_ASKED = (*_OF_WORKLOAD, "gpu", "device", "revision", "trust_remote_code", "eval_batch", "eval_samples")
 
 
 def report(options: request.EstimateOptions) -> Report:
@@ -114,19 +119,16 @@ def estimate(
     """
     if model is None and workload is None:
         raise InputError("estimate: needs a model or a workload")
-    fields = {"task": task, "seq_len": seq_len, "target_len": target_len, "global_batch": global_batch}
-    fields |= {"images": images, "image_size": image_size, "freeze_vision": freeze_vision}
-    asked = {"gpu": gpu, "device": device, "revision": revision, "trust_remote_code": trust_remote_code, **fields}
-    asked |= {"eval_batch": eval_batch, "eval_samples": eval_samples}
+    asked = {name: value for name, value in locals().items() if name in _ASKED}
     name = model or (workload.model.reference if workload else "")
-    options = options_of(request.EstimateOptions, {"model": name, **asked})
+    options = options_of(request.EstimateOptions, {**asked, "model": name})
     request.check(options)
     point = make_point(config)
     target = request.with_packages(request.target_of(options), point)
     said: tuple[str, ...] = ()
     if workload is None:
         workload, said = request.workload_of(options, target.device.hardware.kind)
-    elif given := [name for name, value in fields.items() if value]:
+    elif given := [name for name in _OF_WORKLOAD if asked[name]]:
         raise InputError(f"estimate: {given[0]} is part of the workload")
     elif model is not None and resolve.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
@@ -164,12 +166,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         would_fit=None if found.fits_at_all else forecast.would_fit(config, Allowance.METHOD),
         alive=forecast.alive(config) if question.options.explain else (),
         run=question.run(found, device.name),
-        notes=(
-            *notes,
-            *_knob_notes(config, question.point),
-            *forecast.basis(config, found.traced_by),
-            *found.notes,
-        ),
+        notes=(*notes, *_knob_notes(config, question.point), *forecast.basis(config, found.traced_by), *found.notes),
     )
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +27,7 @@ from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
 from autotune.space.points import Scalar
-from autotune.space.space import MICRO_BATCH, micro_batches
+from autotune.space.space import MICRO_BATCH, SearchSpace, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
@@ -188,42 +191,99 @@ class Forecast:
         config = self.tightest(configs)
         took = miss(self.predicted(config), self.device)
         what = shown_changes(changes(config, self.plan))
-        change, device = self._one_change(config, allowance), larger_device(self.device_bytes(config), self.device)
-        remedy = f"{change}; as it is, {device}" if change else f"no one change fits; {device}"
-        return NothingFitsError(f"nothing fits: {what} comes nearest and {took}; {remedy}")
+        return NothingFitsError(f"nothing fits: {what} comes nearest and {took}; {self.would_fit(config, allowance)}")
 
     def would_fit(self, config: TrainConfig, allowance: Allowance) -> str:
-        """Return a sentence on the one change that would make a configuration fit: of a knob, else of the device.
+        """Return a clause on what would make a configuration fit, and on the device that it fits as it is.
 
-        Of several knobs the one with the smallest allowance class is named, then the one that is fastest; for a change
-        beyond the user's allowance the sentence names the `--allow` that it needs.
+        One change is preferred: that of the smallest allowance class, then the fastest. Where none is enough, several
+        are named, of those that the user allows if they do; for others the clause names the `--allow` that they need.
         """
-        return (
-            self._one_change(config, allowance)
-            or f"no one change fits; {larger_device(self.device_bytes(config), self.device)}"
-        )
+        device = larger_device(self.device_bytes(config), self.device)
+        singles = self._changes(config)
+        one = self._that_fits(singles)
+        chosen = {one.knob: one.choice} if one else None
+        for admitted in dict.fromkeys((allowance, Allowance.METHOD)):
+            chosen = chosen or self._together(config, [c for c in singles if admitted.admits(c.depth)], admitted)
+        changed = self._changed(config, chosen) if chosen else None
+        if not chosen or changed is None:
+            return f"no change makes it fit; {device}"
+        depth = allowance_of(changed, self.plan.model_copy(update={"baseline": config}))
+        allowing = "" if allowance.admits(depth) else f" (--allow {depth})"
+        fix, takes = ",".join(in_words(*change) for change in chosen.items()), show_memory(self.device_bytes(changed))
+        return f"with --fix {fix}{allowing} it takes {takes}, which fits; as it is, {device}"
 
-    def _one_change(self, config: TrainConfig, allowance: Allowance) -> str | None:
-        plan = self.plan.model_copy(update={"allowance": Allowance.METHOD})
-        space = plan.search_space()
-        ranked: dict[int, list[tuple[TrainConfig, str]]] = {}
-        for dimension in space.dimensions:
+    def _changes(self, config: TrainConfig) -> list[_Change]:
+        """Return all possible changes of one knob, the smallest allowance class first."""
+        problem, found = self.plan.model_copy(update={"baseline": config}), []
+        for dimension in self._anything.dimensions:
             for choice in dimension.choices:
-                changed = space.config({**space.point(config), dimension.name: choice})
-                if changed == config or space.refusal(changed):
-                    continue
-                depth = allowance_of(changed, plan.model_copy(update={"baseline": config}))
-                text = f"--fix {in_words(dimension.name, choice)}"
-                text += "" if allowance.admits(depth) else f" (--allow {depth})"
-                ranked.setdefault(depth.rank, []).append((changed, text))
-        for _, candidates in sorted(ranked.items()):
-            predicted = self._model.predict([changed for changed, _ in candidates])
-            for row in np.argsort(-predicted.samples_per_second, kind="stable").tolist():
-                changed, text = candidates[row]
+                if (changed := self._changed(config, {dimension.name: choice})) not in (None, config):
+                    found.append(_Change(changed, dimension.name, choice, allowance_of(changed, problem)))
+        return sorted(found, key=lambda change: change.depth.rank)
+
+    def _changed(self, config: TrainConfig, choices: Mapping[str, Scalar]) -> TrainConfig | None:
+        """Return `config` with other knobs; None if that is refused."""
+        changed = self._anything.config({**self._anything.point(config), **choices})
+        return None if self._anything.refusal(changed) else changed
+
+    @functools.cached_property
+    def _anything(self) -> SearchSpace:
+        """The search space of all allowance classes."""
+        return self.plan.model_copy(update={"allowance": Allowance.METHOD}).search_space()
+
+    def _that_fits(self, changes: Sequence[_Change]) -> _Change | None:
+        """Return the fastest change of the smallest class that fits."""
+        for _, group in itertools.groupby(changes, key=lambda change: change.depth):
+            members = list(group)
+            predicted = self._model.predict([change.config for change in members])
+            fastest: list[int] = np.argsort(-predicted.samples_per_second, kind="stable").tolist()
+            for row in fastest:
                 # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
-                if predicted.least_bytes[row] <= self.device.memory_bytes and self.fits(changed):
-                    return f"with {text} it takes {show_memory(self.device_bytes(changed))}, which fits"
+                if predicted.least_bytes[row] <= self.device.memory_bytes and self.fits(members[row].config):
+                    return members[row]
         return None
+
+    def _together(
+        self, config: TrainConfig, changes: Sequence[_Change], admitted: Allowance
+    ) -> dict[str, Scalar] | None:
+        """Return changes that fit together, and none of which can be left out; None if all together don't fit.
+
+        Of each knob the lightest choice is taken, those that save most first. Weights in 4 bits come last, as only an
+        adapter can be trained on them.
+        """
+        least = self._model.predict([config, *(change.config for change in changes)]).least_bytes
+        lightest: dict[str, Scalar] = {}
+        for taken, change in sorted(zip(least[1:].tolist(), changes, strict=True), key=lambda pair: pair[0]):
+            if taken < least[0]:
+                lightest.setdefault(change.knob, change.choice)
+        if admitted is Allowance.METHOD:
+            lightest.setdefault("quantization", "nf4")
+        chosen: dict[str, Scalar] = {}
+        for knob, choice in lightest.items():
+            if self._changed(config, wider := {**chosen, knob: choice}) is not None:
+                chosen = wider
+            if self._fits_with(config, chosen):
+                break
+        else:
+            return None
+        for knob in list(chosen):
+            fewer = {name: choice for name, choice in chosen.items() if name != knob}
+            chosen = fewer if self._fits_with(config, fewer) else chosen
+        return chosen
+
+    def _fits_with(self, config: TrainConfig, choices: Mapping[str, Scalar]) -> bool:
+        changed = self._changed(config, choices)
+        return changed is not None and self.fits(changed)
+
+
+class _Change(NamedTuple):
+    """One knob of a configuration changed."""
+
+    config: TrainConfig
+    knob: str
+    choice: Scalar
+    depth: Allowance
 
 
 def _evaluation(options: EstimateOptions) -> Evaluation | None:

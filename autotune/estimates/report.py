@@ -133,7 +133,7 @@ class ConfigReport(EstimateReport):
         description="largest that fits with the other knobs as they are; None: none fits"
     )
     alive: tuple[Alive, ...] = Field(default=(), description="at the predicted peak, most first; with --explain")
-    would_fit: str | None = Field(default=None, description="if it doesn't fit, the one change that would make it fit")
+    would_fit: str | None = Field(default=None, description="if it doesn't fit, the changes that would make it")
     run: RunCost | None = None
 
 

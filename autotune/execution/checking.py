@@ -41,6 +41,7 @@ class Reading(NamedTuple):
     evaluation: EvaluationData | None  # None: there is nothing to evaluate on
     padding_share: Callable[[int], float | None]  # of so many steps; None: unknown
     not_saved: str | None = None  # why a soak saves no checkpoint
+    not_evaluated: str | None = None  # why there is nothing to evaluate on, if the user can't know
 
 
 def arguments_of(task: CheckTask | None) -> dict[str, Any]:
@@ -91,15 +92,13 @@ def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | No
         yield found
 
 
-def findings(
-    task: CheckTask | None, trainer: Any, evaluation: EvaluationData | None, guard: MemoryGuard
-) -> dict[str, Any]:
+def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: MemoryGuard) -> dict[str, Any]:
     """Return what a check adds to the measurement of the training that has ended.
 
     Args:
         task: The check.
         trainer: After `train`.
-        evaluation: What there is to evaluate on; None: nothing.
+        reading: Says what there is to evaluate on.
         guard: Reads the peak of memory, and holds it against the budget.
 
     Raises:
@@ -109,9 +108,9 @@ def findings(
         return {"curve": _curve(task, trainer)}
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
-        found: dict[str, Any] = {"eval_batch_size": None}
-        if evaluation is not None:
-            found = evaluated(task.eval_batch_sizes, trainer, evaluation, guard)
+        found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
+        if reading.evaluation is not None:
+            found = evaluated(task.eval_batch_sizes, trainer, reading.evaluation, guard)
         soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
         return {"soaked": soaked, "memory": guard.peak()}
     return {}

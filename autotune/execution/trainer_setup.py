@@ -35,6 +35,7 @@ from autotune.values.checks import LossTask
 from autotune.values.hardware import detect
 from autotune.values.trial import Measurement, Outcome
 from autotune.values.user_code import OwnCode
+from autotune.values.workload import Recipe
 
 
 def run_named_model(trial: Trial) -> Outcome:
@@ -60,13 +61,25 @@ def run_named_model(trial: Trial) -> Outcome:
 
     if (recipe := trial.request.workload.recipe) is not None:
         count = StepCount(trainer, recipe, per_step)
-        outcome = trained(trial, probe, trainer, trainer.train, Reading(None, lambda steps: None))
+        outcome = trained(trial, probe, trainer, trainer.train, _reading_of_recipe(trial, recipe, trainer))
         if isinstance(outcome, Measurement):
             outcome = outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
         return outcome
     longest = EvaluationData(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0])
     reading = Reading(longest, padding)
     return trained(trial, probe, trainer, trainer.train, reading)
+
+
+def _reading_of_recipe(trial: Trial, recipe: Recipe, trainer: Any) -> Reading:
+    """Return how a Trainer of TRL's reads samples; it evaluates on those that it trains on, the longest first."""
+    if recipe.kind.generates:
+        return Reading(None, lambda steps: None, not_evaluated="not evaluated, which would generate completions")
+    if trial.request.config.precompute_ref_log_probs:
+        return Reading(None, lambda steps: None, not_evaluated="not evaluated: the reference ran before training")
+    rows = trainer.train_dataset
+    return Reading(
+        EvaluationData(lambda samples: rows.select([i % len(rows) for i in range(samples)])), lambda steps: None
+    )
 
 
 def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
@@ -140,7 +153,9 @@ def _model(trial: Trial, mapping: Any) -> Any:
             whole_first=to_compare,
             **{**mapping.model, **head_figures(request.workload)},
         )
-    return model if request.workload.recipe is not None else prepare_model(model, mapping.adapter)
+    if request.workload.recipe is not None:
+        return model
+    return prepare_model(model, mapping.adapter, chunked_loss=request.config.chunked_loss)
 
 
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:

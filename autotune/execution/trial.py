@@ -134,7 +134,7 @@ def trained(
     if not timer.step_times_s():
         return trial.not_trainable(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
     guard.check()
-    found.update(checking.findings(request.task, trainer, reading.evaluation, guard))
+    found.update(checking.findings(request.task, trainer, reading, guard))
     found["padding_share"] = reading.padding_share(trainer.state.global_step)
     measurement = measurement_of(
         request, timer, guard.peak(), loss=loss, effects=effects, data_wait_share=timer.data_wait_share()

@@ -16,6 +16,7 @@ from autotune.exports.launch_files import mixed_precision
 from autotune.exports.templating import Code, literal, rendered
 from autotune.exports.winner import Draft, Winner, lost_arguments
 from autotune.training.arguments import effective_tf32, transformers_version
+from autotune.values.optimizers import OPTIMIZERS
 
 LOOP = "accelerate_loop.py"
 
@@ -129,59 +130,38 @@ class LoopOptimizer(NamedTuple):
 
 def _optimizer(winner: Winner) -> LoopOptimizer | None:
     """Return the optimizer of a configuration; None if it is more than a class with arguments."""
-    if winner.config.optim not in _ROWS or "optim_args" in winner.arguments:
+    if winner.config.optim not in NAMES or "optim_args" in winner.arguments:
         return None
     return made(winner.config.optim, winner.hyperparameter)
 
 
-def made(name: str, of: Callable[[str], Any]) -> LoopOptimizer:
-    """Return an optimizer of the table; `of` gives a hyperparameter by its name in TrainingArguments."""
-    module, class_name, takes, own = _ROWS[name]
-    betas = (of("adam_beta1"), of("adam_beta2"))
-    shared = {
-        "adam": {"betas": betas, "eps": of("adam_epsilon")},
-        "betas": {"betas": betas},
-        "ademamix": {"betas": (*betas, 0.9999), "alpha": 5.0, "eps": of("adam_epsilon")},
-        "": {},
-    }
-    return LoopOptimizer(module, class_name, {"lr": of("learning_rate"), **shared[takes], **own})
+# Optimizers that are a class with arguments.
+NAMES = tuple(
+    name
+    for name, facts in OPTIMIZERS.items()
+    if facts.class_name.startswith(("torch.optim.", "bitsandbytes.", "torchao.", "transformers.optimization."))
+)
 
-
-_Row = tuple[str, str, str, dict[str, Any]]
-
-
-def _bitsandbytes(name: str, takes: str, bits: int, *, paged: bool | None = False) -> _Row:
-    own: dict[str, Any] = {"optim_bits": bits} if paged is None else {"optim_bits": bits, "is_paged": paged}
-    return ("bitsandbytes.optim", name, takes, own)
-
-
-_TORCHAO = {"block_size": 256, "bf16_stochastic_round": False}
-
-# Module, class, which hyperparameters it takes, and arguments of its own.
-_ROWS: dict[str, _Row] = {
-    "adafactor": ("transformers", "Adafactor", "", {"scale_parameter": False, "relative_step": False}),
-    "adagrad": ("torch.optim", "Adagrad", "", {}),
-    "adamw_torch": ("torch.optim", "AdamW", "adam", {}),
-    "adamw_torch_fused": ("torch.optim", "AdamW", "adam", {"fused": True}),
-    "rmsprop": ("torch.optim", "RMSprop", "", {}),
-    "sgd": ("torch.optim", "SGD", "", {}),
-    "adamw_torch_4bit": ("torchao.optim", "AdamW4bit", "adam", _TORCHAO),
-    "adamw_torch_8bit": ("torchao.optim", "AdamW8bit", "adam", _TORCHAO),
-    "adamw_8bit": _bitsandbytes("AdamW", "adam", 8),
-    "adamw_bnb_8bit": _bitsandbytes("AdamW", "adam", 8),
-    "paged_adamw_32bit": _bitsandbytes("AdamW", "adam", 32, paged=True),
-    "paged_adamw_8bit": _bitsandbytes("AdamW", "adam", 8, paged=True),
-    "ademamix": _bitsandbytes("AdEMAMix", "ademamix", 32),
-    "ademamix_8bit": _bitsandbytes("AdEMAMix", "ademamix", 8),
-    "paged_ademamix_32bit": _bitsandbytes("AdEMAMix", "ademamix", 32, paged=True),
-    "paged_ademamix_8bit": _bitsandbytes("AdEMAMix", "ademamix", 8, paged=True),
-    "lion_32bit": _bitsandbytes("Lion", "betas", 32),
-    "lion_8bit": _bitsandbytes("Lion", "betas", 8),
-    "paged_lion_32bit": _bitsandbytes("Lion", "betas", 32, paged=True),
-    "paged_lion_8bit": _bitsandbytes("Lion", "betas", 8, paged=True),
-    "rmsprop_bnb": _bitsandbytes("RMSprop", "", 32, paged=None),
-    "rmsprop_bnb_32bit": _bitsandbytes("RMSprop", "", 32, paged=None),
-    "rmsprop_bnb_8bit": _bitsandbytes("RMSprop", "", 8, paged=None),
+# Arguments of a library's classes that the Trainer gives them beside hyperparameters.
+_OWN: dict[str, dict[str, Any]] = {
+    "transformers": {"scale_parameter": False, "relative_step": False},
+    "torchao": {"block_size": 256, "bf16_stochastic_round": False},
 }
 
-NAMES = tuple(_ROWS)
+
+def made(name: str, of: Callable[[str], Any]) -> LoopOptimizer:
+    """Return one of `NAMES`; `of` gives a hyperparameter by its name in TrainingArguments."""
+    facts = OPTIMIZERS[name]
+    library, *_, class_name = facts.class_name.split(".")
+    betas = (of("adam_beta1"), of("adam_beta2"))
+    arguments = {"lr": of("learning_rate")}
+    if class_name.startswith("AdamW"):
+        arguments |= {"betas": betas, "eps": of("adam_epsilon")}
+    elif class_name == "AdEMAMix":
+        arguments |= {"betas": (*betas, 0.9999), "alpha": 5.0, "eps": of("adam_epsilon")}
+    elif class_name == "Lion":
+        arguments |= {"betas": betas}
+    arguments |= {**_OWN.get(library, {}), **{key: value for key, value in facts.attributes if value is not None}}
+    if library == "bitsandbytes" and class_name != "RMSprop":  # which has no such argument
+        arguments.setdefault("is_paged", False)
+    return LoopOptimizer("transformers" if library == "transformers" else f"{library}.optim", class_name, arguments)

@@ -5,6 +5,7 @@ Everything is taken from the arguments that were measured (`training.arguments.p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from pathlib import Path
@@ -54,6 +55,7 @@ _IN_CODE = {
     "experts_per_token": "{value} experts per token",
     "expert_capacity": "an expert capacity of {value}",
     "packing": "packed micro-batches",
+    "chunked_loss": "result.prepare_model(model), which has its loss worked out in chunks",
     "expandable_segments": f"{ALLOCATOR_VARIABLE}={_EXPANDABLE} in the environment",
 }
 
@@ -110,18 +112,6 @@ def _launcher_starts_one(result: ResultData) -> bool:
     return result.hardware.is_cpu and spread.world_size > 1 and spread.sharding not in ZERO_STAGES
 
 
-def formats(result: ResultData) -> tuple[str, ...]:
-    """Return the names of the files that the answer has."""
-    found = []
-    for name in FILE_NAMES:
-        try:
-            text_of(name, result)
-        except InputError:
-            continue
-        found.append(name)
-    return tuple(found)
-
-
 def text_of(name: str, result: ResultData) -> str:
     """Return the content of a file.
 
@@ -150,7 +140,10 @@ def commands_file(result: ResultData, answer: str = "best-config.json") -> dict[
 
 def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
     """Write every file that the answer has, and the commands; return their paths."""
-    texts = {FILE_NAMES[name]: text_of(name, result) for name in formats(result)}
+    texts = {}
+    for name, file in FILE_NAMES.items():
+        with contextlib.suppress(InputError):
+            texts[file] = text_of(name, result)
     return written({**texts, **commands_file(result)}, directory)
 
 

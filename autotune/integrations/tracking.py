@@ -48,15 +48,10 @@ class Reported(Value):
     answers: dict[str, str] = Field(default_factory=dict, description="by tracker: its latest answer")
 
 
-def trackers_of(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> Tracking:
-    """Return the observer that writes to the trackers of a search."""
-    return Tracking(plan, directory, observer, {name: TRACKERS[name] for name in plan.report_to})
-
-
 class Tracking:
-    """Writes one search to its trackers, whose `makers` have their names; the observer hears of what fails here.
+    """Writes one search to the trackers that its plan names; the observer hears of what fails here.
 
-    `limits_s` are the time limits of beginning and of writing a trial.
+    `makers` are other trackers in their place, by name; `limits_s` the time limits of beginning and of writing a trial.
     """
 
     def __init__(
@@ -64,14 +59,14 @@ class Tracking:
         plan: SearchPlan,
         directory: RunDirectory,
         observer: Observer,
-        makers: Mapping[str, Callable[[], Tracker]],
+        makers: Mapping[str, Callable[[], Tracker]] | None = None,
         *,
         limits_s: tuple[float, float] = (OPENING_S, REPORTING_S),
     ) -> None:
         self._plan = plan
         self._directory = directory
         self._observer = observer
-        self._makers = makers
+        self._makers = {name: TRACKERS[name] for name in plan.report_to} if makers is None else makers
         self._opening_s, self._reporting_s = limits_s
         self._trackers: dict[str, Tracker] = {}
         self._path = directory.path / REPORTED_FILE

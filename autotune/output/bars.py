@@ -12,8 +12,7 @@ from autotune.output import svg
 from autotune.output.explanation_table import change_words, how_known, ratio_words, together_words
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.estimate import MemoryBreakdown
-from autotune.values.explanation import Explanation
-from autotune.values.result import RunReport
+from autotune.values.result import Explanation, RunReport
 from autotune.values.time_spent import Spent
 
 _ROW = 42.0

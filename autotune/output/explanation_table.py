@@ -11,8 +11,8 @@ from autotune.output.table import show_ratio
 from autotune.output.terminal import table_of
 from autotune.space.knobs import SHORT_NAMES
 from autotune.units import show_rate
-from autotune.values.explanation import Contribution, Explanation
 from autotune.values.problem import Change
+from autotune.values.result import Contribution, Explanation
 
 HEADINGS = ("factor", "how it is known")
 

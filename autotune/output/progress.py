@@ -38,11 +38,7 @@ _COLUMNS = 120
 # Low, since drawing competes with the measured trial for the processor: docs/log.md has the cost.
 _REFRESHES_PER_SECOND = 0.5
 
-_SHARES = {
-    "others_share": "other processes",
-    "stolen_share": "the hypervisor",
-    "waited_share": "waiting for a core",
-}
+_SHARES = {"others_share": "other processes", "stolen_share": "the hypervisor", "waited_share": "waiting for a core"}
 
 
 class Progress:

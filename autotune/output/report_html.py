@@ -47,12 +47,7 @@ _CHART_WIDTH = 620.0
 _WIDTH = 120  # columns of a printed table
 
 # Selectors of the themes of notebooks.
-_DARK = (
-    'body[data-jp-theme-light="false"]',
-    "body.vscode-dark",
-    'html[theme="dark"]',
-    'html[data-theme="dark"]',
-)
+_DARK = ('body[data-jp-theme-light="false"]', "body.vscode-dark", 'html[theme="dark"]', 'html[data-theme="dark"]')
 _LIGHT = ('body[data-jp-theme-light="true"]', "body.vscode-light", 'html[data-theme="light"]')
 
 

@@ -60,6 +60,8 @@ def _names(value: object) -> object:
 def _knobs(value: object) -> object:
     """Return the options of the knobs in text such as 'micro-batch,optim' or in a list."""
     names = _names(value)
+    if names == () and value:
+        raise ValueError("names no knob")
     return tuple(dict.fromkeys(knob_named(n, "--only").option for n in names)) if isinstance(names, tuple) else names
 
 

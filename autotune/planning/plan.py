@@ -201,16 +201,8 @@ def request_of(
 
 
 def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limits:
-    budget = plan.budget
-    limits = Limits(
-        memory_bytes=plan.memory_bytes,
-        timeout_s=timeout_s,
-        discarded_steps=budget.discarded_steps,
-        discarded_s=budget.discarded_s,
-        measure_steps=budget.measure_steps,
-        measure_time_s=budget.measure_time_s,
-        relative_interval=budget.relative_interval,
-    )
+    shared = plan.budget.model_dump(include=set(Limits.model_fields))
+    limits = Limits(memory_bytes=plan.memory_bytes, timeout_s=timeout_s, **shared)
     if task is None or isinstance(task, RoutingTask):
         return limits
     # In a soak, the first step creates the optimizer states, and two more run with them.

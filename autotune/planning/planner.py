@@ -24,7 +24,7 @@ from autotune.training.baseline import baseline_config, read_arguments
 from autotune.units import GIB, show_memory, show_time
 from autotune.values import hardware as machine
 from autotune.values.budget import Budget
-from autotune.values.checks import planned_loss_steps
+from autotune.values.checks import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Allotment
@@ -145,11 +145,7 @@ def check_lengths(workload: Workload, facts: ModelFacts) -> None:
     """Refuse samples that are longer than the model takes."""
     both = "--seq-len" if workload.recipe is None else "--prompt-len and --completion-len, together"
     for option, length, longest in (
-        (
-            both,
-            workload.sequence_length,
-            facts.max_sequence_length,
-        ),
+        (both, workload.sequence_length, facts.max_sequence_length),
         ("--target-len", workload.target_length, facts.max_target_length or facts.max_sequence_length),
     ):
         if longest is not None and (length or 0) > longest:
@@ -165,9 +161,25 @@ def disk_notes(run_directory: Path) -> list[str]:
 
 
 def loss_steps_of(options: SearchOptions) -> int:
-    """Return the number of optimizer steps over which losses are compared; 0: they aren't."""
-    free = options.global_batch == "any"
-    return planned_loss_steps(options.check_loss, options.effort, free_batch=free, exhaustive=options.exhaustive)
+    """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: no comparison.
+
+    If the user asked for none, it is the default of the effort.
+
+    Raises:
+        InputError: The user asked for a comparison that isn't possible.
+    """
+    asked, hindrance = options.check_loss, None
+    if options.global_batch == "any":
+        hindrance = "with --global-batch any no two configurations take the same steps; name a global batch"
+    elif options.exhaustive:
+        hindrance = "--exhaustive crowns no winner; leave one of the two out"
+    elif asked and asked < LEAST_LOSS_STEPS:
+        hindrance = f"fewer than {LEAST_LOSS_STEPS} steps tell nothing"
+    if asked and hindrance:
+        raise InputError(f"--check-loss {asked}: {hindrance}")
+    if hindrance:
+        return 0
+    return DEFAULT_LOSS_STEPS[options.effort] if asked is None else asked
 
 
 def _device_notes(options: SearchOptions, hardware: Hardware) -> list[str]:

@@ -137,8 +137,12 @@ class RecipeSubject(Subject):
         workload = searched_workload(asked, (spec, task), hardware, arguments, notes)
         notes += recipe_notes(recipe, workload.global_batch_size)
         if recipe.kind.generates:
-            if find_spec("vllm") is None:
-                notes.append("vLLM isn't installed: transformers generates")
+            why = (
+                "it isn't installed"
+                if find_spec("vllm") is None
+                else "it loads weights by name, and a trial's are random"
+            )
+            notes.append(f"not tried: generating with vLLM (use_vllm), as {why}; transformers generates")
             notes.append("no prediction: TRL's phases aren't traced, so memory and time are measured")
         return workload.model_copy(update={"recipe": recipe})
 

@@ -31,14 +31,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.workload import (
-    Outline,
-    Subject,
-    default_space,
-    keep_pickle,
-    model_of,
-    searched_workload,
-)
+from autotune.planning.workload import Outline, Subject, default_space, keep_pickle, model_of, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.points import problem
 from autotune.space.space import MICRO_BATCH
@@ -193,6 +186,7 @@ def facts_of(space: SpaceFile) -> ModelFacts:
         supports_checkpointing=True,
         has_dropout=True,  # it may; compiling then changes the random numbers
         liger="use_liger_kernel" in named,
+        chunks_loss="chunked_loss" in named,
         linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))) if has_layers else (),
     )
 

@@ -24,7 +24,7 @@ from autotune.values.config import Precision
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Description
-from autotune.values.user_code import CODE_FILE, Held, OwnCode
+from autotune.values.user_code import CODE_FILE, Held, OwnCode, Traits
 from autotune.values.workload import Workload
 
 # Options that contradict the user's code, with the reason of the refusal.
@@ -41,11 +41,6 @@ DECIDED_BY_CODE: dict[str, str] = {
 
 _LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"})
 _HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # flags of Python that don't change what a script computes
-
-# Fields of `OwnCode` that are found by running the code.
-_FOUND = (
-    "arguments", "barred", "weights", "reorders", "pads", "has_rows", "normalizes", "not_predicted", "generates",
-)  # fmt: skip
 
 
 class UserTrainer(Subject):
@@ -118,7 +113,7 @@ class UserTrainer(Subject):
         batch = arguments.global_batch_size
         check_batch(batch, "your TrainingArguments: the global batch")
         baseline_config(arguments, batch, description.facts, outline.hardware)
-        known = {name: getattr(found, name) for name in _FOUND}
+        known = {name: getattr(found, name) for name in Traits.model_fields}
         known["held"] = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
         workload = outline.workload.model_copy(
             update={

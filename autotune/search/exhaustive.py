@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from autotune.errors import InputError, complaint
+from autotune.errors import InputError, located
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import SpaceFile
 from autotune.units import show_memory, show_time
@@ -125,9 +125,7 @@ def _recorded_space(header: TableHeader) -> SpaceFile:
     try:
         written = SpaceFile.model_validate(header.space)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"the table's space can't be read: {where}: {complaint(first)}") from None
+        raise InputError(f"the table's space can't be read: {located(error)}") from None
     efforts = list(Effort)
     recorded = efforts.index(header.budget.effort)
     parameters = {

@@ -25,8 +25,7 @@ from autotune.units import show_time
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
 from autotune.values.events import Note, Observer, Standing, TrialEnded, TrialStarted, ignore
-from autotune.values.explanation import Explanation
-from autotune.values.result import ResultData
+from autotune.values.result import Explanation, ResultData
 from autotune.values.trial import Purpose, TrialResult
 from autotune.verification.attribution import explanation_of, removals
 

@@ -91,11 +91,7 @@ class CostModelSampler(BaseSampler):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._tpe = TPESampler(
-                seed=plan.workload.seed,
-                multivariate=True,
-                group=True,
-                n_startup_trials=6,
-                constant_liar=True,
+                seed=plan.workload.seed, multivariate=True, group=True, n_startup_trials=6, constant_liar=True
             )
 
     def is_done(self, study: Study) -> bool:

@@ -22,54 +22,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError
 
 from autotune.errors import InputError, SearchSpaceError, complaint, suggestion
 from autotune.space.points import PARAMETERS, Scalar, has_field, problem
 from autotune.value import Value
 from autotune.values.budget import Effort
-
-
-class Parameter(Value):
-    """One parameter: its choices, and when it exists."""
-
-    choices: tuple[Scalar, ...] | Literal["lattice"] = Field(
-        description="values, or 'lattice' for the micro-batch: divisors of the global batch"
-    )
-    when: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
-    from_effort: Effort = Effort.QUICK
-
-    @field_validator("choices", mode="before")
-    @classmethod
-    def _checked(cls, value: Any) -> Any:
-        if value == "lattice":
-            return value
-        if isinstance(value, list | tuple) and not value:
-            raise ValueError("needs at least one choice")
-        _check_list(value, or_else=" (or 'lattice', for the micro-batch)")
-        if len(set(map(repr, value))) != len(value):
-            raise ValueError("has a choice twice")
-        return value
-
-    @field_validator("when", mode="before")
-    @classmethod
-    def _lists(cls, value: Any) -> Any:
-        return _checked_condition(value)
-
-
-class ForbidRule(Value):
-    """A rule that refuses a configuration if every named parameter has one of the values."""
-
-    forbid: dict[str, tuple[Scalar, ...]] = Field(min_length=1)
-    reason: str = Field(min_length=1)
-
-    @field_validator("forbid", mode="before")
-    @classmethod
-    def _lists(cls, value: Any) -> Any:
-        return _checked_condition(value)
 
 
 def _check_list(value: Any, *, or_else: str = "") -> None:
@@ -81,7 +42,19 @@ def _check_list(value: Any, *, or_else: str = "") -> None:
             raise ValueError(f"{item!r} is no text, number, true, false or null")
 
 
-def _checked_condition(value: Any) -> Any:
+def _choices(value: Any) -> Any:
+    """Return `value`, the choices of a parameter; ValueError: they are no list, or none."""
+    if value == "lattice":
+        return value
+    if isinstance(value, list | tuple) and not value:
+        raise ValueError("needs at least one choice")
+    _check_list(value, or_else=" (or 'lattice', for the micro-batch)")
+    if len(set(map(repr, value))) != len(value):
+        raise ValueError("has a choice twice")
+    return value
+
+
+def _condition(value: Any) -> Any:
     """Return `value`, the mapping of a `when` or a `forbid`; ValueError: a parameter has no values to hold for."""
     for name, values in value.items() if isinstance(value, dict) else ():
         try:
@@ -91,6 +64,26 @@ def _checked_condition(value: Any) -> Any:
         if not values:
             raise ValueError(f"{name}: needs at least one value")
     return value
+
+
+Condition = Annotated[dict[str, tuple[Scalar, ...]], BeforeValidator(_condition)]
+
+
+class Parameter(Value):
+    """One parameter: its choices, and when it exists."""
+
+    choices: Annotated[tuple[Scalar, ...] | Literal["lattice"], BeforeValidator(_choices)] = Field(
+        description="values, or 'lattice' for the micro-batch: divisors of the global batch"
+    )
+    when: Condition = Field(default_factory=dict)
+    from_effort: Effort = Effort.QUICK
+
+
+class ForbidRule(Value):
+    """A rule that refuses a configuration if every named parameter has one of the values."""
+
+    forbid: Condition = Field(min_length=1)
+    reason: str = Field(min_length=1)
 
 
 class SpaceFile(Value):
@@ -143,7 +136,6 @@ def read_space(path: Path) -> SpaceFile:
         raise SearchSpaceError(str(error)) from None
     if not isinstance(document, dict):
         raise SearchSpaceError(f"{path}: expected a mapping with 'description' and 'parameters'")
-    _check_names(path, document)
     try:
         space = SpaceFile.model_validate({**document, "name": path.stem})
     except ValidationError as error:
@@ -188,38 +180,25 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _check_names(path: Path, document: dict[str, Any]) -> None:
-    """Refuse unknown names with a suggestion, before values are checked."""
-    expected = ("description", "parameters", "rules")
-    for key in document:
-        if key not in expected:
-            raise SearchSpaceError(f"{path}: {key!r} is unknown{suggestion(key, expected)}")
-    parameters = document.get("parameters")
-    named = list(parameters) if isinstance(parameters, dict) else []
-    for value in parameters.values() if isinstance(parameters, dict) else ():
-        when = value.get("when") if isinstance(value, dict) else None
-        named += list(when) if isinstance(when, dict) else []
-    rules = document.get("rules")
-    for rule in rules if isinstance(rules, list) else ():
-        forbid = rule.get("forbid") if isinstance(rule, dict) else None
-        named += list(forbid) if isinstance(forbid, dict) else []
-    for name in named:
-        if name not in PARAMETERS:
-            raise SearchSpaceError(f"{path}: parameter {name!r} is unknown{suggestion(str(name), PARAMETERS)}")
-
-
 def _validation_message(error: ValidationError) -> str:
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])  # which may be a missing one's name
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         key = str(first["loc"][-1])
+        if len(first["loc"]) == 1:
+            return f"{key!r} is unknown{suggestion(key, SpaceFile.model_fields)}"
         known = (*Parameter.model_fields, *ForbidRule.model_fields)
         return f"{where}: {key!r} is unknown{suggestion(key, known)}"
     return f"{where}: {complaint(first)}"
 
 
 def _check_values(path: Path, space: SpaceFile) -> None:
-    """Refuse values that no configuration can have."""
+    """Refuse names that are no parameters, and values that no configuration can have."""
+    conditions = (*(p.when for p in space.parameters.values()), *(rule.forbid for rule in space.rules))
+    for name in (*space.parameters, *(other for condition in conditions for other in condition)):
+        if name not in PARAMETERS:
+            raise SearchSpaceError(f"{path}: parameter {name!r} is unknown{suggestion(name, PARAMETERS)}")
     for name, parameter in space.parameters.items():
         if parameter.choices == "lattice":
             if name != "per_device_train_batch_size":

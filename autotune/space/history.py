@@ -153,11 +153,5 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
         return False
     if easy.optim != hard.optim and easy.optim not in _LIGHTER.get(hard.optim, frozenset()):
         return False
-    rest = {
-        "per_device_train_batch_size": 1,
-        "checkpointing": "none",
-        "optim": "",
-        "tf32": False,
-        **_FREE_OF_MEMORY,
-    }
+    rest = {"per_device_train_batch_size": 1, "checkpointing": "none", "optim": "", "tf32": False, **_FREE_OF_MEMORY}
     return easy.model_copy(update=rest) == hard.model_copy(update=rest)

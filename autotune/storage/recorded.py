@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.value import Value
+from autotune.value import Value, digest_of
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Problem
@@ -53,12 +53,6 @@ class Key(Value):
         return self.digest()
 
 
-class _Digested(Value):
-    """Anything that a digest is to be made of."""
-
-    of: dict[str, Any]
-
-
 def key_of(problem: Problem) -> Key:
     """Return the key of a search."""
     workload, hardware = problem.workload, problem.hardware
@@ -94,7 +88,7 @@ def _shape(workload: Workload) -> str:
 
 
 def _digest(figures: dict[str, Any]) -> str:
-    return _Digested(of=figures).digest()
+    return digest_of({"of": figures})
 
 
 class RecordedTrial(Value):

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.errors import InputError, complaint
+from autotune.errors import InputError, located
 from autotune.execution.outcome import recovered
 from autotune.training.arguments import plan
 from autotune.units import visible
@@ -38,9 +38,7 @@ def read_result(path: str | Path) -> ResultData:
         found = ResultData.model_validate_json(text)
         check_arguments(found)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"]) or "file"
-        reason = f"{where}: {complaint(first)}"
+        reason = located(error, "file")
     except ValueError as error:
         reason = str(error)
     else:

@@ -21,16 +21,18 @@ from unittest.mock import patch
 
 import numpy as np
 
-from autotune.errors import AutotuneError, InputError, NoEffectError, one_line, suggestion
+from autotune.errors import AutotuneError, InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
+from autotune.training.batches import row_lengths
 from autotune.training.corpus import load_tokenizer
-from autotune.training.text_file import checked_path, quiet_datasets, read_rows
+from autotune.training.text_file import check_columns, checked_path, quiet_datasets, read_rows
 from autotune.values.model import Task
 from autotune.values.workload import Recipe, Workload
 
 _ROWS = "recipe"  # folder of the rows of a user's file
 _MOST_ROWS = 1024  # of a user's file, drawn at random: TRL tokenizes them in each trial
+_LONGEST_ROWS = 16  # of the whole file, which come on top: one decides how long a padded micro-batch is
 _SYNTHETIC_ROWS = 128  # different ones
 
 _PAD, _END = "<pad>", "</s>"
@@ -183,31 +185,19 @@ def checked_data(workload: Workload, directory: Path) -> tuple[str, ...]:
     directory.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
         rows = read_rows(checked_path(workload.dataset), workload.dataset, Path(scratch))
-        _check_columns(rows.column_names, recipe, workload.dataset)
+        check_columns(rows.features, recipe, workload.dataset)
         drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
-        rows.select(drawn).save_to_disk(str(directory / _ROWS))
-    notes = [f"{len(drawn):,} of the {len(rows):,} rows of {workload.dataset}, the longest first"]
+        longest = np.argsort(-row_lengths(rows), kind="stable")[:_LONGEST_ROWS]
+        kept = np.concatenate([drawn, np.setdiff1d(longest, drawn)])
+        rows.select(kept).save_to_disk(str(directory / _ROWS))
+    said = f"{len(kept):,} of the {len(rows):,} rows of {workload.dataset}, the longest of all first"
+    cut = (
+        "" if recipe.kind.generates else f", cut to {workload.sequence_length} tokens (--prompt-len, --completion-len)"
+    )
+    notes = [said + cut]
     if load_tokenizer(workload.model, notes)[0].eos_token is None:
         raise InputError(f"--data {workload.dataset}: the tokenizer of {workload.model.name} has no end of text")
     return tuple(notes)
-
-
-def _check_columns(columns: list[str], recipe: Recipe, dataset: str) -> None:
-    """Refuse rows that TRL has no use for; conversations (`messages`) and whole texts do for SFT.
-
-    Raises:
-        InputError: A column is missing.
-    """
-    if recipe.name == "sft" and {"messages", "text"} & set(columns):
-        return
-    needed = [column for column in recipe.kind.columns if column not in columns]
-    if recipe.name == "dpo" and needed == ["prompt"]:  # TRL takes what both begin with
-        return
-    if needed:
-        raise InputError(
-            f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; there is no "
-            f"{needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
-        )
 
 
 def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
@@ -288,14 +278,7 @@ def _order(dataset: Any, longest_first: int, workload: Workload) -> Any:
     order = np.resize(np.random.default_rng(workload.seed).permutation(len(dataset)), max(len(dataset), _MOST_ROWS))
     if workload.dataset is None:
         return order
-    return np.concatenate([np.argsort(-_lengths(dataset), kind="stable")[:longest_first], order])
-
-
-def _lengths(dataset: Any) -> Any:
-    """Return the length of each row: of all its lists of ids or texts together."""
-    names = [name for name in dataset.column_names if name.endswith("_ids")] or list(dataset.column_names)
-    sized = (list, str)
-    return np.array([sum(len(row[n]) for n in names if isinstance(row[n], sized)) for row in dataset], dtype=np.int64)
+    return np.concatenate([np.argsort(-row_lengths(dataset), kind="stable")[:longest_first], order])
 
 
 def _recipe(workload: Workload) -> Recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 
 from autotune.errors import InputError, one_line, suggestion
 from autotune.values.model import Task
-from autotune.values.workload import Workload
+from autotune.values.workload import Recipe, Workload
 
 # Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the byte-order mark of Windows editors.
 _READERS: dict[str, tuple[str, dict[str, str]]] = {
@@ -193,3 +193,36 @@ def row_classes(
         notes.append(f"{len(known)} classes are folded into the {num_labels} of the model's head")
     classes = {value: index % num_labels for index, value in enumerate(sorted(known))}
     return [classes.get(value) for value in values]
+
+
+def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> None:
+    """Refuse rows that TRL has no use for in a recipe; conversations (`messages`) and whole texts do for SFT.
+
+    Raises:
+        InputError: A column is missing, or holds neither text nor conversations; labels: neither truths nor numbers.
+    """
+    columns = list(features)
+    whole = [column for column in ("messages", "text") if recipe.name == "sft" and column in columns]
+    for column in whole or recipe.kind.columns:
+        if column in columns and not _is_usable(column, features[column]):
+            wanted = "true or false" if column == "label" else "text, or messages with role and content"
+            raise InputError(f"{dataset}: {column}: expected {wanted}")
+    if whole:
+        return
+    needed = [column for column in recipe.kind.columns if column not in columns]
+    if recipe.name == "dpo" and needed == ["prompt"]:  # TRL takes what both begin with
+        return
+    if needed:
+        raise InputError(
+            f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; there is no "
+            f"{needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
+        )
+
+
+def _is_usable(column: str, feature: Any) -> bool:
+    kind, message = getattr(feature, "dtype", None), getattr(feature, "feature", None)
+    if column == "label":
+        return kind in ("bool", "int64")
+    if isinstance(message, Mapping):  # of a conversation
+        return {"role", "content"} <= message.keys() and getattr(message["role"], "dtype", None) == "string"
+    return kind in ("string", "large_string")

@@ -39,19 +39,24 @@ class Adapter(Value):
         return self.kind
 
 
-class _LowRank(Adapter):
-    """An adapter of low-rank factors beside frozen weights."""
+class _Ranked(Adapter):
+    """An adapter of factors of a rank beside frozen weights."""
 
     rank: PositiveInt = Field(le=LARGEST_RANK, default=16, description="rank of the adapter's factors")
-    alpha: PositiveInt = Field(
-        le=LARGEST_RANK, default=32, description="the adapter's output is scaled by alpha / rank"
-    )
     target_modules: Targets = "all-linear"
 
     @property
     def shown(self) -> str:
         """The adapter in words."""
         return f"{self.kind} rank {self.rank} on {self.target_modules}"
+
+
+class _LowRank(_Ranked):
+    """An adapter of trained low-rank factors."""
+
+    alpha: PositiveInt = Field(
+        le=LARGEST_RANK, default=32, description="the adapter's output is scaled by alpha / rank"
+    )
 
 
 class _LoraFamily(_LowRank):
@@ -84,7 +89,7 @@ class DoraAdapter(_LoraFamily):
     kind: Literal["dora"] = "dora"
 
 
-class VeraAdapter(Adapter):
+class VeraAdapter(_Ranked):
     """Trained vectors that scale frozen random factors, which all layers share (arXiv:2310.11454)."""
 
     on_quantized: ClassVar[bool] = True
@@ -92,12 +97,6 @@ class VeraAdapter(Adapter):
     kind: Literal["vera"] = "vera"
     rank: PositiveInt = Field(le=LARGEST_RANK, default=256, description="rank of the adapter's factors")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout of the adapter's input")
-    target_modules: Targets = "all-linear"
-
-    @property
-    def shown(self) -> str:
-        """The adapter in words."""
-        return f"{self.kind} rank {self.rank} on {self.target_modules}"
 
 
 class Ia3Adapter(Adapter):

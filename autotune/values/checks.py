@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.errors import InputError
 from autotune.units import show_memory, show_rate
 from autotune.value import Value
 from autotune.values.budget import Effort
@@ -54,7 +53,8 @@ CheckTask = Annotated[SoakTask | LossTask | RoutingTask, Field(discriminator="ki
 class Soaked(Value):
     """What fitted the memory budget in a soak."""
 
-    eval_batch_size: PositiveInt | None = Field(description="None: the user's Trainer has no evaluation data")
+    eval_batch_size: PositiveInt | None = Field(description="None: there was no evaluation")
+    not_evaluated: str | None = Field(default=None, description="why; None: the user's Trainer has no evaluation data")
     checkpoint_bytes: int | None = Field(description="weights and optimizer states on disk; None: not saved")
     not_saved: str | None = Field(default=None, description="why no checkpoint was saved")
     eval_accumulation_steps: PositiveInt | None = Field(
@@ -78,7 +78,9 @@ class Soaked(Value):
         return {name: value for name, value in own.items() if value is not None}
 
     def __str__(self) -> str:
-        batch = "nothing to evaluate on" if self.eval_batch_size is None else f"evaluation batch {self.eval_batch_size}"
+        batch = self.not_evaluated or "nothing to evaluate on"
+        if self.eval_batch_size is not None:
+            batch = f"evaluation batch {self.eval_batch_size}"
         if self.predicted_samples is not None:
             batch += f", predictions of {self.predicted_samples:,} samples kept"
             batch += "" if self.predictions_bytes is None else f" ({show_memory(self.predictions_bytes)})"
@@ -130,25 +132,3 @@ class LossVerdict(Value):
     difference: float = Field(description="mean absolute difference of the smoothed curves")
     spread: float = Field(description="mean absolute difference between two runs of the reference")
     progress: float = Field(description="decrease of the reference's smoothed loss")
-
-
-def planned_loss_steps(asked: int | None, effort: Effort, *, free_batch: bool, exhaustive: bool) -> int:
-    """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: no comparison.
-
-    If the user `asked` for none, it is the default of the effort.
-
-    Raises:
-        InputError: The user asked for a comparison that isn't possible.
-    """
-    hindrance = None
-    if free_batch:
-        hindrance = "with --global-batch any no two configurations take the same steps; name a global batch"
-    elif exhaustive:
-        hindrance = "--exhaustive crowns no winner; leave one of the two out"
-    elif asked and asked < LEAST_LOSS_STEPS:
-        hindrance = f"fewer than {LEAST_LOSS_STEPS} steps tell nothing"
-    if asked and hindrance:
-        raise InputError(f"--check-loss {asked}: {hindrance}")
-    if hindrance:
-        return 0
-    return DEFAULT_LOSS_STEPS[effort] if asked is None else asked

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import psutil
+import pynvml
 from pydantic import Field
 
 from autotune.value import Value
@@ -166,8 +167,6 @@ def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[OtherP
 
 def _on_gpu(hardware: Hardware) -> dict[int, int | None]:
     """Return the memory of each computing process on a GPU; not every driver tells, in containers above all."""
-    import pynvml
-
     try:
         handle = nvml_handle(index_of(hardware.device))
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+import pynvml
 from pydantic import Field, PositiveInt, field_validator
 
 from autotune.errors import InputError, MachineError
@@ -131,8 +132,6 @@ def detect(device: str = "auto") -> Hardware:
 
 def cuda_count() -> int:
     """Return the number of visible NVIDIA devices, 0 without a driver."""
-    import pynvml
-
     try:
         return len(visible_indices())
     except pynvml.NVMLError:
@@ -145,7 +144,6 @@ def like_devices(device: str) -> tuple[str, ...]:
     Raises:
         MachineError: The driver doesn't answer.
     """
-    import pynvml
 
     def looks(index: int) -> tuple[str, int]:
         handle = nvml_handle(index)
@@ -203,8 +201,6 @@ def _cpu() -> Hardware:
 
 
 def _cuda(index: int) -> Hardware:
-    import pynvml
-
     device = f"cuda:{index}"
     with driver_errors(device):
         handle = nvml_handle(index)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import psutil
+import pynvml
 
 from autotune.errors import MachineError
 
@@ -31,8 +32,6 @@ def visible_indices() -> list[str | int]:
     Raises:
         pynvml.NVMLError: The driver doesn't answer.
     """
-    import pynvml
-
     pynvml.nvmlInit()
     count = pynvml.nvmlDeviceGetCount()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -49,8 +48,6 @@ def visible_indices() -> list[str | int]:
 
 def _known(entry: str, count: int) -> str | int | None:
     """Return the index or full UUID for an entry of CUDA_VISIBLE_DEVICES, None if there is no such device."""
-    import pynvml
-
     if entry.isdigit():
         return int(entry) if int(entry) < count else None
     if not entry.startswith(("GPU-", "MIG-")):
@@ -64,8 +61,6 @@ def _known(entry: str, count: int) -> str | int | None:
 
 def _uuids(count: int) -> Iterator[str]:
     """Yield the UUIDs of all devices and of their MIG instances."""
-    import pynvml
-
     for index in range(count):
         with contextlib.suppress(pynvml.NVMLError):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -76,8 +71,6 @@ def _uuids(count: int) -> Iterator[str]:
 
 def _instances(handle: object) -> Iterator[object]:
     """Yield the handles of a device's MIG instances, if it has any."""
-    import pynvml
-
     with contextlib.suppress(pynvml.NVMLError):
         if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return
@@ -98,8 +91,6 @@ def nvml_handle(index: int) -> object:
         pynvml.NVMLError: The driver doesn't answer.
         IndexError: There is no such device.
     """
-    import pynvml
-
     entry = visible_indices()[index]
     if isinstance(entry, str):
         return pynvml.nvmlDeviceGetHandleByUUID(entry)
@@ -113,8 +104,6 @@ def capability_of(handle: object) -> tuple[int, int]:
     Raises:
         pynvml.NVMLError: The driver doesn't report it.
     """
-    import pynvml
-
     try:
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     except pynvml.NVMLError:
@@ -129,8 +118,6 @@ def memory_of(handle: object) -> DeviceMemory:
     Raises:
         pynvml.NVMLError: The driver doesn't report it for another reason.
     """
-    import pynvml
-
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError as error:
@@ -148,8 +135,6 @@ def driver_errors(device: str) -> Iterator[None]:
     Raises:
         MachineError: NVML doesn't answer, or there is no such device.
     """
-    import pynvml
-
     try:
         yield
     except pynvml.NVMLError as error:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from autotune.errors import InputError, complaint
+from autotune.errors import InputError, located
 from autotune.value import Value, write_text
 from autotune.values.budget import Budget
 from autotune.values.config import TrainConfig
@@ -144,6 +144,4 @@ def _parsed(kind: type[V], line: bytes, problem: str) -> V:
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{problem}: {f'{where}: ' if where else ''}{complaint(first)}") from None
+        raise InputError(f"{problem}: {located(error)}") from None

@@ -5,6 +5,7 @@ A resumed search counts the trials of all its parts, but the time between trials
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ class Spent(Value):
 
     starting: dict[str, float] = Field(
         default_factory=dict,
-        description="before the first trial: planning, launching (importing libraries), describing, tracing, waiting",
+        description="before the first trial: planning, launching (imports), tracing, measuring operators, waiting ...",
     )
     first_steps_s: float = Field(description="each trial's first step, compilation included")
     warm_up_s: float = Field(description="further discarded steps")
@@ -95,14 +96,33 @@ class Spent(Value):
         }
 
 
+def _busy(results: Sequence[TrialResult]) -> list[tuple[float, float]]:
+    """Return the spans of time in which at least one trial ran, in order, of trials with a recorded start."""
+    spans: list[tuple[float, float]] = []
+    for began, ended in sorted((r.began, r.began + r.duration_s) for r in results if r.began is not None):
+        if spans and began <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], ended))
+        else:
+            spans.append((began, ended))
+    return spans
+
+
 def wall_s(results: Sequence[TrialResult]) -> float:
     """Return the seconds in which at least one trial ran; trials without a recorded start count as running alone."""
-    spans = sorted((r.began, r.began + r.duration_s) for r in results if r.began is not None)
-    total, until = sum(r.duration_s for r in results if r.began is None), float("-inf")
-    for began, ended in spans:
-        total += max(0.0, ended - max(began, until))
-        until = max(until, ended)
-    return total
+    alone_s = sum(r.duration_s for r in results if r.began is None)
+    return alone_s + sum(ended - began for began, ended in _busy(results))
+
+
+def ends_s(results: Sequence[TrialResult]) -> list[float]:
+    """Return the seconds in which trials had run when each trial ended; pauses of the search don't count.
+
+    If a trial has no recorded start, all are taken to have run one after the other.
+    """
+    spans = _busy(results)
+    ends = [r.began + r.duration_s for r in results if r.began is not None]
+    if len(ends) < len(results):
+        return list(itertools.accumulate(r.duration_s for r in results))
+    return [sum(min(end, stop) - start for start, stop in spans if start < end) for end in ends]
 
 
 def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Mapping[str, float]) -> Spent:

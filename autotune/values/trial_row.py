@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from autotune.units import show_rate
 from autotune.value import Value
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Change
+from autotune.values.time_spent import ends_s
 from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialResult, TrialStatus
 
 
@@ -76,21 +76,4 @@ def shown_rate(measured: Measurement) -> str:
 
 def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:
     """Return the rows of the trials of one search, in their order."""
-    return [TrialRow.of(trial, ended_s) for trial, ended_s in zip(trials, _ends_s(trials), strict=True)]
-
-
-def _ends_s(trials: Sequence[TrialResult]) -> list[float]:
-    """Return the seconds in which trials had run when each trial ended; pauses of the search don't count.
-
-    If a trial has no recorded start, all are taken to have run one after the other.
-    """
-    spans = [(t.began, t.began + t.duration_s) for t in trials if t.began is not None]
-    if len(spans) < len(trials):
-        return list(itertools.accumulate(t.duration_s for t in trials))
-    busy: list[tuple[float, float]] = []
-    for began, ended in sorted(spans):
-        if busy and began <= busy[-1][1]:
-            busy[-1] = (busy[-1][0], max(busy[-1][1], ended))
-        else:
-            busy.append((began, ended))
-    return [sum(min(end, stop) - start for start, stop in busy if start < end) for _, end in spans]
+    return [TrialRow.of(trial, ended_s) for trial, ended_s in zip(trials, ends_s(trials), strict=True)]

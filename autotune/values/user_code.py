@@ -57,7 +57,23 @@ class Barred(Value):
     reason: str
 
 
-class OwnCode(Value):
+class Traits(Value):
+    """What running the code up to its first training step says of its training."""
+
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="the code's own values of the TrainingArguments that a search decides"
+    )
+    barred: tuple[Barred, ...] = ()
+    weights: str = Field(default="float32", description="dtype of most weights of the model")
+    reorders: bool = Field(default=False, description="whether trials set the order of the samples")
+    pads: bool = Field(default=False, description="whether batches are padded to their longest sample")
+    has_rows: bool = Field(default=False, description="whether batches have a row for each sample")
+    normalizes: bool = Field(default=False, description="whether the loss is averaged over the global batch")
+    not_predicted: str | None = Field(default=None, description="why the cost model makes no predictions")
+    generates: bool = Field(default=False, description="whether steps begin with samples that the model generates")
+
+
+class OwnCode(Traits):
     """A script or a pickled function that makes a Trainer, and what a search may change of its training."""
 
     kind: Literal["script", "pickle"]
@@ -69,17 +85,6 @@ class OwnCode(Value):
         default="", description=f"pickled code: digest of {CODE_FILE}; a file with another digest is not loaded"
     )
     held: dict[str, Held] = Field(default_factory=dict, description="knobs that can't be changed, by name")
-    barred: tuple[Barred, ...] = ()
-    arguments: dict[str, Any] = Field(
-        default_factory=dict, description="the code's own values of the TrainingArguments that a search decides"
-    )
-    weights: str = Field(default="float32", description="dtype of most weights of the model")
-    reorders: bool = Field(default=False, description="whether trials set the order of the samples")
-    pads: bool = Field(default=False, description="whether batches are padded to their longest sample")
-    has_rows: bool = Field(default=False, description="whether batches have a row for each sample")
-    normalizes: bool = Field(default=False, description="whether the loss is averaged over the global batch")
-    not_predicted: str | None = Field(default=None, description="why the cost model makes no predictions")
-    generates: bool = Field(default=False, description="whether steps begin with samples that the model generates")
 
     @property
     def name(self) -> str:
@@ -92,21 +97,12 @@ class OwnCode(Value):
         return shlex.join(["python", *(["-m"] if self.is_module else []), *self.command]) if self.command else ""
 
 
-class OwnFound(Value):
+class OwnFound(Traits):
     """What was found out by running the code up to the first training step."""
 
     spec: ModelSpec
     task: Task
     sequence_length: PositiveInt
     target_length: PositiveInt | None = None
-    arguments: dict[str, Any] = Field(description="the code's values of the TrainingArguments that a search decides")
     fixed: dict[str, Any] = Field(description="its other TrainingArguments, where they differ from the defaults")
     held: dict[str, str] = Field(description="knobs that can't be changed, with the reasons")
-    barred: tuple[Barred, ...] = ()
-    weights: str = Field(description="dtype of most weights of the model")
-    reorders: bool
-    pads: bool
-    has_rows: bool = False
-    normalizes: bool
-    not_predicted: str | None = None
-    generates: bool = False

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autotune.values.config import Parallelism, TrainConfig
-from autotune.values.explanation import Basis, Contribution, Explanation
 from autotune.values.problem import Change
-from autotune.values.result import ResultData
+from autotune.values.result import Basis, Contribution, Explanation, ResultData
 from autotune.values.statistics import ratio_of_means
 from autotune.values.trial import Interval, Purpose, TrialResult, TrialStatus
 

@@ -9,6 +9,7 @@ from factories import make_config, make_gpu, make_workload
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
+from autotune.exports.launch_files import DEEPSPEED, text_of
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
@@ -77,9 +78,9 @@ def test_a_users_script_is_run_with_the_answer_where_it_lies(result, tmp_path):
 
 
 def test_one_file_goes_where_it_is_wanted(export, result, tmp_path):
-    assert export("--to", "deepspeed").stdout == result.file_text("deepspeed")
+    assert export("--to", "deepspeed").stdout == text_of(DEEPSPEED, result)
     assert export("--to", "deepspeed", "-o", str(tmp_path / "ds.json")).exit_code == 0
-    assert (tmp_path / "ds.json").read_text() == result.file_text("deepspeed")
+    assert (tmp_path / "ds.json").read_text() == text_of(DEEPSPEED, result)
 
 
 def test_a_script_is_launched_by_the_name_it_was_given(export, tmp_path):

@@ -1,5 +1,7 @@
 """What fits a device, and what would; what a prediction stands on."""
 
+import re
+
 import pytest
 from factories import make_result
 
@@ -58,11 +60,31 @@ def test_what_does_not_fit_is_a_report_with_the_one_change_that_would(estimated,
 
 
 @pytest.mark.slow
-def test_where_no_one_change_would_do_the_device_that_would_is_named(estimated):
+def test_where_no_change_would_do_the_device_that_would_is_named(estimated):
     found = estimated(model="gpt2", memory_bytes=1100 << 20, fix={"micro-batch": "1"})
     assert found.largest_micro_batch is None
     assert "it fits" in found.would_fit
     assert "(--gpu)" in found.would_fit
+
+
+def test_where_one_change_is_not_enough_several_are_named_that_fit_together(estimated):
+    found = estimated(model="llama-2-7b", gpu="rtx-4090", fix={"micro-batch": "4"})
+    (named,) = re.findall(r"with --fix (\S+) \(--allow method\)|with --fix (\S+) it takes", found.would_fit)
+    fix = dict(pair.split("=") for pair in next(filter(None, named)).split(","))
+    assert len(fix) > 1
+    assert estimated(model="llama-2-7b", gpu="rtx-4090", fix={"micro-batch": "4", **fix}).predicted.fits_at_all
+
+
+@pytest.mark.slow
+def test_what_is_too_large_for_anything_else_fits_with_weights_in_four_bits(estimated):
+    found = estimated(model="llama-3-70b", gpu="h100-80gb", fix={"micro-batch": "1"})
+    fix = dict(pair.split("=") for pair in re.findall(r"--fix (\S+)", found.would_fit)[0].split(","))
+    assert (fix["adapter"], fix["quantization"]) == ("lora", "nf4")
+    for knob in set(fix) - {"adapter"}:
+        fewer = {name: choice for name, choice in fix.items() if name != knob}
+        assert not estimated(
+            model="llama-3-70b", gpu="h100-80gb", fix={"micro-batch": "1", **fewer}
+        ).predicted.fits_at_all
 
 
 def test_an_optimizer_that_nothing_is_known_of_is_said_to_be_taken_as_adamw(estimated):

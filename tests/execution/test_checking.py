@@ -10,7 +10,7 @@ import pytest
 import torch
 from factories import make_config, make_request, make_workload
 
-from autotune.execution.checking import CheckpointSaver, around_training, findings
+from autotune.execution.checking import CheckpointSaver, Reading, around_training, findings
 from autotune.execution.evaluating import CheckError, EvaluationData
 from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.shortage import is_out_of_memory
@@ -105,7 +105,9 @@ class Device:
 )
 def test_the_peak_of_a_soak_is_that_of_training_or_of_the_evaluation_that_fitted(sizes, fits, peak):
     device = Device()
-    found = findings(SoakTask(eval_batch_sizes=sizes), device, EvaluationData(range), device)
+    found = findings(
+        SoakTask(eval_batch_sizes=sizes), device, Reading(EvaluationData(range), lambda steps: None), device
+    )
     assert (found["soaked"].eval_batch_size, found["memory"].device_bytes) == (fits, peak)
 
 

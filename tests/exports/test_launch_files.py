@@ -84,8 +84,9 @@ def test_offload_on_one_device_is_launched_all_the_same():
         ({"hardware": make_hardware()}, {ARGUMENTS}),
     ],
 )
-def test_there_are_files_for_what_is_used(spread, there):
-    assert set(launch_files.formats(measured(**spread))) == there
+def test_there_are_files_for_what_is_used(tmp_path, spread, there):
+    names = {path.name for path in launch_files.save(measured(**spread), tmp_path)}
+    assert names == {launch_files.FILE_NAMES[name] for name in there} | {launch_files.COMMANDS_FILE}
 
 
 def test_a_file_for_what_is_not_used_is_refused():

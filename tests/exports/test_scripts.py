@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -258,6 +259,15 @@ def test_trainer_and_loop_agree_with_every_knob(answer, run, knobs):
     assert by_loop["loss"] == pytest.approx(by_trainer["loss"], rel=0.05 if drawn else 2e-4)
 
 
+def test_scripts_work_the_loss_out_in_chunks_as_trials_do(answer, run):
+    plain = answer("llama", Task.CAUSAL_LM)
+    config = plain.best.config.model_copy(update={"chunked_loss": True})
+    chunked = plain.model_copy(update={"best": plain.best.model_copy(update={"config": config})})
+    measured = run(plain, "python")["loss"]
+    assert run(chunked, "python")["loss"] == pytest.approx(measured, rel=1e-5)
+    assert run(chunked, "accelerate-loop")["loss"] == pytest.approx(measured, rel=2e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("knobs", ["bf16", "checkpointing", "lora", "by-length"])
 @pytest.mark.filterwarnings("default")
@@ -288,7 +298,8 @@ def recipe_answer(answer, tmp_path) -> Callable[..., TuningResult]:
         tokenizer(MODELS["llama"]["vocab_size"]).save_pretrained(folder)
         changes = {"task": kind.task, "global_batch_size": 4, "recipe": recipe}
         if with_file:
-            rows = [{c: f"{'a b ' * (row + 1)}{c}" for c in kind.columns} for row in range(4)]
+            rows = [{c: f"{'a b ' * (1 if kind.generates else row + 1)}{c}" for c in kind.columns} for row in range(4)]
+            rows = [{**r, "label": row % 2 == 0} if "label" in kind.columns else r for row, r in enumerate(rows)]
             file = tmp_path / "rows.jsonl"
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
             changes["dataset"] = str(file)
@@ -307,21 +318,45 @@ def test_trls_trainers_train_from_a_script(name, recipe_answer, run):
     assert math.isfinite(found["loss"])
 
 
-@pytest.mark.parametrize("name", ["sft", "dpo", "reward"])
+@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.filterwarnings("default")
-def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, tmp_path):
+def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, tmp_path, monkeypatch):
     trl = pytest.importorskip("trl")
     result = recipe_answer(name, with_file=True)
     workload, kind = result.workload, RECIPES[name]
+    trainer_class, losses = getattr(trl, kind.trainer), []
+    original = trainer_class.training_step
+
+    def training_step(*args, **kwargs):
+        loss = original(*args, **kwargs)
+        losses.append(float(loss))
+        return loss
+
+    monkeypatch.setattr(trainer_class, "training_step", training_step)
+    # The rows in one order, and of all prompts the same completions, of lengths that differ.
+    monkeypatch.setattr(recipes, "_order", lambda dataset, *_: range(len(dataset)))
+    if kind.generates:
+        made = [[5 + i, 6, 7 + i][: 1 + i % 3] for i in range(4)]
+        generated = (made, None) if name == "grpo" else made
+        monkeypatch.setattr(trainer_class, "_generate_single_turn", lambda *_, **__: generated)
     recipes.checked_data(workload, tmp_path / "data")
     model = getattr(transformers, HEADS[kind.task][0]).from_pretrained(workload.model.path, **result.model_kwargs())
     mapping = plan(result.best.config, workload, result.hardware)
     arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path / "trial"), "max_steps": STEPS}
+    samples = 4 * workload.recipe.generations
     trainer = recipes.recipe_trainer(
-        workload, mapping, arguments, model, directory=tmp_path / "data", samples=4, distinct=4, longest_first=0
-    )
-    assert isinstance(trainer, getattr(trl, kind.trainer))
-    assert run(result, "trl")["loss"] == pytest.approx(trainer.train().training_loss, rel=2e-4)
+        workload, mapping, arguments, model, directory=tmp_path / "data", samples=samples, distinct=samples,
+        longest_first=0,
+    )  # fmt: skip
+    assert isinstance(trainer, trainer_class)
+    trainer.train()
+    of_trial = losses.copy()
+    losses.clear()
+    run(result, "trl")
+    per_step = result.workload.accumulation_steps(result.best.config)
+    steps = [np.array(found).reshape(-1, per_step).sum(axis=1) for found in (of_trial, losses)]
+    assert len(steps[0]) == STEPS
+    assert steps[1] == pytest.approx(steps[0], rel=1e-5, abs=1e-7)
 
 
 def test_other_targets_do_not_train_a_recipe(recipe_answer):
@@ -353,6 +388,7 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
         {},
         {"adapter": {"kind": "lora"}, "quantization": "nf4", "precision": "bf16"},
         {"adapter": {"kind": "bitfit"}},
+        {"chunked_loss": True},
         {"adapter": {"kind": "p-tuning"}},
         {"parallelism": {"world_size": 2}, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
         {
@@ -362,7 +398,7 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
         },
         {"hardware": CPU, "train_sampling_strategy": "group_by_length", "dataloader_num_workers": 2},
     ],
-    ids=["plain", "qlora", "bitfit", "p-tuning", "ddp", "names", "cpu"],
+    ids=["plain", "qlora", "bitfit", "chunked loss", "p-tuning", "ddp", "names", "cpu"],
 )
 def test_scripts_are_python_that_needs_no_autotune(target, answer):
     (source,) = drafted(target, **answer).files.values()

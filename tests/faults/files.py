@@ -131,6 +131,19 @@ DATA = [
     ("d.xyz", "x"), ("d", "x"), ("d.txt", b"\xff\xfe\x00"),
 ]  # fmt: skip
 
+# A recipe, and data that it can't be trained on.
+PROMPTS = [
+    *(
+        (name, content)
+        for name in ("sft", "dpo", "kto", "grpo")
+        for content in ("", "{", "5", '{"nothing": 1}\n', '{"prompt": 5}\n', '{"messages": []}\n')
+    ),
+    ("dpo", '{"prompt": "a", "chosen": "b"}\n'), ("dpo", '{"prompt": "a", "chosen": "b", "rejected": 5}\n'),
+    ("kto", '{"prompt": "a", "completion": "b"}\n'), ("kto", '{"prompt": "a", "completion": "b", "label": "x"}\n'),
+    ("reward", '{"chosen": "b"}\n'), ("sft", '{"messages": [{"role": "user"}]}\n'),
+    ("sft", '{"prompt": "a", "completion": null}\n'), ("grpo", '{"prompt": [{"role": 5}]}\n'),
+]  # fmt: skip
+
 # Fields of a best-config.json that were changed.
 ANSWERS = [
     {"schema_version": 99}, {"schema_version": "x"}, {"best": None}, {"best": 5}, {"workload": {}}, {"extra": 1},

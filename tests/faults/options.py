@@ -6,32 +6,49 @@ from __future__ import annotations
 _NUMBERS = ("-1", "0", "1e25", "9" * 40, "nan", "inf", "x", "")
 ESTIMATE = {
     **dict.fromkeys(("--images", "--image-size"), (*_NUMBERS, "2")),  # the models there see none
-    **dict.fromkeys(("--seq-len", "--global-batch", "--nodes", "--network-gb-s", "--micro-batch"), _NUMBERS),
-    **dict.fromkeys(("--target-len", "--tensor-parallel", "--pipeline-parallel", "--prefetch"), _NUMBERS),
-    **dict.fromkeys(("--adapter-rank", "--adapter-alpha", "--adapter-virtual-tokens", "--devices"), _NUMBERS),
-    **dict.fromkeys(("--empty-cache", "--expert-capacity", "--experts-per-token", "--ddp-bucket-cap-mb"), _NUMBERS),
+    **dict.fromkeys(("--seq-len", "--global-batch", "--nodes", "--network-gb-s"), _NUMBERS),
+    **dict.fromkeys(("--target-len", "--devices", "--eval-batch", "--eval-samples"), _NUMBERS),
     **dict.fromkeys(("--memory", "--host-memory", "--tokens"), ("-1", "0", "nan", "inf", "x", "", "5 bananas")),
-    "--workers": ("-1", "1e25", "9" * 40, "nan", "x", ""),
-    "--adapter-dropout": ("-1", "2", "nan", "x", ""),
-    "--precision": ("fp99", "FP32x", ""),
-    "--optim": ("magic", "adam w", ""),
-    "--checkpointing": ("sometimes", ""),
-    "--attention": ("sideways", ""),
-    "--experts": ("none of them",),
-    "--compile": ("gcc",),
-    "--compile-mode": ("faster",),
-    "--adapter": ("glue",),
-    "--quantization": ("int3",),
-    "--sampling": ("alphabetical",),
-    "--sharding": ("zero_9",),
-    "--offload": ("everything",),
-    "--offload-to": ("the moon",),
-    "--fsdp-wrapping": ("paper",),
-    "--gpu": ("abacus", "h1000", ""),
+    "--gpu": ("abacus", "h1000", "", "0x a100-80gb", "-1x a100-80gb", "a100-80gb 7TB", "4x", "4x 4x a100-80gb"),
     "--task": ("chess", ""),
     "--device": ("abacus", "cuda:x", "cuda:-1"),
     "--allow": ("everything", ""),
-    "--model": ("", "no/such/model", "gpt-99", "x" * 400, "https://example.org/model", "a b c", "/dev/null"),
+    "--prices": ("nowhere.yaml", "m", "x" * 300),
+    "--model": (
+        "", "no/such/model", "gpt-99", "x" * 400, "https://example.org/model", "a b c", "/dev/null", "gpt2@main",
+        "../gpt2", "llama-3-8", "t5-smal", "a/b/c", "-", "model\nname",
+    ),
+}  # fmt: skip
+
+# Values of `--fix`, with which one configuration is estimated.
+FIX = {
+    **dict.fromkeys(("micro-batch", "tensor-parallel", "pipeline-parallel", "prefetch"), _NUMBERS),
+    **dict.fromkeys(("adapter-rank", "adapter-alpha", "adapter-virtual-tokens", "devices"), _NUMBERS),
+    **dict.fromkeys(("empty-cache", "expert-capacity", "experts-per-token", "ddp-bucket-cap-mb"), _NUMBERS),
+    **dict.fromkeys(("tf32", "liger", "pin-memory", "packing", "ddp-static-graph"), ("perhaps", "", "2", "none")),
+    "workers": ("-1", "1e25", "9" * 40, "nan", "x", ""),
+    "adapter-dropout": ("-1", "2", "nan", "x", ""),
+    "precision": ("fp99", "FP32x", "", "none"),
+    "optim": ("magic", "adam w", ""),
+    "checkpointing": ("sometimes", ""),
+    "attention": ("sideways", ""),
+    "experts": ("none of them",),
+    "compile": ("gcc",),
+    "compile-mode": ("faster", "max-autotune"),  # nothing is compiled
+    "adapter": ("glue",),
+    "adapter-target-modules": ("everything",),
+    "quantization": ("int3",),
+    "sampling": ("alphabetical",),
+    "sharding": ("zero_9",),
+    "offload": ("everything",),
+    "offload-to": ("the moon",),
+    "fsdp-wrapping": ("paper",),
+    "generation-batch": _NUMBERS,
+    "bf16": ("perhaps", ""),
+    "gradient_accumulation_steps": ("4",),
+    "learning_rate": ("1e-4",),
+    "": ("", "5"),
+    "micro_batch_": ("4",),
 }
 FIND = {
     "--seed": ("-1", "4294967296", "9" * 30, "1.5", "x", ""),
@@ -59,7 +76,41 @@ FIND = {
     "--space": ("defalt", "mine.yaml", "m", "x" * 300),
     "--data": ("nowhere.jsonl", "m", "x" * 300),
     "--baseline": ("nowhere.json", "m", "x" * 300),
+    "--images": ("0", "-1", "x", "1"),
+    "--image-size": ("0", "x", "64"),
+    "--fix": ("precision", "=", "=5", "precision=", "micro-batch=4,micro-batch=8", "x" * 300, "precision=bf16;optim=x"),
+    "--only": ("", "precison", "adapter.rank", ",", "gradient_accumulation_steps", "precision=bf16"),
+    "--recipe": ("ppo", "", "SFT "),
+    "--prompt-len": ("0", "-1", "x", "9" * 30, "8"),
+    "--completion-len": ("0", "-1", "x", "9" * 30, "8"),
+    "--generations": ("0", "-1", "x", "9" * 30, "4"),
+    "--reward": ("x", "m:f", ""),
 }
+
+# Options of a recipe beside `--recipe`, on a model of a decoder.
+RECIPES = (
+    "--recipe sft --generations 4", "--recipe dpo --reward m:f", "--recipe grpo --generations 1",
+    "--recipe grpo --reward nonsense", "--recipe grpo --reward :", "--recipe grpo --reward no_such_module:f",
+    "--recipe grpo --reward json:no_such_function", "--recipe grpo --reward json:__doc__", "--recipe grpo --seq-len 64",
+    "--recipe rloo --target-len 64", "--recipe sft --task token-classification", "--recipe kto --devices 2",
+    "--recipe grpo --global-batch any", "--recipe grpo --global-batch 7", "--recipe grpo --check-loss 5",
+    "--recipe sft --completion-len 1", "--recipe dpo --prompt-len 99999", "--recipe reward --completion-len 600",
+    "--recipe sft --data nowhere.jsonl", "--recipe grpo --data m", "--recipe sft --images 1",
+    "--recipe sft --freeze-vision", "--recipe grpo --fix packing=true", "--recipe sft --fix generation-batch=8",
+    "--recipe dpo --fix adapter-rank=8 --fix adapter=none", "--recipe sft --exhaustive --workers 2",
+    "--recipe sft --text-field nothing",
+)  # fmt: skip
+
+# Keys of [tool.autotune] in pyproject.toml, as they are written.
+PROJECTS = (
+    "max-trials = 0", "max-trials = 'many'", "max-trials = 1.5", "max-trials = [1]", "max_time = '3 bananas'",
+    "efort = 'quick'", "effort = 'heroic'", "fix = { precision = 'fp99' }", "fix = { nothing = 1 }", "fix = 5",
+    "only = ['nothing']", "only = 5", "only = []\nspace = 'nowhere.yaml'", "record = 'perhaps'", "record = 2",
+    "trust-remote-code = true", "address = 'x'", "output = '/tmp/elsewhere.json'", "output = '../x.json'",
+    "recipe = 'ppo'", "images = -1", "data = 5", "data = 'nowhere.jsonl'", "model = []", "seed = -1", "help = true",
+    "quiet = true", "run-dir = 'x'", "kind = 'x'", "memory = '24 bananas'", "baseline = 'nowhere.json'", "= 5",
+    "max-trials = 1\nmax-trials = 2", "[tool.autotune.fix]\nprecision = []", "exhaustive = 'maybe'", "repeat = 2",
+)  # fmt: skip
 
 # What this machine lacks is exit code 3.
 LACKING = {
@@ -80,6 +131,16 @@ COMMANDS = (
     "script -- python", "script -- python nowhere.py", "script -- torchrun x.py",
     "script --apply no.json -- python t.py",
     "find --model m --quiet --verbose", "report", "completion x",
+    "estimate --model m --gpu a100-80gb --explain --quiet --seq-len 9999999", "estimate --explain --gpu a100-80gb",
+    "estimate --model m --explain --gpu abacus", "estimate --model m --gpu a100-80gb --explain --fix precision=fp99",
+    "estimate --model m --gpu a100-80gb --explain everything", "estimate --model m --gpu a100-80gb --eval-samples 8",
+    "find --dry-run", "find --model m --device cpu --dry-run --space nowhere.yaml --quiet",
+    "find --model m --device cpu --dry-run --fix precision=fp99", "find --model m --dry-run --device cuda:x",
+    "find --model m --device cpu --dry-run --only nothing", "find --model m --device cpu --dry-run --data nowhere.txt",
+    "find --model nothing-like-it --dry-run", "script --dry-run -- python nowhere.py", "script --dry-run --",
+    "models nothing-like-it", "gpus abacus", "spaces nothing", "history show nothing",
+    "history forget", "history forget nothing", "history forget --all nothing", "history export no/such/folder/x.json",
+    "export . --to", "export . --to nothing", "estimate m", "doctor --calibrate --device abacus",
 )  # fmt: skip
 
 ENVIRONMENT = {

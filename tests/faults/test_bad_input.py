@@ -24,7 +24,8 @@ LONGEST_S = 10.0
 
 MODEL = {"m/config.json": files.LLAMA}
 FIND = ["find", "--model", "m", "--device", "cpu", "--max-trials", "1", "--quiet"]
-ESTIMATE = ["estimate", "--model", "m", "--gpu", "a100-80gb", "--micro-batch", "1", "--seq-len", "64", "--quiet"]
+ESTIMATE = ["estimate", "--model", "m", "--gpu", "a100-80gb", "--seq-len", "64", "--quiet"]
+ONE = [*ESTIMATE, "--fix", "micro-batch=1"]  # configuration
 
 
 class Case(NamedTuple):
@@ -42,11 +43,12 @@ class Case(NamedTuple):
 
 
 def of_options() -> list[Case]:
-    adapter = ["--adapter", "lora"]
-    cases = []
-    for option, values in options.ESTIMATE.items():
-        base = ESTIMATE + adapter * option.startswith("--adapter-")
-        cases += [Case([*base, option, value], MODEL) for value in values]
+    cases = [Case([*ONE, option, value], MODEL) for option, values in options.ESTIMATE.items() for value in values]
+    fixed = [f"{knob}={value}" for knob, values in options.FIX.items() for value in values]
+    cases += [Case([*ESTIMATE, "--fix", words], MODEL) for words in fixed]
+    cases += [Case([*FIND, *shlex.split(words)], MODEL) for words in options.RECIPES]
+    project = "[tool.autotune]\n"
+    cases += [Case(FIND, {**MODEL, "pyproject.toml": project + line}) for line in options.PROJECTS]
     cases += [Case([*FIND, option, value], MODEL) for option, values in options.FIND.items() for value in values]
     lacking = ((option, value) for option, values in options.LACKING.items() for value in values)
     cases += [Case([*FIND, option, value], MODEL, code=3) for option, value in lacking]
@@ -59,12 +61,14 @@ def of_options() -> list[Case]:
 def of_files() -> list[Case]:
     models = [*files.NO_JSON.values(), *files.MODELS]
     baselines = [*files.NO_JSON.values(), *files.BASELINES]
-    cases = [Case(ESTIMATE, {"m/config.json": content}) for content in models]
+    cases = [Case(ONE, {"m/config.json": content}) for content in models]
     cases += [Case([*FIND, "--baseline", "b.json"], {**MODEL, "b.json": content}) for content in baselines]
     cases += [Case([*FIND, "--space", "s.yaml"], {**MODEL, "s.yaml": content}) for content in files.SPACES]
-    prices = [*ESTIMATE, "--tokens", "1B", "--prices", "p.yaml"]
+    prices = [*ONE, "--tokens", "1B", "--prices", "p.yaml"]
     cases += [Case(prices, {**MODEL, "p.yaml": content}) for content in files.PRICES]
     cases += [Case([*FIND, "--data", name], {**MODEL, name: content}) for name, content in files.DATA]
+    prompts = [*FIND, "--data", "d.jsonl", "--recipe"]
+    cases += [Case([*prompts, name], {**MODEL, "d.jsonl": content}) for name, content in files.PROMPTS]
     for command in ("report", "resume", "explain"):
         cases += [Case([command, "run"], {"run/search.json": content}) for content in files.NO_JSON.values()]
     for content in [*files.NO_JSON.values(), *answers()]:
@@ -88,7 +92,7 @@ CASES = of_options() + of_files()
 
 
 def test_there_are_as_many_kinds_as_are_promised():
-    assert len({repr(case) for case in CASES}) >= 500
+    assert len({repr(case) for case in CASES}) >= 900
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,6 +116,7 @@ def _as_in_a_fresh_process():
 def test_bad_input_is_one_line_and_an_exit_code(case, tmp_path):
     done = run(case.words, tmp_path, case.files, {"HF_HUB_OFFLINE": "1", **case.environment})
     assert done.exit_code == case.code, done.stderr
+    assert "No such option" not in done.stderr or "--nonsense" in case.words  # it would hide what is tried
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("autotune: ")

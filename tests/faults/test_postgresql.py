@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -50,18 +51,17 @@ class Server:
 
 
 @pytest.fixture
-def database(tmp_path_factory):
-    """A server that runs; other users may reach its folder."""
+def database():
+    """A server that runs; its user reaches its folder, which pytest's own folders would not let it."""
     pytest.importorskip("psycopg")
-    folder = tmp_path_factory.mktemp("server") / "postgresql"
-    folder.mkdir()
-    for above in folder.parents:
-        if above.stat().st_uid == os.getuid() and not above.stat().st_mode & 0o001:
-            above.chmod(above.stat().st_mode | 0o011)
-    server = Server(folder)
-    server.start()
-    yield server
-    server.stop()
+    with tempfile.TemporaryDirectory(prefix="autotune-") as name:
+        above = Path(name)
+        above.chmod(0o711)
+        (above / "server").mkdir()
+        server = Server(above / "server")
+        server.start()
+        yield server
+        server.stop()
 
 
 @pytest.mark.parametrize("away_s", [3.0, 20.0])

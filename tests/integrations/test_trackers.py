@@ -12,7 +12,7 @@ from finished_searches import make_search
 
 from autotune.errors import InputError
 from autotune.integrations.trackers import check
-from autotune.integrations.tracking import Tracking, trackers_of
+from autotune.integrations.tracking import Tracking
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.events import Event, Note, TrialEnded
 
@@ -32,7 +32,7 @@ def search(directory: Path, name: str, *numbers: int, answer: bool = False) -> l
     """Tell a tracker of trials, as `find` and `resume` do; return the notes."""
     heard: list[Event] = []
     directory.mkdir(exist_ok=True)
-    with trackers_of(make_plan(report_to=(name,)), RunDirectory(directory), heard.append) as made:
+    with Tracking(make_plan(report_to=(name,)), RunDirectory(directory), heard.append) as made:
         assert isinstance(made, Tracking)
         for number in numbers:
             made(TrialEnded(result=TRIALS[number], changes=(), best_samples_per_second=None))

@@ -11,8 +11,7 @@ from finished_searches import make_breakdown, make_report
 
 from autotune.output.bars import memory_bars, memory_parts, time_bars, waterfall, waterfall_steps
 from autotune.units import GIB
-from autotune.values.explanation import Contribution, Explanation
-from autotune.values.result import Breakdown
+from autotune.values.result import Breakdown, Contribution, Explanation
 from autotune.values.time_spent import Spent
 from autotune.values.trial import Interval
 

@@ -5,7 +5,8 @@ from factories import make_facts
 from plans import outlined, planned
 
 from autotune.errors import InputError
-from autotune.planning.planner import disk_notes
+from autotune.planning.options import SearchOptions
+from autotune.planning.planner import disk_notes, loss_steps_of
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Parallelism
@@ -178,3 +179,29 @@ def test_a_world_larger_than_the_search_has_devices_is_refused(eight_cores):
         update={"parallelism": Parallelism(world_size=4), "per_device_train_batch_size": 4}
     )
     assert "4 devices are more than the 2" in plan.search_space().refusal(larger)
+
+
+def planned_losses(asked=None, effort=Effort.STANDARD, **options):
+    return loss_steps_of(SearchOptions(model="tiny", check_loss=asked, effort=effort, **options))
+
+
+@pytest.mark.parametrize(("effort", "steps"), [(Effort.QUICK, 0), (Effort.STANDARD, 20), (Effort.THOROUGH, 20)])
+def test_the_effort_decides_unless_the_user_does(effort, steps):
+    assert planned_losses(effort=effort) == steps
+    assert planned_losses(50, effort) == 50
+    assert planned_losses(0, effort) == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"asked": 20, "global_batch": "any"}, "--check-loss 20: with --global-batch any"),
+        ({"asked": 20, "exhaustive": True}, "--check-loss 20: --exhaustive crowns no winner"),
+        ({"asked": 9}, "--check-loss 9: fewer than 10 steps"),
+    ],
+)
+def test_what_can_not_be_compared_is_refused_if_asked_for_and_left_out_otherwise(how, why):
+    with pytest.raises(InputError, match=why):
+        planned_losses(**how)
+    if how["asked"] == 20:
+        assert planned_losses(**{**how, "asked": None}) == 0

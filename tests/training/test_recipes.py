@@ -94,9 +94,24 @@ def test_the_reference_may_be_worked_out_before(bench, name):
     assert with_it == pytest.approx(before, rel=1e-5)
 
 
-def test_a_soak_saves_a_checkpoint(bench):
-    outcome = run(bench, "grpo", task=SoakTask(eval_batch_sizes=(2,)))
-    assert outcome.soaked.checkpoint_bytes > 0
+@pytest.mark.parametrize("name", OFFLINE)
+def test_a_soak_saves_a_checkpoint_and_evaluates(bench, name):
+    soaked = run(bench, name, task=SoakTask(eval_batch_sizes=(8, 2))).soaked
+    assert soaked.checkpoint_bytes > 0
+    assert soaked.eval_batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "reason"),
+    [
+        ("grpo", {}, "not evaluated, which would generate completions"),
+        ("dpo", {"precompute_ref_log_probs": True}, "not evaluated: the reference ran before training"),
+    ],
+)
+def test_what_is_not_evaluated_is_said(bench, name, knobs, reason):
+    soaked = run(bench, name, task=SoakTask(eval_batch_sizes=(2,)), **knobs).soaked
+    assert soaked.checkpoint_bytes > 0
+    assert str(soaked).startswith(f"{reason}, checkpoint saved (")
 
 
 def test_completions_may_be_generated_in_parts(bench):
@@ -164,6 +179,35 @@ def test_rewards_are_imported(tmp_path, monkeypatch):
     assert found(completion_ids=[[1], [2]]) == [1.0, 1.0]
     with pytest.raises(InputError, match="--reward scores_of_a_user:missing: AttributeError"):
         recipes.reward_function(recipe_of("grpo", reward="scores_of_a_user:missing", directory=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward", "kto", "grpo"])
+def test_a_files_longest_row_comes_first_though_few_rows_are_read(tiny_llama, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(recipes, "_MOST_ROWS", 8)
+    monkeypatch.setattr(recipes, "_LONGEST_ROWS", 2)
+    columns = RECIPES[name].columns
+    rows = [{c: c * (1 + n % 3) for c in columns} for n in range(200)]
+    rows[150][columns[-1] if name != "kto" else "completion"] = "longest " * 6
+    if name == "dpo":  # longer altogether, but no row of a batch is
+        rows[20].update(chosen="c" * 30, rejected="r" * 30)
+    for n, row in enumerate(rows):
+        row.update({"label": n % 2 == 0} if name == "kto" else {})
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = workload_of(name, dataset=str(file), sequence_length=128)
+    workload = Workload(model=resolve(str(tiny_llama)), **changes)
+    recipes.checked_data(workload, tmp_path / "data")
+    made = TrainConfig(per_device_train_batch_size=4, optim="adamw_torch", dataloader_pin_memory=False)
+    mapping = plan(made, workload, detect("cpu"))
+    arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path)}
+    model = build_model(workload.model, workload.task, device="cpu", **mapping.model, **recipes.head_figures(workload))
+    trainer = recipes.recipe_trainer(
+        workload, mapping, arguments, model, directory=tmp_path / "data", samples=16, distinct=16, longest_first=4
+    )
+    first = trainer.train_dataset[0]
+    decode = trainer.processing_class.decode
+    texts = [first["prompt"]] if name == "grpo" else [decode(first[c]) for c in first if c.endswith("_ids")]
+    assert "longest longest" in " ".join(texts)
 
 
 def test_columns_that_are_missing_are_named(bench, tmp_path):

@@ -1,36 +1,6 @@
-"""The checks' values: how many steps are planned, and how a soak is told."""
+"""The checks' values: how a soak is told."""
 
-import pytest
-
-from autotune.errors import InputError
-from autotune.values.budget import Effort
-from autotune.values.checks import Soaked, planned_loss_steps
-
-
-def planned(asked=None, effort=Effort.STANDARD, *, free_batch=False, exhaustive=False):
-    return planned_loss_steps(asked, effort, free_batch=free_batch, exhaustive=exhaustive)
-
-
-@pytest.mark.parametrize(("effort", "steps"), [(Effort.QUICK, 0), (Effort.STANDARD, 20), (Effort.THOROUGH, 20)])
-def test_the_effort_decides_unless_the_user_does(effort, steps):
-    assert planned(effort=effort) == steps
-    assert planned(50, effort) == 50
-    assert planned(0, effort) == 0
-
-
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ({"asked": 20, "free_batch": True}, "--check-loss 20: with --global-batch any"),
-        ({"asked": 20, "exhaustive": True}, "--check-loss 20: --exhaustive crowns no winner"),
-        ({"asked": 9}, "--check-loss 9: fewer than 10 steps"),
-    ],
-)
-def test_what_can_not_be_compared_is_refused_if_asked_for_and_left_out_otherwise(how, why):
-    with pytest.raises(InputError, match=why):
-        planned(**how)
-    if how["asked"] == 20:
-        assert planned(**{**how, "asked": None}) == 0
+from autotune.values.checks import Soaked
 
 
 def test_a_soak_is_told_in_a_line():

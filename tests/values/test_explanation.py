@@ -5,9 +5,9 @@ import math
 import pytest
 from factories import make_config
 
-from autotune.values.explanation import Contribution, Explanation
 from autotune.values.knob import Allowance
 from autotune.values.problem import Change
+from autotune.values.result import Contribution, Explanation
 from autotune.values.trial import Interval
 
 

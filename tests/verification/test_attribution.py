@@ -7,7 +7,7 @@ from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement
 
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
-from autotune.values.explanation import Contribution, Explanation
+from autotune.values.result import Contribution, Explanation
 from autotune.values.trial import Outcome, Purpose, TrialResult, TrialStatus
 from autotune.verification.attribution import explanation_of, put_back, removals
 from autotune.verification.finals import Finals
