@@ -75,6 +75,7 @@ def profile(
         InputError: The model can't be built or traced.
     """
     reasons = []
+    shape = shape.part(family.sequence_parallel)
     known = {} if known is None else known
     for way in WAYS:
         try:

@@ -93,6 +93,13 @@ def runner(tmp_path_factory, device):
             {"attn_implementation": "sdpa", "precision": "bf16", "checkpointing": "full", "expandable_segments": True},
             id="expandable segments",
         ),
+        pytest.param(
+            "Qwen/Qwen2-0.5B",
+            1024,
+            2,
+            {"attn_implementation": "sdpa", "precision": "bf16", "chunked_loss": True},
+            id="a loss in chunks",
+        ),
     ],
 )
 def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, size, fields):

@@ -21,7 +21,7 @@ from autotune.cost.child import ENTRY, TraceRequest, Traces
 from autotune.cost.family import family_of
 from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
 from autotune.errors import NothingFitsError
-from autotune.search.cost_model import check_fits, cost_model, learn
+from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.storage.home import read_observations, read_timings, write_rates, write_trace
 from autotune.units import GIB
 from autotune.value import read_value, write_value
@@ -262,7 +262,10 @@ TIMINGS = Timings(
 def searched(directory, timings, **fields):
     directory.mkdir(exist_ok=True)
     asker = Asker(directory, Traces(profiles=(MEASURABLE,)), timings)
-    return cost_model(make_plan(space=SPACE), asker, directory, lambda event: None, **fields), asker
+    plan = make_plan(space=SPACE)
+    model = cost_model(plan, asker, directory, lambda event: None)
+    assert not asker.measured  # before the machine is quiet
+    return measured_model(plan, model, asker, **fields), asker
 
 
 def test_operators_are_measured_once_and_decide_what_is_predicted(tmp_path):
