@@ -41,6 +41,7 @@ EACH_KNOB = {
     "dataloader_pin_memory": True,
     "torch_empty_cache_steps": 4,
     "expandable_segments": True,
+    "chunked_loss": True,
     "train_sampling_strategy": "group_by_length",
     "packing": True,
     "micro_batch": 8,

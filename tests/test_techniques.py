@@ -67,6 +67,7 @@ WORKS = [
         (f"18 {way}", {"experts_implementation": way}, "mixtral", ("experts_implementation", way))
         for way in ("eager", "batched_mm", "grouped_mm")
     ),
+    ("21 chunked loss", {"chunked_loss": True}, "llama", ("chunked_loss", "in chunks")),
     ("18 top-k", {"experts_per_token": 1}, "mixtral", ("experts_implementation", "none to choose")),
     ("18 capacity", {"expert_capacity": 8, "attn_implementation": "eager"}, "switch", ("precision", "float32")),
 ]

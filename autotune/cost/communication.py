@@ -46,6 +46,9 @@ _HOST_MEMORY, _NVME = 160e9, 4e9
 # All-reduces of the hidden states in a layer's forward pass under tensor parallelism: after attention and perceptron.
 _REDUCTIONS = 2
 
+# Tensors that are exchanged around attention under sequence parallelism: queries, keys, values and outputs.
+_EXCHANGED = 4
+
 When = Literal["forward", "backward", "last backward", "step"]
 Part = Literal["weights", "gradients"]
 
@@ -107,12 +110,13 @@ def exposed_seconds(
         accumulation: Micro-batches of a step.
     """
     total = np.zeros_like(samples)
-    ranks = parallelism.data_parallel
+    ranks = parallelism.sharding_ranks
     if ranks > 1:
         channel = network.channel(ranks, stride=parallelism.tensor_parallel)
         for exchange in EXCHANGES[parallelism.sharding]:
             total = total + _times(exchange, accumulation) * _added(exchange, profile, parallelism, channel, passes)
     total = total + accumulation * tensor_seconds(profile, parallelism, network, samples)
+    total = total + accumulation * sequence_seconds(profile, parallelism, network, samples)
     return total + pipeline_seconds(profile, parallelism, network, passes, samples, accumulation)
 
 
@@ -125,7 +129,7 @@ def _added(exchange: Exchange, profile: Profile, parallelism: Parallelism, chann
 
     What is hidden is so but for its first message, or its last, which has nothing to hide behind.
     """
-    size = volume(exchange, profile, parallelism.data_parallel)
+    size = volume(exchange, profile, parallelism.sharding_ranks)
     messages = _messages(profile, parallelism, size)
     seconds = size / channel.bandwidth + messages * channel.latency_s
     if not exchange.hidden or not channel.overlaps:
@@ -163,6 +167,22 @@ def tensor_seconds(profile: Profile, parallelism: Parallelism, network: Network,
     return count * (size / channel.bandwidth + channel.latency_s)
 
 
+def sequence_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
+    """Return the seconds that a micro-batch waits for the exchange of heads against tokens around attention.
+
+    Each device sends all but its own part of queries, keys, values and outputs (DeepSpeed-Ulysses, arXiv:2309.14509,
+    section 3.2); keys and values count as wide as queries. Nothing hides it.
+    """
+    degree = parallelism.sequence_parallel
+    if degree == 1:
+        return np.zeros_like(samples)
+    channel = network.channel(degree, stride=1)
+    passes = 2 + (profile.family.checkpointing not in ("none", "offload"))
+    size = (degree - 1) / degree * profile.hidden_bytes * samples
+    exchanged: Vector = _EXCHANGED * passes * profile.layers * (size / channel.bandwidth + channel.latency_s)
+    return exchanged
+
+
 def pipeline_seconds(
     profile: Profile, parallelism: Parallelism, network: Network, passes: Passes, samples: Vector, accumulation: Vector
 ) -> Vector:
@@ -187,7 +207,7 @@ def host_seconds(
         rates: Of the device.
         devices_per_node: Devices that share a host.
     """
-    ranks = parallelism.data_parallel
+    ranks = parallelism.sharding_ranks
     trained = sum(g.count * g.elements for g in profile.parameters if g.trained) / ranks
     per_step = trained * _ADAM_BYTES * devices_per_node / _HOST_MEMORY
     # Gradients go down and what was updated comes up again, as wide as they are computed with.

@@ -35,10 +35,14 @@ class Family(Value):
     experts_implementation: str | None = None
     experts_per_token: int | None = None
     expert_capacity: int | None = None
+    chunked_loss: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
     adapter: AnyAdapter | None = None
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
     pipeline_parallel: int = Field(default=1, description="stages that the layers are dealt to; one is run")
+    sequence_parallel: int = Field(
+        default=1, exclude_if=lambda degree: degree == 1, description="devices that share a sample's tokens"
+    )
     generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
     precompute_ref_log_probs: bool = Field(default=False, description="of a recipe: the reference ran before training")
 
@@ -65,6 +69,10 @@ class Shape(Value):
         """What TRL's Trainer of the recipe does."""
         return None if self.recipe is None else RECIPES[self.recipe]
 
+    def part(self, devices: int) -> Shape:
+        """Return the inputs of one of so many devices that share a sample's tokens."""
+        return self if devices == 1 else self.model_copy(update={"length": self.length // devices})
+
 
 def family_of(config: TrainConfig, hardware: Hardware) -> Family:
     """Return the family of a configuration on a device."""
@@ -78,10 +86,12 @@ def family_of(config: TrainConfig, hardware: Hardware) -> Family:
         experts_implementation=config.experts_implementation,
         experts_per_token=config.experts_per_token,
         expert_capacity=config.expert_capacity,
+        chunked_loss=config.chunked_loss,
         adapter=config.adapter,
         quantization=config.quantization,
         tensor_parallel=config.parallelism.tensor_parallel,
         pipeline_parallel=config.parallelism.pipeline_parallel,
+        sequence_parallel=config.parallelism.sequence_parallel,
         generation=generation_of(hardware.capability),
         precompute_ref_log_probs=config.precompute_ref_log_probs,
     )

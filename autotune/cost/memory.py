@@ -204,8 +204,8 @@ def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
     """Return what NCCL takes for the groups that a device is in: one for each direction a training is spread in."""
     if hardware.is_cpu or parallelism.world_size == 1:
         return 0.0
-    degrees = (parallelism.data_parallel, parallelism.tensor_parallel, parallelism.pipeline_parallel)
-    return NCCL_BYTES * sum(degree > 1 for degree in degrees)
+    degrees = (parallelism.tensor_parallel, parallelism.pipeline_parallel, parallelism.sequence_parallel)
+    return NCCL_BYTES * sum(degree > 1 for degree in (parallelism.sharding_ranks, *degrees))
 
 
 def states_bytes(parameters: int, config: TrainConfig) -> float:

@@ -27,7 +27,7 @@ from autotune.errors import InputError, one_line
 from autotune.training.depth import Stack, shallower, stacks, without_chance
 from autotune.values.adapters import is_new_weight
 from autotune.values.estimate import TracedBy
-from autotune.values.model import ModelSpec
+from autotune.values.model import ModelSpec, Task
 
 # Micro-batches that are traced. Not 1: tensors of one sample are contiguous where others aren't.
 SAMPLES = (2, 4)
@@ -75,6 +75,7 @@ def profile(
         InputError: The model can't be built or traced.
     """
     reasons = []
+    shape = shape.part(family.sequence_parallel)
     known = {} if known is None else known
     for way in WAYS:
         try:
@@ -203,7 +204,7 @@ class _Profiler:
         return Shallow(
             pair=pair,
             evaluation=evaluation,
-            parameters=_groups(model),
+            parameters=_groups(model, has_unused=self.shape.task is Task.IMAGE_TEXT_TO_TEXT),
             names=[name for name, _ in model.named_parameters()],
             buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
         )
@@ -277,15 +278,18 @@ def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
     )
 
 
-def _groups(model: Any) -> list[ParameterGroup]:
-    """Return the parameters in the order they were made."""
+def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:
+    """Return the parameters of a traced model in the order they were made.
+
+    With `has_unused` those that get no gradient have no optimizer states either, as CLIP's last layer in LLaVA.
+    """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     packed = {id(m.weight): found for m in model.modules() if (found := quantized.weight_of(m)) is not None}
     return [
         ParameterGroup(
             shape=packed.get(id(p), (tuple(p.shape), 0))[0],
             element_bytes=packed.get(id(p), ((), p.element_size()))[1],
-            trained=p.requires_grad,
+            trained=p.requires_grad and not (has_unused and p.grad is None),
             embedding=id(p) in tables,
             adapter=is_new_weight(name),
             count=1,

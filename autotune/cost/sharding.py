@@ -157,7 +157,7 @@ def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:
 
 
 def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated: bool) -> Share:
-    ranks = spread.parallelism.data_parallel
+    ranks = spread.parallelism.sharding_ranks
     local = [_slice(_as_stored(group, spread), ranks) for group in profile.parameters]
     states, paged = state_bytes(optim, local)
     gradients = total_bytes(local, trained=True)
@@ -206,7 +206,7 @@ def _tail(profile: Profile) -> float:
 
 
 def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
-    parallelism, ranks = spread.parallelism, spread.parallelism.data_parallel
+    parallelism, ranks = spread.parallelism, spread.parallelism.sharding_ranks
     trained = sum(g.count * g.elements for g in profile.parameters if g.trained)
     width = profile.gradients_bytes / trained if trained else 0.0
     master = _master(profile, ranks)  # in addition to the 16-bit weights
@@ -251,7 +251,7 @@ def _offloaded(share: Share, parallelism: Parallelism, partition: float) -> Shar
 
 def stepped(profile: Profile, spread: Spread) -> tuple[ParameterGroup, ...]:
     """Return the parameters that one device's optimizer updates, with the width that they have between steps."""
-    way, ranks = WAYS[spread.parallelism.sharding], spread.parallelism.data_parallel
+    way, ranks = WAYS[spread.parallelism.sharding], spread.parallelism.sharding_ranks
     wide = tuple(_as_stored(group, spread) for group in profile.parameters)
     if not way.states:
         return wide

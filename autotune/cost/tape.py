@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from autotune.cost.calls import written
 from autotune.cost.images import run_beside_numbers
 from autotune.cost.meta import run_once, tensors_in
-from autotune.cost.profile import CONTRACTION, ELEMENTWISE, NORMALISATION, VIEW
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, VIEW
 
 # What a storage holds; those of weights are not on the tape. A fresh gradient is one that has just been computed: where
 # there was one before, it is added to that and ends.
@@ -92,6 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             none does.
         numbers: Whether integers of the host are used beside tensors of the meta device; what is done with them alone,
             and views, which a model makes one by one for each image, are not written down.
+        attended: How many times as many keys as there are here fused attention sees, those of other devices included.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scratch: Callable[[str, Any, Any], int] | None = None,
         *,
         numbers: bool = False,
+        attended: int = 1,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators: list[_Operator] = []
@@ -109,6 +111,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._forward_end = -1
         self._scratch = scratch
         self._numbers = numbers
+        self._attended = attended
         self.attention: set[str] = set()  # kernels that attention took
         self.outputs_bytes = 0.0
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
@@ -193,7 +196,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
         moved = float(sum(t.nbytes for t in tensors))
-        call = written(name, tensors, {"causal": causal})
+        shared = kind == FUSED_ATTENTION and self._attended > 1  # with other devices: no call of this one alone
+        flops *= self._attended if shared else 1
+        call = "" if shared else written(name, tensors, {"causal": causal})
         self.note(name, kind, flops, moved, half=tensors[0].element_size() == 2, call=call)
 
     def end_of_forward(self) -> None:

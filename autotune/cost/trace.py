@@ -86,7 +86,12 @@ def _recording(
     )
     on_cuda = family.device == "cuda"
     shows = shape.task is Task.IMAGE_TEXT_TO_TEXT and known[0].is_meta
-    recorder = Recorder(known + list(inputs.values()), scratch_bytes if on_cuda else None, numbers=shows)
+    recorder = Recorder(
+        known + list(inputs.values()),
+        scratch_bytes if on_cuda else None,
+        numbers=shows,
+        attended=family.sequence_parallel,
+    )
     autocast = getattr(torch, family.autocast) if family.autocast else None
     semantics = Semantics(
         family.device,

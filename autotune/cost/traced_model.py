@@ -22,6 +22,7 @@ from autotune.cost.family import Family, Shape
 from autotune.cost.images import pack_at_once
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import routing
+from autotune.training.chunked_loss import chunk_loss
 from autotune.training.depth import shallower, stacks
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec
@@ -86,7 +87,7 @@ def build(
             model = put_on(model, adapter_arguments(family.adapter, shape.task))
         except ValueError as error:
             raise InputError(f"{spec.name}: the adapter can't be put on: {one_line(error)}") from error
-    return model
+    return chunk_loss(model) if family.chunked_loss else model
 
 
 def _check_size(model: Any) -> None:

@@ -1,9 +1,9 @@
 """`autotune estimate --devices N`: compares the ways to share one training among several devices.
 
-The ways are DDP, ZeRO, FSDP, tensor and pipeline parallelism, and offload. The parallel degrees multiply to the number
-of devices. Tensor parallelism stays inside a node, as its all-reduces overlap with no computation (Narayanan and
-others, arXiv:2104.04473, section 3). Each way is shown with its best checkpointing and micro-batch; precision and
-optimizer are the same for all.
+The ways are DDP, ZeRO, FSDP, tensor, pipeline and, where samples are long, sequence parallelism, and offload. The
+parallel degrees multiply to the number of devices. Tensor and sequence parallelism stay inside a node, as what they
+exchange overlaps with no computation (Narayanan and others, arXiv:2104.04473, section 3). Each way is shown with its
+best checkpointing and micro-batch; precision and optimizer are the same for all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autotune.estimates.request import EstimateOptions, Target, config_of, refus
 from autotune.space.points import Scalar
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
-from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.config import Parallelism, Sharding, TrainConfig
 from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 
@@ -33,9 +33,15 @@ _SHARDINGS = ("none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full")
 _OFFLOADS = (("zero_2", "optimizer"), ("zero_3", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters"))
 
 
+# Sharding of weights beside sequence parallelism: where they are whole, the loss can be worked out in chunks.
+_BESIDE_SEQUENCE: tuple[Sharding, ...] = ("zero_2", "zero_3")
+
 _OFFLOADED = {"optimizer": "states", "parameters": "weights"}
 
 _CHECKPOINTING = "checkpointing"
+
+# Tokens from which on it is worth a look to share those of a sample.
+_LONG = 8192
 
 _STAGES = "PP: every stage is counted with embeddings and head, of which it has one at the most"
 
@@ -66,6 +72,9 @@ def _all(devices: int, per_node: int, facts: ModelFacts) -> Iterator[Parallelism
     for degree in _tensor_degrees(devices, per_node, facts):
         sharding = "fsdp_full" if devices > degree else "none"
         yield Parallelism(world_size=devices, sharding=sharding, tensor_parallel=degree)
+    for degree in _tensor_degrees(devices, per_node, facts):
+        for stage in _BESIDE_SEQUENCE:
+            yield Parallelism(world_size=devices, sharding=stage, sequence_parallel=degree)
     for stages in _doublings(devices):
         if facts.layers and facts.layers % stages == 0:
             for degree in (1, *_tensor_degrees(devices // stages, per_node, facts)):
@@ -95,7 +104,7 @@ def nodes_of(devices: int, nodes: int | None) -> int:
 def shown(way: Parallelism) -> str:
     """Return the short name of a way: 'fsdp_full, TP 8', 'TP 8, PP 4, DP 2', 'zero_3, weights on cpu'."""
     parts: list[str] = [] if way.sharding == "none" else [way.sharding]
-    degrees = {"TP": way.tensor_parallel, "PP": way.pipeline_parallel}
+    degrees = {"TP": way.tensor_parallel, "PP": way.pipeline_parallel, "SP": way.sequence_parallel}
     parts += [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if way.sharding == "none" and way.data_parallel > 1:
         parts.append(f"DP {way.data_parallel}" if parts else "ddp")
@@ -117,6 +126,8 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
     forecast = question.forecast(target, network=network)
     point, said = _filled(question, forecast)
     found = ways(devices, devices // nodes, question.facts, point)
+    if forecast.plan.workload.sequence_length < _LONG and f"{_PREFIX}sequence_parallel" not in point:
+        found = tuple(way for way in found if way.sequence_parallel == 1)
     rows: list[SpreadRow] = []
     refused: dict[str, list[str]] = {}
     for way in found:

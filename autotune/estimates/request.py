@@ -31,6 +31,7 @@ from autotune.planning.planner import check_lengths
 from autotune.planning.recipe import check_recipe, recipe_baseline, recipe_notes, recipe_of
 from autotune.space.file import SpaceFile, load_space
 from autotune.space.knobs import fixed_values, refused
+from autotune.space.parallel_rules import SEQUENCE_IS_ESTIMATED
 from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
@@ -267,7 +268,8 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
 def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
     """Return the reason why a configuration can't run on the device of `plan`, or None.
 
-    The Trainer runs no pipeline, but one can be estimated; its reasons are those of a single stage.
+    The Trainer runs no pipeline, but one can be estimated; its reasons are those of a single stage. So can sequence
+    parallelism.
     """
     spread = config.parallelism
     if spread.pipeline_parallel > 1:
@@ -275,4 +277,5 @@ def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
             return f"pipeline parallel with {spread.sharding}: a stage's gradients are there until all are in"
         of_stage = {"world_size": spread.tensor_parallel, "pipeline_parallel": 1}
         config = config.model_copy(update={"parallelism": spread.model_copy(update=of_stage)})
-    return next(iter(refusals(config, plan.workload, plan.facts, plan.hardware)), None)
+    reasons = refusals(config, plan.workload, plan.facts, plan.hardware)
+    return next((reason for reason in reasons if reason != SEQUENCE_IS_ESTIMATED), None)

@@ -133,11 +133,12 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "attn_implementation": lambda: _attention(self._config, model) + self._sdpa(),
             "experts_implementation": lambda: model_effects.experts(self._config, model),
             "use_liger_kernel": lambda: model_effects.liger(self._config, model),
+            "chunked_loss": lambda: model_effects.chunked_loss(self._config, model),
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
             "packing": lambda: _packing(self._config, loader),
             "torch_empty_cache_steps": lambda: self._cache(trainer),
-            "expandable_segments": lambda: _segments(self._config, self._hardware),
+            "expandable_segments": lambda: model_effects.segments(self._config, is_cpu=self._hardware.is_cpu),
             "adapter": lambda: model_effects.adapter(self._config, model),
             "quantization": lambda: model_effects.quantization(self._config, model),
             "parallelism": lambda: model_effects.parallelism(self._config, trainer, model),
@@ -187,15 +188,6 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if wanted and not times:
             raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but the first step emptied no cache")
         return f"every {wanted} steps, {times} times in the first" if wanted else "never emptied"
-
-
-def _segments(config: TrainConfig, hardware: Hardware) -> str:
-    found = [] if hardware.is_cpu else torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    expandable = sum(segment["is_expandable"] for segment in found)
-    if bool(expandable) != config.expandable_segments:
-        asked = "was" if config.expandable_segments else "was not"
-        raise NoEffectError(f"expandable_segments {asked} asked for, but {expandable} of {len(found)} segments are")
-    return f"{expandable} of {len(found)}" if expandable else "none"
 
 
 def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:

@@ -8,6 +8,7 @@ shards themselves are looked at. Each check returns what was seen, or raises NoE
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -116,6 +117,25 @@ def liger(config: TrainConfig, model: nn.Module) -> str:
         asked = "was" if config.use_liger_kernel else "was not"
         raise NoEffectError(f"Liger {asked} asked for, but {patched} modules run its kernels")
     return f"{patched} modules" if patched else "none"
+
+
+def chunked_loss(config: TrainConfig, model: Any) -> str:
+    """Return whether the head leaves hidden states to the loss."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    is_chunked = isinstance(vars(base).get("_loss_function"), functools.partial)
+    if is_chunked != config.chunked_loss:
+        raise NoEffectError(f"chunked_loss {config.chunked_loss} was asked for, but it is {is_chunked}")
+    return "in chunks" if is_chunked else "of all logits"
+
+
+def segments(config: TrainConfig, *, is_cpu: bool) -> str:
+    """Return how many of the allocator's segments are expandable."""
+    found = [] if is_cpu else torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    expandable = sum(segment["is_expandable"] for segment in found)
+    if bool(expandable) != config.expandable_segments:
+        asked = "was" if config.expandable_segments else "was not"
+        raise NoEffectError(f"expandable_segments {asked} asked for, but {expandable} of {len(found)} segments are")
+    return f"{expandable} of {len(found)}" if expandable else "none"
 
 
 def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:

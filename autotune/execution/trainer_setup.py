@@ -153,7 +153,9 @@ def _model(trial: Trial, mapping: Any) -> Any:
             whole_first=to_compare,
             **{**mapping.model, **head_figures(request.workload)},
         )
-    return model if request.workload.recipe is not None else prepare_model(model, mapping.adapter)
+    if request.workload.recipe is not None:
+        return model
+    return prepare_model(model, mapping.adapter, chunked_loss=request.config.chunked_loss)
 
 
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:

@@ -78,10 +78,11 @@ def _settings(document: dict[str, Any]) -> str:
 
 
 def lost_spacing(winner: Winner) -> list[str]:
-    """Return what is lost of checkpointing of every n-th layer."""
+    """Return what is lost of checkpointing of every n-th layer, and of a chunked loss."""
     kind = winner.config.checkpointing
     is_spaced = kind != "none" and CHECKPOINTING[kind].every > 1
-    return [f"checkpointing {kind}: every layer is checkpointed"] if is_spaced else []
+    lost = [f"checkpointing {kind}: every layer is checkpointed"] if is_spaced else []
+    return lost + ["chunked_loss: all logits are there at once"] * winner.config.chunked_loss
 
 
 def lost_weights(winner: Winner, tool: str) -> list[str]:

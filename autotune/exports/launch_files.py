@@ -55,6 +55,7 @@ _IN_CODE = {
     "experts_per_token": "{value} experts per token",
     "expert_capacity": "an expert capacity of {value}",
     "packing": "packed micro-batches",
+    "chunked_loss": "result.prepare_model(model), which has its loss worked out in chunks",
     "expandable_segments": f"{ALLOCATOR_VARIABLE}={_EXPANDABLE} in the environment",
 }
 

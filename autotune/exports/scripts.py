@@ -7,6 +7,7 @@ ids come from the middle half of a vocabulary, where no model has its special on
 
 from __future__ import annotations
 
+import inspect
 from pathlib import PurePath
 from typing import Any
 
@@ -138,6 +139,7 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "weighs": winner.samples_per_step > config.per_device_train_batch_size,
         "measured": None if winner.measured is None else round(winner.measured, 3),
         "imports": _imports(winner),
+        "chunked_loss": _chunked_loss() if config.chunked_loss else None,
         **_collator(winner),
         "masked_share": _MASKED_SHARE,
         "shown": None,
@@ -156,6 +158,14 @@ def _model_arguments(winner: Winner) -> dict[str, Any]:
     if winner.workload.task is Task.CAUSAL_LM and spec.kind == "encoder":
         arguments["is_decoder"] = True
     return arguments
+
+
+def _chunked_loss() -> Code:
+    """Return the code that trials chunked the loss with, without what it imports."""
+    from autotune.training import chunked_loss
+
+    _, _, found = inspect.getsource(chunked_loss).partition("import torch\n")
+    return Code(found.strip())
 
 
 def _imports(winner: Winner) -> Any:

@@ -186,6 +186,7 @@ def facts_of(space: SpaceFile) -> ModelFacts:
         supports_checkpointing=True,
         has_dropout=True,  # it may; compiling then changes the random numbers
         liger="use_liger_kernel" in named,
+        chunks_loss="chunked_loss" in named,
         linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))) if has_layers else (),
     )
 

@@ -46,9 +46,11 @@ from autotune.values.model import Task
 from autotune.values.trial import TrialResult
 
 # Tracing may take this share of a search as processor time, and no more than the limit; what isn't traced by then isn't
-# predicted. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s.
+# predicted. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s. The first takes 3 s more, with
+# the library's code, so that of a search of a minute few would be traced without the least.
 _SHARE = 0.09
 _LIMIT_S = 60.0
+_LEAST_S = 8.0
 
 # Operators are measured for this share of a search, and no longer than the limit.
 _MEASURING_SHARE = 0.02
@@ -83,8 +85,6 @@ def cost_model(
     if not traces.profiles:
         return None
     observations = read_observations(plan.hardware, plan.workload.model.model_type)
-    timings = _timings(plan, runner, traces.profiles, rates, left_s)
-    rates = rates.model_copy(update={"timings": timings})
     return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations)
 
 
@@ -152,7 +152,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     """
     limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
     timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
-    request = _request(plan, limit_s=max(1.0, limit_s))
+    request = _request(plan, limit_s=max(_LEAST_S, limit_s))
     what = plan.workload, request.parameters
     found = {family: profile for family in request.families if (profile := read_trace(*what, family)) is not None}
     missing = tuple(family for family in request.families if family not in found)
@@ -160,7 +160,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     if missing:
         update = {"families": missing, "within_s": _ANSWERED * timeout_s}
         path = runner.ask("trace", child.ENTRY, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
-        answer = _read(path) or Traces(profiles=(), failures=("the model could not be traced: see trace/log.txt",))
+        answer = _read(path) or Traces(profiles=(), failures=(_untraced(path.with_name("log.txt"), timeout_s),))
         failures = answer.failures
         for profile in answer.profiles:
             write_trace(*what, profile)
@@ -170,6 +170,12 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
         directory.mkdir(exist_ok=True)
         write_value(traces, directory / "answer.json")
     return traces
+
+
+def _untraced(log: Path, timeout_s: float) -> str:
+    """Return why a child gave no answer: it was ended without a word, or its log says more."""
+    is_silent = not log.exists() or log.stat().st_size == 0
+    return f"tracing the model took more than {timeout_s:.0f} s" if is_silent else "tracing failed: see trace/log.txt"
 
 
 def wanted_timings(
@@ -198,22 +204,25 @@ def wanted_timings(
     )
 
 
-def _timings(
-    plan: SearchPlan, runner: LocalRunner, profiles: Sequence[Profile], rates: Rates, left_s: float
-) -> Timings | None:
-    """Return what the operators and optimizers of a search take on its device, by earlier searches and by a child."""
+def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, left_s: float = math.inf) -> CostModel:
+    """Return a model that knows what the operators and optimizers of a search take on its device.
+
+    What earlier searches didn't measure is measured by a child process: it is kept, so the machine should be quiet.
+    """
     limit_s = min(_MEASURING_S, _MEASURING_SHARE * min(plan.budget.max_time_s, left_s))
-    request = wanted_timings(plan, profiles, rates, limit_s=limit_s) if limit_s > 0 else None
+    profiles = list(model.profiles.values())
+    request = wanted_timings(plan, profiles, model.rates, limit_s=limit_s) if limit_s > 0 else None
     if request is None:
-        return rates.timings
+        return model
     timeout_s = min(_GRACE_S, max(1.0, left_s / 4))
     try:
         path = runner.ask("timings", operators.ENTRY, request, timeout_s=timeout_s) / "answer.json"
         found = read_value(Timings, path)
     except (OSError, ValidationError):
-        return rates.timings
+        return model
     add_timings(plan.hardware, found)
-    return read_timings(plan.hardware) or found
+    rates = model.rates.model_copy(update={"timings": read_timings(plan.hardware) or found})
+    return CostModel.of(plan.workload, plan.hardware, rates, profiles, model.corrections.observations)
 
 
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:

@@ -25,7 +25,7 @@ from autotune.integrations.tracking import Tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.reopen import is_over
-from autotune.search.cost_model import check_fits, cost_model, learn
+from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import RunDirectory
@@ -226,6 +226,11 @@ def _searched(
     recall = Recall(plan, writer.earlier())
     if recall.foreword is not None and not directory.results():
         writer(Note(text=recall.foreword))
+    if model is not None:
+        stopwatch.enter("measuring operators")
+        left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
+        model = measured_model(plan, model, backend.asker, left_s=left_s)
+        stopwatch.enter("planning")
     backend.asker.check_time()
     starting = stopwatch.laps()
     try:

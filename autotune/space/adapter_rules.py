@@ -1,4 +1,4 @@
-"""Rules of legality for adapters and quantized base weights; a part of `rules`.
+"""Rules of legality for adapters, quantized base weights and a loss in chunks; a part of `rules`.
 
 They follow from the facts of each kind of adapter (`values.adapters`) and of the model (`ModelFacts`).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
+from autotune.training.parallel_arguments import FSDP_KINDS
 from autotune.values.adapters import Adapter, PrefixAdapter
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware
@@ -105,3 +106,21 @@ def _any_named(names: Collection[str], known: Collection[str]) -> bool:
     """Return whether one of `names`, last components of module names, equals or ends one of `known`."""
     ends = {name.rpartition(".")[2] for name in known} | set(known)
     return any(name in ends for name in names)
+
+
+def chunked_loss(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why head and loss can't be worked out in chunks."""
+    if not config.chunked_loss:
+        return None
+    if workload.recipe is not None:
+        return "chunked_loss: TRL works out the loss of a recipe itself"
+    if not facts.chunks_loss:
+        return f"chunked_loss: the loss of {workload.model.model_type} isn't that of a linear head's logits alone"
+    if config.use_liger_kernel:
+        return "chunked_loss: Liger's kernels have it already"
+    if workload.fixed_arguments.get("label_smoothing_factor"):
+        return "chunked_loss: label_smoothing_factor is worked out from all logits"
+    spread = config.parallelism
+    if spread.tensor_parallel > 1 or spread.sharding in (*FSDP_KINDS, "zero_3"):
+        return "chunked_loss: the head's weights are in parts, which are gathered for the head alone"
+    return None

@@ -13,11 +13,14 @@ from autotune.training.arguments import transformers_version
 from autotune.training.parallel_arguments import FSDP_KINDS, TENSOR_PARALLEL_SINCE, UNIT_PARAMETERS, ZERO_STAGES
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.model import ModelFacts
+from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
 from autotune.values.optimizers import OPTIMIZERS
 from autotune.values.workload import Workload
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
+
+# Whatever else speaks for it, nothing has trained so: no check of what took effect, no export.
+SEQUENCE_IS_ESTIMATED = "sequence parallel: trials don't run it, it can only be estimated (autotune estimate)"
 
 # Optimizers that update element by element with torch's own operations, so that they work on shards.
 _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
@@ -30,8 +33,10 @@ _OFFLOADED = frozenset({"adamw_torch", "adamw_torch_fused"})
 def devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     """Return why the training can't be spread over so many devices."""
     spread = config.parallelism
-    if spread.world_size % (spread.tensor_parallel * spread.pipeline_parallel):
+    degree = spread.tensor_parallel * spread.pipeline_parallel * spread.sequence_parallel
+    if spread.world_size % degree:
         degrees = f"tensor parallel {spread.tensor_parallel} x pipeline parallel {spread.pipeline_parallel}"
+        degrees += f" x sequence parallel {spread.sequence_parallel}" * (spread.sequence_parallel > 1)
         return f"{degrees} does not divide the {spread.world_size} devices"
     if hardware.count is not None and spread.world_size > hardware.count:
         return f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
@@ -56,7 +61,7 @@ def idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         return f"nothing is offloaded that could go to {spread.offload_to} (--offload)"
     if spread.offload != "none" and spread.sharding == "none":
         return f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
-    if spread.sharding != "none" and spread.data_parallel == 1 and spread.offload == "none":
+    if spread.sharding != "none" and spread.sharding_ranks == 1 and spread.offload == "none":
         return f"{spread.sharding} has nothing to split: there is one data-parallel rank"
     return None
 
@@ -184,4 +189,28 @@ def tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware:
     return _on_shards(config, "tensor parallel")
 
 
-RULES: tuple[Rule, ...] = (devices, idle_knobs, fsdp, zero, tensor)
+def sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    """Return why the tokens of a sample can't be shared by several devices."""
+    spread, degree, heads = config.parallelism, config.parallelism.sequence_parallel, facts.tensor_parallel_heads
+    if degree == 1:
+        return None
+    asked = f"sequence parallel {degree}"
+    if workload.task is not Task.CAUSAL_LM:
+        return f"{asked} shares the tokens of causal models; the task is {workload.task}"
+    if spread.sharding not in ZERO_STAGES:
+        return (
+            f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); accelerate's cp_size beside FSDP has no "
+            "kernel on a CPU and gathers all keys and values on a GPU"
+        )
+    if spread.tensor_parallel * spread.pipeline_parallel > 1:
+        return f"{asked}: DeepSpeed has its groups beside data parallelism alone"
+    if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
+        return f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
+    if heads is None or heads % degree:
+        return f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
+    if workload.sequence_length % degree:
+        return f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
+    return SEQUENCE_IS_ESTIMATED
+
+
+RULES: tuple[Rule, ...] = (devices, idle_knobs, fsdp, zero, tensor, sequence)

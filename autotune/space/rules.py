@@ -293,6 +293,7 @@ _RULES: tuple[parallel_rules.Rule, ...] = (
     _allocator,
     adapter_rules.adapter,
     adapter_rules.quantization,
+    adapter_rules.chunked_loss,
     _sampling,
     _packing,
     _recipe,

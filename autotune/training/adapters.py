@@ -145,19 +145,22 @@ _WAYS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def prepare_model(model: Any, adapter: dict[str, Any] | None) -> Any:
+def prepare_model(model: Any, adapter: dict[str, Any] | None, *, chunked_loss: bool = False) -> Any:
     """Return `model` ready for a Trainer.
 
     Args:
         model: A transformers model.
         adapter: Of `adapter_arguments`; None trains all weights.
+        chunked_loss: Whether its loss is worked out in chunks.
 
     Raises:
         ValueError: The adapter finds nothing in the model that it could be put on.
     """
+    from autotune.training.chunked_loss import chunk_loss
     from autotune.training.loss import normalize_loss
 
-    return normalize_loss(model if adapter is None else put_on(model, adapter))
+    model = normalize_loss(model if adapter is None else put_on(model, adapter))
+    return chunk_loss(model) if chunked_loss else model
 
 
 def put_on(model: Any, adapter: dict[str, Any]) -> Any:

@@ -60,6 +60,7 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         liger=_has_liger(model.config.model_type),
         batch_coupled=_coupling(model, config),
         has_dropout=_has_dropout(model, config),
+        chunks_loss=task is Task.CAUSAL_LM and _chunks_loss(model, config),
         packs=task is Task.CAUSAL_LM and model.config.model_type in PACKED,
         max_sequence_length=_positions(model, config) if task.takes_text else None,
         max_target_length=getattr(config, "max_target_positions", None) if task is Task.SPEECH_SEQ2SEQ else None,
@@ -178,6 +179,17 @@ def _has_dropout(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
         for name, value in config.to_dict().items()
         if not any(word in name for word in _HEAD_SETTINGS)
     )
+
+
+def _chunks_loss(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
+    """Return whether the loss is the library's, of what a linear head makes, and nothing bends its logits."""
+    import torch
+
+    from autotune.training.loss import loss_shifts
+
+    caps = (name for name in vars(config) if "logit" in name and "soft" in name and "attn" not in name)
+    is_bent = any(getattr(config, name) for name in caps)
+    return type(model.get_output_embeddings()) is torch.nn.Linear and loss_shifts(model) and not is_bent
 
 
 def _positions(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:

@@ -103,7 +103,7 @@ def _align_count(model: Any, *, prepended: bool) -> None:
     Trainer decides by `loss_type`. GPT-2's and BERT's language heads have none and shift all the same, since they fall
     back to the causal loss; BART's decoder alone has the causal one but computes a loss of its own, unshifted.
     """
-    if _trainer_shifts(model) != (shifts := _loss_shifts(model) and not prepended):
+    if _trainer_shifts(model) != (shifts := loss_shifts(model) and not prepended):
         model.loss_type = "ForCausalLM" if shifts else None
 
 
@@ -112,7 +112,7 @@ def _trainer_shifts(model: Any) -> bool:
     return _is_causal(getattr(model, "loss_type", None)) and not _is_encoder_decoder(model)
 
 
-def _loss_shifts(model: Any) -> bool:
+def loss_shifts(model: Any) -> bool:
     """Return whether the model's loss leaves out the first label: it does where it is the library's causal loss."""
     loss_type = getattr(model, "loss_type", None)
     names = inspect.unwrap(type(model).forward).__code__.co_names

@@ -42,7 +42,7 @@ Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zer
 
 
 class Parallelism(Value):
-    """How one training is spread over devices: world size = data x tensor x pipeline parallel."""
+    """How one training is spread over devices: world size = data x tensor x pipeline x sequence parallel."""
 
     world_size: Annotated[PositiveInt, Knob(knob.of_redrawing, "devices", feature="several")] = Field(
         default=1, description="number of processes, one per device"
@@ -57,6 +57,11 @@ class Parallelism(Value):
     )
     pipeline_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "pipeline-parallel")] = Field(
         default=1, description="number of pipeline stages"
+    )
+    sequence_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "sequence-parallel")] = Field(
+        default=1,
+        exclude_if=lambda degree: degree == 1,
+        description="devices that share the tokens of each sample, by DeepSpeed's Ulysses (ALST)",
     )
     offload: Annotated[Literal["none", "optimizer", "parameters"], Knob("exact", "offload")] = Field(
         default="none", description="what is kept outside of the devices; parameters includes the optimizer states"
@@ -80,7 +85,12 @@ class Parallelism(Value):
     @property
     def data_parallel(self) -> int:
         """Number of ranks that see different samples; degrees that don't divide the world size are refused by rule."""
-        return max(1, self.world_size // (self.tensor_parallel * self.pipeline_parallel))
+        return max(1, self.world_size // (self.tensor_parallel * self.pipeline_parallel * self.sequence_parallel))
+
+    @property
+    def sharding_ranks(self) -> int:
+        """Number of ranks that weights, gradients and states are dealt out to: those that share a sample as well."""
+        return self.data_parallel * self.sequence_parallel
 
     @property
     def is_single(self) -> bool:
@@ -128,6 +138,11 @@ class TrainConfig(Value):
     use_liger_kernel: Annotated[
         bool, Knob("numerics", "liger", argument="unless default", feature="liger", word="Liger")
     ] = Field(default=False, description="fused kernels of the package liger-kernel")
+    chunked_loss: Annotated[bool, Knob("numerics", feature="chunked-loss", word="chunked loss")] = Field(
+        default=False,
+        exclude_if=lambda is_on: not is_on,
+        description="a causal model's logits and loss are worked out for a few positions at a time",
+    )
     torch_compile_backend: Annotated[
         BackendName | None,
         Knob(knob.of_compiling, "compile", argument="unless default", feature="compile={}", word="compile {}"),

@@ -113,6 +113,7 @@ class ModelFacts(Value):
         description="user's training loop: how the split into micro-batches changed the gradient; None: it didn't",
     )
     has_dropout: bool
+    chunks_loss: bool = Field(default=False, description="whether head and loss can be worked out in chunks")
     packs: bool = Field(default=False, description="whether attention stays within the samples of a packed row")
     max_sequence_length: int | None = Field(default=None, description="positions of the model; None: unlimited")
     max_target_length: int | None = Field(

@@ -30,7 +30,7 @@ class Spent(Value):
 
     starting: dict[str, float] = Field(
         default_factory=dict,
-        description="before the first trial: planning, launching (importing libraries), describing, tracing, waiting",
+        description="before the first trial: planning, launching (imports), tracing, measuring operators, waiting ...",
     )
     first_steps_s: float = Field(description="each trial's first step, compilation included")
     warm_up_s: float = Field(description="further discarded steps")

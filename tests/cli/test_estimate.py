@@ -139,7 +139,7 @@ def test_every_knob_reaches_the_configuration(estimate):
         "--fix", "checkpointing=full,attention=eager,compile=inductor,compile-mode=default",
         "--fix", "adapter=lora,adapter-rank=4,adapter-alpha=8,adapter-dropout=0.1,adapter-target-modules=attention",
         "--fix", "quantization=nf4,workers=2,pin-memory=false,prefetch=4,sampling=sequential,empty-cache=4",
-        "--fix", "expandable-segments=true",
+        "--fix", "expandable-segments=true,chunked-loss=true",
     )  # fmt: skip
     config = TrainConfig(**json.loads(done.stdout)["predicted"]["config"])
     defaults = TrainConfig(per_device_train_batch_size=8, adapter=type(config.adapter)())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from profiles import make_family, make_group, make_profile, make_rates
 
-from autotune.cost.communication import EXCHANGES, Passes, exposed_seconds, host_seconds, volume
+from autotune.cost.communication import EXCHANGES, Passes, exposed_seconds, host_seconds, sequence_seconds, volume
 from autotune.cost.network import Network
 from autotune.cost.sharding import WAYS
 from autotune.values.config import Parallelism
@@ -91,6 +91,24 @@ def test_tensor_parallel_reduces_hidden_states_twice_a_layer_and_pass(checkpoint
     found = float(exposed_seconds(profile, spread, network, LONG, ONE, ONE)[0])
     each = 2 * 3 / 4 * 1e6 / 1e9 + network.channel(4, stride=1).latency_s
     assert found == pytest.approx(2 * passes * 10 * each)
+
+
+@pytest.mark.parametrize(("checkpointing", "passes"), [("none", 2), ("full", 3)])
+def test_sequence_parallel_exchanges_four_tensors_a_layer_and_pass(checkpointing, passes):
+    """arXiv:2309.14509, section 3.2."""
+    profile = model(checkpointing=checkpointing)
+    spread = Parallelism(world_size=4, sequence_parallel=4)
+    network = Network(devices_per_node=8, link=1e9, node=1e8)
+    found = float(sequence_seconds(profile, spread, network, ONE)[0])
+    assert found == pytest.approx(4 * passes * 10 * (3 / 4 * 1e6 / 1e9 + network.channel(4, stride=1).latency_s))
+
+
+def test_those_that_share_a_sample_share_the_weights_as_well():
+    shared = Parallelism(world_size=4, sharding="zero_3", sequence_parallel=4)
+    without = Parallelism(world_size=4, sharding="zero_3")
+    network = Network(devices_per_node=8, link=1e9, node=1e8)
+    found, expected = (exposed_seconds(model(), s, network, LONG, ONE, ONE) for s in (shared, without))
+    assert found == pytest.approx(expected + sequence_seconds(model(), shared, network, ONE))
 
 
 def test_a_pipeline_idles_for_one_micro_batch_less_than_it_has_stages():

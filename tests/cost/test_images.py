@@ -61,3 +61,11 @@ def test_images_are_attended_to_one_by_one_whatever_the_kernel(traced, attention
     """In a vision part that attends over all images at once the work would grow with their square."""
     fields = {"device": "cuda", "autocast": "bfloat16", "attn_implementation": attention}
     assert traced("qwen2_5_vl", **fields).needed_flops.constant == pytest.approx(0, abs=1)
+
+
+def test_what_gets_no_gradient_is_not_trained(traced):
+    """LLaVA takes the features before CLIP's last layer, and none that its last norm makes."""
+    hidden, inner = 32, 64
+    layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    unused = sum(g.count * g.elements for g in traced("llava").parameters if not g.trained)
+    assert unused == layer + 2 * hidden

@@ -2,16 +2,21 @@
 
 import pytest
 from factories import make_limits, make_request, make_workload
+from vision_language import edge, tiny_vision_language
 
 from autotune.cost.calibrate import rates_by_table
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
+from autotune.training.build import build_config
 from autotune.training.heads import default_task
+from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
+from autotune.values.model import Task
+from autotune.values.workload import Workload
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(600)]
 
@@ -88,6 +93,13 @@ def runner(tmp_path_factory, device):
             {"attn_implementation": "sdpa", "precision": "bf16", "checkpointing": "full", "expandable_segments": True},
             id="expandable segments",
         ),
+        pytest.param(
+            "Qwen/Qwen2-0.5B",
+            1024,
+            2,
+            {"attn_implementation": "sdpa", "precision": "bf16", "chunked_loss": True},
+            id="a loss in chunks",
+        ),
     ],
 )
 def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, size, fields):
@@ -96,17 +108,33 @@ def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, s
     workload = make_workload(
         model=spec, task=task, sequence_length=length, target_length=length, global_batch_size=size
     )
-    config = TrainConfig(per_device_train_batch_size=size, **fields)
+    check(runner, device, workload, TrainConfig(per_device_train_batch_size=size, **fields))
+
+
+# The others compute from values on the device how images are cut, and on the stand-in those are zero.
+@pytest.mark.parametrize("name", ["llava", "paligemma", "internvl", "gemma3"])
+def test_what_is_predicted_of_images_and_texts_is_what_is_allocated(runner, device, tmp_path, name):
+    spec = tiny_vision_language(tmp_path, name, wide=8, vocabulary=16000)
+    shown = image_text(build_config(spec, Task.IMAGE_TEXT_TO_TEXT), 1, edge(name))
+    workload = Workload(
+        model=spec, task=Task.IMAGE_TEXT_TO_TEXT, sequence_length=shown.tokens + 64, images=1,
+        image_size=shown.image.size, global_batch_size=16,
+    )  # fmt: skip
+    check(runner, device, workload, TrainConfig(per_device_train_batch_size=8, attn_implementation="sdpa"))
+
+
+def check(runner, device, workload, config):
+    """Hold the prediction for a configuration against a trial of it."""
     request = make_request(
         config=config,
         workload=workload,
         device=device.device,
-        accumulation_steps=1,
+        accumulation_steps=workload.accumulation_steps(config),
         limits=make_limits(memory_bytes=device.memory_bytes, discarded_steps=1, measure_steps=2, timeout_s=300),
     )
     result = runner.run(request)
     assert result.measurement, result.outcome
-    traced = profile(spec, family_of(config, device), shape_of(workload))
+    traced = profile(workload.model, family_of(config, device), shape_of(workload))
     expected = CostModel.of(workload, device, rates_by_table(device), [traced]).breakdown(config, traced)
     memory = result.measurement.memory
     assert expected.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)

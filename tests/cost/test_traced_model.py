@@ -56,6 +56,18 @@ def test_a_devices_part_has_half_the_matrices_and_all_of_the_norms(profile_of):
     assert half.needed_flops.per_sample < whole.needed_flops.per_sample
 
 
+def test_a_device_has_its_part_of_a_samples_tokens_and_attends_to_all(profile_of):
+    whole, half = (
+        profile_of("llama", attn_implementation="sdpa", sequence_parallel=n, device="cuda", dtype="bfloat16")
+        for n in (1, 2)
+    )
+    assert half.parameters == whole.parameters
+    assert half.hidden_bytes == whole.hidden_bytes / 2
+    assert half.needed_flops.per_sample == pytest.approx(whole.needed_flops.per_sample / 2)
+    activations = [max(p.activations.per_sample for p in one.peaks_first) for one in (whole, half)]
+    assert activations[1] == pytest.approx(activations[0] / 2, rel=0.01)
+
+
 def test_a_stage_is_a_model_with_fewer_layers(profile_of):
     whole, stage = profile_of("llama"), profile_of("llama", pipeline_parallel=2)
     assert (whole.layers, stage.layers) == (4, 2)

@@ -204,7 +204,7 @@ def found(devices: int = 64, per_node: int = 8, facts=FACTS, **point) -> tuple[P
 
 def test_degrees_multiply_to_the_devices():
     for way in found():
-        assert way.data_parallel * way.tensor_parallel * way.pipeline_parallel == 64
+        assert way.sharding_ranks * way.tensor_parallel * way.pipeline_parallel == 64
 
 
 def test_no_way_comes_twice():
@@ -221,6 +221,13 @@ def test_tensor_parallel_stays_inside_a_node_and_divides_the_heads():
     assert {way.tensor_parallel for way in found(per_node=2)} == {1, 2}
     assert {way.tensor_parallel for way in found(facts=make_facts(layers=12, tensor_parallel_heads=6))} == {1, 2}
     assert {way.tensor_parallel for way in found(facts=make_facts(layers=12))} == {1}
+
+
+def test_sequence_parallel_stays_inside_a_node_and_beside_zero():
+    shared = [way for way in found() if way.sequence_parallel > 1]
+    assert {way.sequence_parallel for way in shared} == {2, 4, 8}
+    assert {way.sharding for way in shared} == {"zero_2", "zero_3"}
+    assert {way.data_parallel for way in shared} == {32, 16, 8}
 
 
 def test_a_pipelines_stages_divide_the_layers():
@@ -247,6 +254,7 @@ def test_nodes_hold_eight_devices_unless_they_are_counted():
         ({"sharding": "zero_1"}, "zero_1"),
         ({"sharding": "fsdp_full", "tensor_parallel": 8}, "fsdp_full, TP 8"),
         ({"tensor_parallel": 8, "pipeline_parallel": 4}, "TP 8, PP 4, DP 2"),
+        ({"sharding": "zero_3", "sequence_parallel": 8}, "zero_3, SP 8"),
         ({"sharding": "zero_3", "offload": "parameters"}, "zero_3, weights on cpu"),
     ],
 )

@@ -259,6 +259,15 @@ def test_trainer_and_loop_agree_with_every_knob(answer, run, knobs):
     assert by_loop["loss"] == pytest.approx(by_trainer["loss"], rel=0.05 if drawn else 2e-4)
 
 
+def test_scripts_work_the_loss_out_in_chunks_as_trials_do(answer, run):
+    plain = answer("llama", Task.CAUSAL_LM)
+    config = plain.best.config.model_copy(update={"chunked_loss": True})
+    chunked = plain.model_copy(update={"best": plain.best.model_copy(update={"config": config})})
+    measured = run(plain, "python")["loss"]
+    assert run(chunked, "python")["loss"] == pytest.approx(measured, rel=1e-5)
+    assert run(chunked, "accelerate-loop")["loss"] == pytest.approx(measured, rel=2e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("knobs", ["bf16", "checkpointing", "lora", "by-length"])
 @pytest.mark.filterwarnings("default")
@@ -379,6 +388,7 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
         {},
         {"adapter": {"kind": "lora"}, "quantization": "nf4", "precision": "bf16"},
         {"adapter": {"kind": "bitfit"}},
+        {"chunked_loss": True},
         {"adapter": {"kind": "p-tuning"}},
         {"parallelism": {"world_size": 2}, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
         {
@@ -388,7 +398,7 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
         },
         {"hardware": CPU, "train_sampling_strategy": "group_by_length", "dataloader_num_workers": 2},
     ],
-    ids=["plain", "qlora", "bitfit", "p-tuning", "ddp", "names", "cpu"],
+    ids=["plain", "qlora", "bitfit", "chunked loss", "p-tuning", "ddp", "names", "cpu"],
 )
 def test_scripts_are_python_that_needs_no_autotune(target, answer):
     (source,) = drafted(target, **answer).files.values()

@@ -21,7 +21,7 @@ from autotune.cost.child import ENTRY, TraceRequest, Traces
 from autotune.cost.family import family_of
 from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
 from autotune.errors import NothingFitsError
-from autotune.search.cost_model import check_fits, cost_model, learn
+from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.storage.home import read_observations, read_timings, write_rates, write_trace
 from autotune.units import GIB
 from autotune.value import read_value, write_value
@@ -150,7 +150,18 @@ def test_what_could_not_be_traced_is_said(predict, notes):
 def test_a_child_that_dies_leaves_the_search_without_a_model(predict, notes, answer):
     model, _ = predict(answer)
     assert model is None
-    assert notes == ["no prediction: the model could not be traced: see trace/log.txt"]
+    assert notes[0].startswith("no prediction: tracing the model took more than ")
+
+
+def test_a_child_that_says_why_it_dies_is_read_in_its_log(notes, tmp_path):
+    class Dies(Asker):
+        def ask(self, *args, **kwargs) -> Path:
+            directory = super().ask(*args, **kwargs)
+            (directory / "log.txt").write_text("MemoryError")
+            return directory
+
+    assert cost_model(make_plan(space=SPACE), Dies(tmp_path, None), tmp_path, lambda e: notes.append(e.text)) is None
+    assert notes == ["no prediction: tracing failed: see trace/log.txt"]
 
 
 def test_nothing_traced_is_no_model(predict):
@@ -251,7 +262,10 @@ TIMINGS = Timings(
 def searched(directory, timings, **fields):
     directory.mkdir(exist_ok=True)
     asker = Asker(directory, Traces(profiles=(MEASURABLE,)), timings)
-    return cost_model(make_plan(space=SPACE), asker, directory, lambda event: None, **fields), asker
+    plan = make_plan(space=SPACE)
+    model = cost_model(plan, asker, directory, lambda event: None)
+    assert not asker.measured  # before the machine is quiet
+    return measured_model(plan, model, asker, **fields), asker
 
 
 def test_operators_are_measured_once_and_decide_what_is_predicted(tmp_path):

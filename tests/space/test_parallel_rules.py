@@ -11,6 +11,7 @@ from autotune.values.config import Parallelism
 VERSIONS = {**make_gpu().versions, "deepspeed": "0.19.8", "galore-torch": "1.0", "lomo-optim": "0.1"}
 GPUS = make_gpu(versions=VERSIONS, count=8)
 CPU = make_hardware(versions={**make_hardware().versions, "deepspeed": "0.19.8"}, count=8)
+SEQUENCE = {"sequence_parallel": 2, "sharding": "zero_3"}
 FACTS = make_facts(tensor_parallel_heads=8, layers=4, parameters=1_000_000_000)
 
 
@@ -119,6 +120,20 @@ REFUSED = {
         {"sharding": "zero_3", "offload": "optimizer", "offload_to": "nvme", "nvme_path": "/nowhere"},
         "--nvme-path /nowhere: there is no such folder",
     ),
+    "sequence parallel beside FSDP": ({"sequence_parallel": 2, "sharding": "fsdp_full"}, "goes with DeepSpeed's ZeRO"),
+    "sequence parallel of two kinds of groups": (
+        {"world_size": 4, "sequence_parallel": 2, "tensor_parallel": 2, "sharding": "zero_2"},
+        "tensor parallel by transformers' plan goes with FSDP",
+    ),
+    "sequence parallel with eager attention": (
+        {**SEQUENCE, "knobs": {"attn_implementation": "eager"}},
+        "exchanges heads around sdpa or flash attention, not eager",
+    ),
+    "sequence parallel of odd heads": (
+        {**SEQUENCE, "facts": make_facts(tensor_parallel_heads=9)},
+        "does not divide the heads of a layer (9)",
+    ),
+    "sequence parallel in a trial": (SEQUENCE, "trials don't run it, it can only be estimated"),
     "tensor parallel on a CPU": ({"tensor_parallel": 2, "hardware": CPU}, "accelerate refuses it through the Trainer"),
     "tensor parallel without a plan": (
         {"tensor_parallel": 2, "facts": make_facts()},

@@ -39,6 +39,8 @@ ALIKE = make_workload(lengths=LENGTHS.model_copy(update={"minimum": 128}))
 SPEECH = make_workload(task=Task.SPEECH_CTC, model=make_spec(model_type="wav2vec2"))
 PACKS = make_facts(packs=True)
 
+CHUNKED = make_facts(chunks_loss=True, liger=True)
+
 ILLEGAL = [
     (why(workload=SPEECH, precision="pure_bf16"), "wav2vec2 in transformers does not cast sound"),
     (why(train_sampling_strategy="group_by_length"), "grouping by length: all samples have one length"),
@@ -140,6 +142,15 @@ ILLEGAL = [
     (why(CPU, use_liger_kernel=True), "written in Triton and need a CUDA device"),
     (why(CPU, torch_empty_cache_steps=1), "empties the cache of a GPU's allocator; a CPU has none"),
     (why(CPU, expandable_segments=True), "expandable_segments are of a GPU's allocator; a CPU has none"),
+    (why(chunked_loss=True), "the loss of llama isn't that of a linear head's logits alone"),
+    (
+        why(with_packages(GPU, "liger-kernel"), facts=CHUNKED, chunked_loss=True, use_liger_kernel=True),
+        "Liger's kernels have it already",
+    ),
+    (
+        why(workload=make_workload(fixed_arguments={"label_smoothing_factor": 0.1}), facts=CHUNKED, chunked_loss=True),
+        "worked out from all logits",
+    ),
     (why(without(GPU, "liger-kernel"), use_liger_kernel=True), "needs the package liger-kernel"),
     (why(with_packages(GPU, "liger-kernel"), use_liger_kernel=True), "liger-kernel has no kernels for llama"),
     (why(without(GPU, "bitsandbytes"), optim="adamw_bnb_8bit"), "adamw_bnb_8bit needs the package bitsandbytes"),
@@ -185,6 +196,7 @@ LEGAL = {
     "tf32 beside 16 bits": why(tf32=True, precision="bf16"),
     "LoRA": why(adapter={}),
     "an emptied cache": why(torch_empty_cache_steps=4),
+    "a loss in chunks on a CPU": why(CPU, facts=CHUNKED, chunked_loss=True),
     "expandable segments": why(expandable_segments=True),
 }
 
