@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,11 +49,14 @@ def replayed(directory: Path) -> None:
     write_value(points[request.config][0].outcome, directory / outcome_file())
 
 
-def look(scratch: Path) -> dict[str, int]:
-    """Return what the search and its launcher hold now."""
+def look(scratch: Path) -> dict[str, float]:
+    """Return what the search and its launcher hold now; of shared memory the files, which are the whole machine's."""
     own = psutil.Process()
-    folders = {"shared_memory_files": Path("/dev/shm"), "temporary_files": scratch / "tmp"}
-    found = {name: sum(1 for _ in folder.iterdir()) for name, folder in folders.items()}
+    found: dict[str, float] = {
+        "at_s": time.monotonic(),
+        "shared_memory_files": sum(entry.is_file() for entry in Path("/dev/shm").iterdir()),
+        "temporary_files": sum(1 for _ in (scratch / "tmp").iterdir()),
+    }
     for name, process in [("search", own), *(("launcher", child) for child in own.children()[:1])]:
         with process.oneshot():
             found |= {
@@ -63,9 +68,9 @@ def look(scratch: Path) -> dict[str, int]:
     return found
 
 
-def watched(trials: int, *, real: bool) -> Iterator[dict[str, int]]:
+def watched(trials: int, *, real: bool) -> Iterator[dict[str, float]]:
     """Run a search of so many trials; yield what was seen after each."""
-    seen: list[dict[str, int]] = []
+    seen: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         (scratch / "tmp").mkdir()
@@ -96,14 +101,14 @@ def watched(trials: int, *, real: bool) -> Iterator[dict[str, int]]:
     yield from seen
 
 
-def growth(seen: list[dict[str, int]]) -> dict[str, float]:
+def growth(seen: list[dict[str, float]]) -> dict[str, float]:
     """Return by how much each figure grew from the second fifth of the trials to the last: means of both."""
     fifth = max(1, len(seen) // 5)
     early, late = seen[fifth : 2 * fifth], seen[-fifth:]
     return {
         name: statistics.fmean(s[name] for s in late) - statistics.fmean(s[name] for s in early)
         for name in seen[-1]
-        if name != "trial"
+        if name not in ("trial", "at_s")
     }
 
 
@@ -115,7 +120,11 @@ def main() -> None:
     grown = growth(seen)
     too_much = {name: by for name, by in grown.items() if by > (MOST_BYTES if name.endswith("bytes") else MOST_COUNT)}
     kind = "real" if options.real else "replayed"
-    document |= {"trials": len(seen), "kind": kind, "growth": grown, "grows": sorted(too_much), "curve": seen[::5]}
+    times = [after["at_s"] - before["at_s"] for before, after in itertools.pairwise(seen)]
+    fifth = max(1, len(times) // 5)
+    per_trial = [statistics.median(times[start : start + fifth]) for start in range(0, 5 * fifth, fifth)]
+    document |= {"trials": len(seen), "kind": kind, "growth": grown, "grows": sorted(too_much)}
+    document |= {"seconds_per_trial_by_fifth": per_trial, "curve": seen[::5]}
     output = options.out or results_path(f"steady-{kind}", detect("cpu")).with_suffix(".json")
     write_text(json.dumps(document, indent=1) + "\n", output)
     print(json.dumps({"trials": len(seen), "growth": grown, "grows": sorted(too_much)}))

@@ -286,11 +286,13 @@ def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
 
     A GPU by what published trainings say; with rates that were measured on it, it is taken to be known as one of which
     there are rows. A processor with rates that were measured on it, or of which only cores and vector extensions are
-    known, and which others may be using; where operators were measured, medians of six small models were 12 % below to
-    21 % above.
+    known, and which others may be using. With operators that were measured 99 % of 120 configurations of six small
+    models lie within, and 93 % after the first of a model was measured.
     """
     if hardware.is_cpu:
-        return TimeSpread(0.15 if rates.timings else 0.25 if rates.source == "measured" else 0.7)
+        if rates.timings is not None:
+            return TimeSpread(0.15, 0.5)
+        return TimeSpread(0.25 if rates.source == "measured" else 0.7)
     if rates.source == "measured":
         return _GPU_SPREADS["rows"]
     gpu = gpu_of(hardware.name)

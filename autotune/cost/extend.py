@@ -26,6 +26,10 @@ _SAMPLES = np.unique(np.round(np.concatenate([np.arange(1, 65), np.geomspace(64,
 _SHARES = (1.0, 0.5, 0.25, 0.0)
 
 
+# An operator: kind, whether in 16 bits, lines of FLOP and bytes, and its calls at both micro-batches.
+_Row = tuple[int, bool, tuple[float, ...], str, str]
+
+
 class NotLinear(Exception):
     """Tapes of different depths or micro-batches don't agree."""
 
@@ -74,21 +78,21 @@ def extend(base: Pair, deeper: Sequence[Pair], more: Sequence[int]) -> Extended:
     Raises:
         NotLinear: The tapes don't agree.
     """
-    shallow, works = base.lines("live"), Counter(_works(base))
+    shallow, works = base.lines("live"), _works(base)
     live = dict.fromkeys((False, True), shallow)
     total = works.copy()
     needed = _needed_flops(base)
     for pair, times in zip(deeper, more, strict=True):
-        deep, deep_works = pair.lines("live"), Counter(_works(pair))
+        deep, deep_works = pair.lines("live"), _works(pair)
         for late in live:
             live[late] = live[late] + times * (deep[_align(base.tapes[0], pair.tapes[0], late=late)] - shallow)
-        for work in deep_works.keys() | works.keys():
+        for work in dict.fromkeys((*works, *deep_works)):
             total[work] += times * (deep_works[work] - works[work])
         needed = needed + times * (_needed_flops(pair) - _needed_flops(base))
     return Extended(
         names=base.tapes[0].names * 2,
         live=np.concatenate(list(live.values())),
-        work=tuple(work.model_copy(update={"count": count}) for work, count in total.items() if count),
+        work=tuple(_work(row, count, base.samples) for row, count in total.items() if count),
         needed_flops=line(needed),
         attention=base.tapes[0].attention,
     )
@@ -119,21 +123,24 @@ def peaks(step: Extended, *, accumulated: bool) -> tuple[MemoryPoint, ...]:
     )
 
 
-def _works(pair: Pair) -> list[Work]:
-    """Return the operators, each with count 1."""
-    flops, moved = pair.lines("flops"), pair.lines("moved_bytes")
+def _works(pair: Pair) -> Counter[_Row]:
+    """Return how often each operator runs."""
+    lines = np.concatenate([pair.lines("flops"), pair.lines("moved_bytes")], axis=1).tolist()
     tape, other = pair.tapes
-    return [
-        Work(
-            kind=int(tape.kinds[i]),
-            half=bool(tape.half[i]),
-            flops=line(flops[i]),
-            moved_bytes=line(moved[i]),
-            count=1,
-            call=as_line(tape.calls[i], other.calls[i], pair.samples),
-        )
-        for i in range(len(tape.names))
-    ]
+    rows = zip(tape.kinds.tolist(), tape.half.tolist(), map(tuple, lines), tape.calls, other.calls, strict=True)
+    return Counter(rows)
+
+
+def _work(row: _Row, count: int, samples: tuple[int, int]) -> Work:
+    kind, half, (flops, more_flops, moved, more_moved), low, high = row
+    return Work(
+        kind=kind,
+        half=half,
+        flops=Line(constant=flops, per_sample=more_flops),
+        moved_bytes=Line(constant=moved, per_sample=more_moved),
+        count=count,
+        call=as_line(low, high, samples),
+    )
 
 
 def _needed_flops(pair: Pair) -> NDArray[np.float64]:

@@ -170,11 +170,14 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
     for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
         if asked is not None and asked > LONGEST_SAMPLE:
             raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")
-    shown = None
+    shown, usual = None, DEFAULT_SEQUENCE_LENGTH[kind]
     if task is Task.IMAGE_TEXT_TO_TEXT:
-        shown = image_text(build_config(spec, task), options.images, options.image_size)
+        config = build_config(spec, task)
+        shown = image_text(config, options.images, options.image_size)
         notes.append(f"{shown.described} (--images, --image-size)")
-    length = _length(options, kind, spec, task, notes, shown.tokens if shown else 0)
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        usual = min(usual + shown.tokens, positions or LONGEST_SAMPLE)
+    length = _length(options, usual, spec, task, notes, shown.tokens if shown else 0)
     if options.target_len and not task.has_targets:
         raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
     target = (options.target_len or _usual_target(spec, task, length)) if task.has_targets else None
@@ -191,9 +194,9 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
     )
 
 
-def _length(options: WorkloadOptions, kind: str, spec: ModelSpec, task: Task, notes: list[str], of_images: int) -> int:
+def _length(options: WorkloadOptions, usual: int, spec: ModelSpec, task: Task, notes: list[str], of_images: int) -> int:
     """Return the tokens of a sample, those `of_images` included, or frames of sound; without text it means nothing."""
-    length = options.seq_len or DEFAULT_SEQUENCE_LENGTH[kind] + of_images
+    length = options.seq_len or usual
     if of_images and not of_images + 2 <= length <= LONGEST_SAMPLE:
         limits = f"use at least {of_images + 2}, and at most {LONGEST_SAMPLE}"
         raise InputError(f"--seq-len {length}: a sample's images take {of_images} tokens; {limits}")

@@ -46,9 +46,11 @@ from autotune.values.model import Task
 from autotune.values.trial import TrialResult
 
 # Tracing may take this share of a search as processor time, and no more than the limit; what isn't traced by then isn't
-# predicted. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s.
+# predicted. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s. The first takes 3 s more, with
+# the library's code, so that of a search of a minute few would be traced without the least.
 _SHARE = 0.09
 _LIMIT_S = 60.0
+_LEAST_S = 8.0
 
 # Operators are measured for this share of a search, and no longer than the limit.
 _MEASURING_SHARE = 0.02
@@ -70,11 +72,7 @@ def cost_model(
     family that couldn't be traced. Tracing takes at most a quarter of the seconds that the search has left.
     """
     code = plan.workload.own_code
-    if (
-        (plan.workload.recipe is not None and plan.workload.recipe.kind.generates)
-        or plan.workload.task is Task.OWN
-        or (code is not None and code.not_predicted is not None)
-    ):
+    if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
         return None
     traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s)
     for failure in traces.failures:
@@ -154,7 +152,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     """
     limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
     timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
-    request = _request(plan, limit_s=max(1.0, limit_s))
+    request = _request(plan, limit_s=max(_LEAST_S, limit_s))
     what = plan.workload, request.parameters
     found = {family: profile for family in request.families if (profile := read_trace(*what, family)) is not None}
     missing = tuple(family for family in request.families if family not in found)

@@ -21,6 +21,7 @@ from autotune.cost.corrections import (
 from autotune.cost.memory import Components
 from autotune.units import GIB
 from autotune.values.adapters import LoraAdapter
+from autotune.values.estimate import Timings
 
 MIB = 1 << 20
 FRAMEWORK = (500.0 * MIB, 200.0 * MIB)
@@ -262,6 +263,8 @@ def test_measured_rates_are_the_surest_and_a_processors_table_the_least_sure():
     measured, table = make_rates(), make_rates(source="table")
     assert time_spread(measured, make_gpu()) < time_spread(table, make_gpu())
     assert time_spread(table, make_gpu()) < time_spread(table, make_hardware())
+    timed = measured.model_copy(update={"timings": Timings(operator_s=0.0, micro_step_s=0.0)})
+    assert time_spread(timed, make_hardware()) < time_spread(measured, make_hardware())
 
 
 def test_a_gpu_with_published_trainings_is_surer_than_its_generation_and_that_than_a_data_sheet():

@@ -3,6 +3,8 @@
 import pytest
 from factories import make_facts
 from plans import outlined, planned
+from tiny_models import write_model
+from vision_language import vision_language
 
 from autotune.errors import InputError
 from autotune.planning.planner import complete
@@ -130,6 +132,13 @@ def test_a_sample_is_as_long_as_its_images_and_a_text_of_the_usual_length():
     assert found.workload.sequence_length == 2 * 577 + 1 + 64
     assert (found.workload.images, found.workload.image_size) == (2, 336)
     assert any(note.startswith("2 images of 336 pixels as 576 tokens in each sample") for note in found.notes)
+
+
+def test_a_sample_of_the_usual_length_is_no_longer_than_the_positions_of_the_text(tmp_path):
+    config = vision_language()["llava"]
+    config["text_config"]["max_position_embeddings"] = 70  # 18 tokens are of an image, and 64 of a text
+    found = outlined(model=str(write_model(tmp_path, config)))
+    assert found.workload.sequence_length == 70
 
 
 def test_a_sample_that_is_too_short_for_its_images_is_refused():
