@@ -69,7 +69,12 @@ class Components:
 
 
 def components(
-    profile: Profile, optim: str, micro_batch: int, accumulation: float, share: Share | None = None
+    profile: Profile,
+    optim: str,
+    micro_batch: int,
+    accumulation: float,
+    share: Share | None = None,
+    generated: int | None = None,
 ) -> Components:
     """Return the memory of one configuration of the family at the peak of its steps.
 
@@ -79,9 +84,11 @@ def components(
         micro_batch: Samples.
         accumulation: Micro-batches of a step.
         share: What one of several devices holds; None: there is one.
+        generated: Completions that are generated at once; None: those of a step.
     """
     share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulation > 1)
-    return largest(_steps(profile, micro_batch, accumulation, share))
+    generating = _generating(profile, share, generated or round(micro_batch * accumulation))
+    return largest([*_steps(profile, micro_batch, accumulation, share), *generating])
 
 
 def largest(found: Sequence[Components]) -> Components:
@@ -107,6 +114,27 @@ def _steps(profile: Profile, micro_batch: int, accumulation: float, share: Share
         phase="optimizer step",
     )
     return [max(found, key=lambda c: c.allocated), stepping]
+
+
+def _generating(profile: Profile, share: Share, completions: int) -> list[Components]:
+    """Return the phase in which so many completions are generated at once; none where nothing is.
+
+    A layer's keys or values are joined to the new ones in a new tensor (`DynamicLayer.update` of transformers). Of the
+    logits there are those of the model, a copy in fp32 and the probabilities (`_sample`).
+    """
+    how = profile.generation
+    if how is None:
+        return []
+    weights = share.weights + always_bytes(profile)
+    found = []
+    for moment, tokens, passed in (("prompts", how.prompt, how.prompt), ("last token", how.prompt + how.completion, 1)):
+        cache, samples = completions * tokens * how.cache_bytes, completions * passed / how.length
+        passing = max(point.activations.at(samples) + point.temporaries.at(samples) for point in how.peaks)
+        joined = cache / (2 * how.layers) + 12.0 * completions * how.words
+        found.append(
+            Components(weights, 0.0, share.states, cache, passing + joined, share.paged, moment, 0.0, "generation")
+        )
+    return [largest(found)]
 
 
 def _between_steps(profile: Profile, evaluation: Evaluation, share: Share, *, shards: bool) -> list[Components]:
@@ -222,7 +250,7 @@ class Footprints:
     def components(self, config: TrainConfig, profile: Profile, size: int, accumulation: float) -> Components:
         """Return the memory by component for a micro-batch of `size`."""
         share = self.share(config, profile, accumulation)
-        return components(profile, config.optim, size, accumulation, share)
+        return components(profile, config.optim, size, accumulation, share, config.generation_batch_size)
 
     def phases(
         self, config: TrainConfig, profile: Profile, accumulation: int, evaluation: Evaluation | None = None
@@ -235,6 +263,7 @@ class Footprints:
             held = self._held(config, profile, accumulation)
             blocks = zip(found, (held.micro_steps, held.optimizer_steps), strict=True)
             found = [replace(c, temporaries=c.temporaries + peak - c.allocated) for c, peak in blocks]
+        found += _generating(profile, share, config.generation_batch_size or size * accumulation)
         shards = WAYS[config.parallelism.sharding].weights
         return found + _between_steps(profile, evaluation or Evaluation(), share, shards=shards)
 
@@ -246,7 +275,7 @@ class Footprints:
         Evaluation can be the peak if it is given.
         """
         found = self.phases(config, profile, accumulation, evaluation)
-        steps = largest(found[:2])
+        steps = largest([c for c in found if c.phase not in ("evaluation", "saving")])
         parts = steps if evaluation is None else largest(found)
         if profile.family.device == "cpu":  # its allocator holds nothing
             return parts, 0.0

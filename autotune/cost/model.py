@@ -151,6 +151,7 @@ class CostModel:
             self.network_for(config),
             tf32=effective_tf32(config, self.hardware),
             compiled=config.torch_compile_backend == "inductor",
+            generated=config.generation_batch_size,
         )
 
     def network_for(self, config: TrainConfig) -> Network:
@@ -168,8 +169,7 @@ class CostModel:
         spread = math.exp(Z * deviation)
         samples = self.workload.samples_per_step(config)
         step_s = samples / rate
-        accumulation = self.workload.accumulation_steps(config)
-        size = config.per_device_train_batch_size
+        accumulation, size = self.workload.accumulation_steps(config), config.per_device_train_batch_size
         share = float(padded_share(self.workload.lengths, config, np.array([float(size)]))[0])
         flops = accumulation * profile.needed_flops.at(size * share)  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))

@@ -113,6 +113,20 @@ class ForwardPass(Value):
     outputs_bytes: Line = Field(description="what an evaluation with metrics keeps of it: logits, mostly")
 
 
+class Generation(Value):
+    """How completions of prompts are generated: one forward pass over the prompts, then one for each token."""
+
+    prompt: int = Field(description="tokens")
+    completion: int = Field(description="tokens, of which as many forward passes are run")
+    length: int = Field(description="tokens of a sample that `work` and `peaks` are of")
+    work: tuple[Work, ...] = Field(description="of a forward pass")
+    peaks: tuple[MemoryPoint, ...] = Field(description="moments that can be its peak")
+    cache_bytes: float = Field(description="keys and values of a token, all layers")
+    weights_bytes: int = Field(description="of the model that generates")
+    layers: int
+    words: int = Field(description="of the vocabulary")
+
+
 class Profile(Value):
     """All that the cost model knows of a family and an input shape."""
 
@@ -132,6 +146,7 @@ class Profile(Value):
     layers: int = Field(default=1, description="how many there are")
     attention: tuple[str, ...] = Field(default=(), description="kernels that fused attention takes on a CUDA device")
     evaluation: ForwardPass | None = Field(default=None, description="None: it was not traced")
+    generation: Generation | None = Field(default=None, description="of a recipe; None: nothing is generated")
     hidden_bytes: float = Field(default=0.0, description="of a sample's hidden states between layers; 0: not known")
 
     @property

@@ -19,7 +19,7 @@ from autotune.cost import quantized
 from autotune.cost.extend import Extended, NotLinear, Pair, extend, line, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
-from autotune.cost.scoring import scored
+from autotune.cost.scoring import generation_of, scored
 from autotune.cost.tape import ACTIVATION, Tape
 from autotune.cost.trace import evaluation_step, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
@@ -158,18 +158,20 @@ class _Profiler:
             layers=max(1, layers),
             hidden_bytes=self._hidden_bytes(config),
         )
-        return self._scored(made, step, traced, more, (deeper, lacks))
+        return self._scored(made, config, step, traced, more, (deeper, lacks))
 
     def _scored(
         self,
         made: Profile,
+        config: Any,
         step: Extended,
         traced: Sequence[Shallow],
         more: Sequence[int],
         excerpted: tuple[Shallow, list[tuple[Shallow, int]]],
     ) -> Profile:
         """Return the profile with the passes without gradients that a recipe has."""
-        if self.shape.kind is None or not self.shape.kind.scorings:
+        kind = self.shape.kind
+        if kind is None or not (kind.scorings or kind.generates):
             return made
         deeper, lacks = excerpted
         base, *more_layers = (_passing(one) for one in traced)
@@ -177,7 +179,11 @@ class _Profiler:
         last = _passing(deeper)
         excerpt = _excerpt(last, [_repeat(_passing(lack), last, n - 1) for lack, n in lacks])
         saved = line(step.live[traced[0].pair.tapes[0].forward_end - 1, ACTIVATION])
-        return scored(made, self.shape.kind, saved, one, peaks(one, accumulated=False), excerpt)
+        moments = peaks(one, accumulated=False)
+        if kind.generates:
+            how = generation_of(config, self.shape, made, one, moments)
+            made = made.model_copy(update={"generation": how})
+        return scored(made, kind, saved, one, moments, excerpt)
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
         """Return what is traced at a depth of each stack, now or before."""

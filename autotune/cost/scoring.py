@@ -7,8 +7,11 @@ base is the reference, and where all its passes are over before training. Pure a
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotune.cost.extend import Extended
-from autotune.cost.profile import Excerpt, Line, MemoryPoint, Profile, Repeat
+from autotune.cost.family import Shape
+from autotune.cost.profile import Excerpt, Generation, Line, MemoryPoint, Profile, Repeat
 from autotune.values.workload import RecipeKind
 
 _NONE = Line(constant=0.0, per_sample=0.0)
@@ -64,6 +67,35 @@ def scored(
         )
         found |= {name: getattr(profile, name) + beside for name in ("peaks_first", "peaks_later")}
     return profile.model_copy(update={**found, "parameters": profile.parameters + weights, "excerpt": micro_step})
+
+
+def generation_of(
+    config: Any, shape: Shape, profile: Profile, one: Extended, points: tuple[MemoryPoint, ...]
+) -> Generation:
+    """Return how completions are generated, by a pass without gradients over whole samples.
+
+    Args:
+        config: Of the model.
+        shape: Of the samples.
+        profile: Of the micro-step alone.
+        one: The pass.
+        points: Moments that can be its peak.
+    """
+    text, family = config.get_text_config(), profile.family
+    half = family.autocast is not None or family.dtype != "float32"
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    return Generation(
+        prompt=shape.length - shape.completion,
+        completion=shape.completion,
+        length=shape.length,
+        work=one.work,
+        peaks=points,
+        cache_bytes=2.0 * text.num_hidden_layers * width * (2 if half else 4),
+        weights_bytes=profile.weights_bytes,
+        layers=text.num_hidden_layers,
+        words=text.vocab_size,
+    )
 
 
 def _with_pass(micro_step: Excerpt, one: Excerpt) -> Excerpt:

@@ -56,6 +56,7 @@ class StepCost:
         network: The devices.
         tf32: Whether fp32 contractions use tensor cores.
         compiled: Whether element-wise operators are fused.
+        generated: Completions that are generated at once, of a recipe that generates; None: those of a step.
     """
 
     profile: Profile
@@ -65,6 +66,7 @@ class StepCost:
     network: Network = ALONE
     tf32: bool = False
     compiled: bool = False
+    generated: int | None = None
 
     def seconds(self, samples: Vector, accumulation: Vector) -> Vector:
         """Return the seconds of a step for each micro-batch with its accumulation."""
@@ -72,7 +74,8 @@ class StepCost:
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
         computing = accumulation * self._micro(samples) + (accumulation - 1) * adding
-        return computing + self._stepping() + self.waiting(samples, accumulation)
+        generating = self._generating(samples * accumulation)
+        return computing + self._stepping() + self.waiting(samples, accumulation) + generating
 
     def waiting(self, samples: Vector, accumulation: Vector) -> Vector:
         """Return the seconds of a step that the device waits for others or for the host."""
@@ -106,6 +109,27 @@ class StepCost:
 
     def _micro(self, samples: Vector) -> Vector:
         return micro_step_seconds(self.profile, self._rates, samples, tf32=self.tf32, compiled=self.compiled)
+
+    def _generating(self, completions: Vector) -> Vector:
+        """Return the seconds in which so many completions are generated.
+
+        A pass over the prompts, then one for each token, which reads all weights (in mixed precision it casts them
+        first), and the cache three times: to attend to it, and to join the new token's keys and values to it.
+        """
+        how = self.profile.generation
+        if how is None:
+            return np.zeros_like(completions)
+        at_once = np.full_like(completions, self.generated) if self.generated else completions
+        one = self.profile.model_copy(update={"work": how.work})
+
+        def passing(tokens: Vector) -> Vector:
+            return micro_step_seconds(one, self._rates, tokens / how.length, tf32=self.tf32, compiled=False)
+
+        weights = how.weights_bytes * (2.0 if self.profile.family.autocast else 1.0)
+        cached = at_once * how.cache_bytes * (how.prompt + how.completion / 2)
+        token = np.maximum(passing(at_once), (weights + 3 * cached) / self._rates.bandwidth)
+        found: Vector = completions / at_once * (passing(at_once * how.prompt) + how.completion * token)
+        return found
 
     def _stepping(self) -> float:
         """Return the seconds of the optimizer's step, of which a device does its part where states are dealt out."""

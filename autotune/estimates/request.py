@@ -46,7 +46,7 @@ from autotune.values.hardware import Hardware, default_budget_bytes, detect
 from autotune.values.knob import Allowance
 from autotune.values.model import FLASH_PACKAGES, ModelFacts
 from autotune.values.optimizers import OPTIMIZERS
-from autotune.values.workload import RECIPES, Workload
+from autotune.values.workload import Workload
 
 # GPU whose rates order the configurations where only the memory of a device is known.
 REFERENCE_GPU = "a100-80gb"
@@ -109,8 +109,6 @@ class Target(Value):
 def check(options: EstimateOptions) -> None:
     """Refuse options that contradict each other."""
     check_recipe(options)
-    if options.recipe is not None and RECIPES[options.recipe].generates:
-        raise InputError(f"--recipe {options.recipe}: generating completions isn't predicted; find measures it")
     if options.gpu is not None and options.device != "auto":
         raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
     if options.gpu == "all" and options.memory_bytes is not None:

@@ -143,7 +143,6 @@ class RecipeSubject(Subject):
                 else "it loads weights by name, and a trial's are random"
             )
             notes.append(f"not tried: generating with vLLM (use_vllm), as {why}; transformers generates")
-            notes.append("no prediction: TRL's phases aren't traced, so memory and time are measured")
         return workload.model_copy(update={"recipe": recipe})
 
     def planned(self, plan: SearchPlan) -> SearchPlan:

@@ -72,11 +72,7 @@ def cost_model(
     family that couldn't be traced. Tracing takes at most a quarter of the seconds that the search has left.
     """
     code = plan.workload.own_code
-    if (
-        (plan.workload.recipe is not None and plan.workload.recipe.kind.generates)
-        or plan.workload.task is Task.OWN
-        or (code is not None and code.not_predicted is not None)
-    ):
+    if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
         return None
     traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s)
     for failure in traces.failures:

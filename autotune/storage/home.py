@@ -222,10 +222,8 @@ def read_timings(hardware: Hardware) -> Timings | None:
 def add_timings(hardware: Hardware, found: Timings) -> None:
     """Store what operators took beside what is stored, if the home can be written; the oldest go if there are many."""
     known = read_timings(hardware) or found
-    merged = {
-        name: dict(list({**getattr(known, name), **getattr(found, name)}.items())[-_MOST_TIMINGS:])
-        for name in ("operators", "optimizers")
-    }
+    both = {name: {**getattr(known, name), **getattr(found, name)} for name in ("operators", "optimizers")}
+    merged = {name: dict(list(seconds.items())[-_MOST_TIMINGS:]) for name, seconds in both.items()}
     with contextlib.suppress(OSError, InputError):
         write_value(known.model_copy(update=merged), writable("operators") / f"{hardware.fingerprint}.json")
 

@@ -181,7 +181,7 @@ class TrainConfig(Value):
         default=False, description="concatenate the samples of a micro-batch into one row, without padding"
     )
     generation_batch_size: Annotated[
-        PositiveInt | None, Knob("exact", "generation-batch", is_traced=False, word="{} generated at once")
+        PositiveInt | None, Knob("exact", "generation-batch", word="{} generated at once")
     ] = Field(
         default=None,
         le=LARGEST_BATCH,

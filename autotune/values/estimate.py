@@ -42,7 +42,7 @@ TracedBy = Literal["meta", "fake", "run"]
 
 
 # What a training does: the peak of memory is that of the largest.
-PhaseName = Literal["forward and backward", "optimizer step", "evaluation", "saving"]
+PhaseName = Literal["generation", "forward and backward", "optimizer step", "evaluation", "saving"]
 
 
 class Evaluation(Value):

@@ -76,3 +76,15 @@ def test_the_reference_runs_while_the_policys_activations_are_there(traced):
     assert beside
     saved = 8 * 2 * 64 * 64 * 4  # the inputs of each layer: 16 rows of 64 tokens, 64 numbers wide, in fp32
     assert all(point.activations.at(8) >= saved for point in beside)
+
+
+def test_completions_are_generated_beside_their_keys_and_values(traced):
+    how = traced("grpo").generation
+    assert how.cache_bytes == 2 * 8 * 2 * 16 * 4  # 8 layers of 2 heads, 16 numbers wide, in fp32
+    all_at_once, in_parts = (
+        components(traced("grpo", checkpointing="full"), "adamw_torch", 1, 4096, generated=count)
+        for count in (None, 1024)
+    )
+    assert (all_at_once.phase, all_at_once.gradients) == ("generation", 0.0)
+    assert (all_at_once.moment, all_at_once.activations) == ("prompts", 4096 * 32 * how.cache_bytes)
+    assert in_parts.allocated < all_at_once.allocated

@@ -24,7 +24,7 @@ def test_defaults_are_said():
     assert (recipe.prompt_length, recipe.completion_length, recipe.generations) == (32, 32, 8)
     assert found.workload.sequence_length == 64
     assert "TRL's GRPOTrainer: prompts of 32 tokens, completions of 32, 2 prompts x 8 generations a step" in found.notes
-    assert any(note.startswith("no prediction: TRL's phases") for note in found.notes)
+    assert any(note.startswith("not tried: generating with vLLM (use_vllm), as it ") for note in found.notes)
 
 
 def test_a_reward_model_has_another_head():
