@@ -18,7 +18,7 @@ OPTIONS = {
     "--model", "--gpu", "--memory", "--task", "--seq-len", "--target-len", "--global-batch", "--allow", "--tokens",
     "--prices", "--nodes", "--network-gb-s", "--host-memory", "--device", "--revision", "--trust-remote-code", "--json",
     "--debug", "--help", "--quiet", "--fix", "--devices", "--eval-batch", "--eval-samples", "--explain",
-    "--images", "--image-size", "--freeze-vision",
+    "--images", "--image-size", "--freeze-vision", "--recipe", "--prompt-len", "--completion-len", "--generations",
 }  # fmt: skip
 
 
