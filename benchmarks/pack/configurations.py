@@ -80,6 +80,12 @@ LIGER = (
     Configuration("Liger", {"use_liger_kernel": True}, seen={"use_liger_kernel": "^[1-9]"}),
     Configuration("Liger, compiled", {"use_liger_kernel": True, **_COMPILED}, seen={"use_liger_kernel": "^[1-9]"}),
 )
+SAVERS = (
+    Configuration("the loss in chunks", {"chunked_loss": True}, seen={"chunked_loss": "chunks"}),
+    Configuration("the loss in chunks, compiled", {"chunked_loss": True, **_COMPILED}, seen=_SEEN_COMPILED),
+    Configuration("expandable segments", {"expandable_segments": True}, needs=(CUDA,)),
+    Configuration("emptied cache", {"torch_empty_cache_steps": 4}, needs=(CUDA,)),
+)
 ADAPTERS = (
     Configuration("LoRA", _ADAPTED, seen={"adapter": "^lora"}),
     Configuration("QLoRA (nf4)", {**_ADAPTED, "quantization": "nf4"}, seen={"quantization": "^nf4 in"}),

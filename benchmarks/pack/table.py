@@ -34,6 +34,7 @@ def parts(models: list[str]) -> list[Part]:
         Part("precision", "fp32, tf32, bf16, fp16, pure bf16", 24, _trials(table.PRECISION)),
         Part("attention", "eager, sdpa's flash kernel, flash, flex", 14, _trials(table.ATTENTION)),
         Part("checkpointing", "every kind", 16, _trials(table.CHECKPOINTING)),
+        Part("savers", "the loss in chunks, expandable segments, an emptied cache", 16, _trials(table.SAVERS)),
         Part("adapters", "LoRA, QLoRA, int8", 16, _trials(table.ADAPTERS)),
         Part("optimizers", "of torch, Adafactor, 8-bit, paged", 14, _trials(table.OPTIMIZERS)),
         Part("vision", "images by data-loader workers", 10, _trials(table.VISION)),

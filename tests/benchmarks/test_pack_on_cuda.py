@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(900)]
 
-PARTS = "visible,checkpointing,adapters,vision,sharing,losses,calibrate"
+PARTS = "visible,checkpointing,savers,adapters,vision,sharing,losses,calibrate"
 
 
 def test_parts_pass_what_can_be_judged(tmp_path):
