@@ -30,7 +30,7 @@ _T95 = (
 PROCESS_SPREAD = 0.01
 
 # Parts of a trial in turn, which lasts a minute or more: they deviate as fresh runs do, fifths of the finals
-# of t5-small by 5.9 %, twenty fresh runs of its winner by 5.9 % as well (`benchmarks/repeat.py`).
+# of t5-small by 5.9 %, twenty fresh runs of winners by 5.9 and 7.0 % (`benchmarks/repeat.py`).
 PARTS = 5
 
 # Pairs for which the signed-rank test has a 95 % interval.
