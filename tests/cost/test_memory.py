@@ -83,7 +83,7 @@ def test_the_cpu_adds_nothing_to_the_weights():
 
 @pytest.mark.parametrize("half", [{"autocast": "bfloat16"}, {"dtype": "bfloat16"}])
 def test_a_cpu_keeps_kernels_for_16_bits(half):
-    assert always_bytes(make_profile(make_family(**half))) == 17 << 20
+    assert always_bytes(make_profile(make_family(**half))) == 11 << 20
 
 
 def test_buffers_are_weights():
