@@ -50,4 +50,4 @@ def fitting(request: FitRequest) -> FitAnswer:
     profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
     forecast = Forecast(plan, device, model, profiles)
     configs = [config for config in request.configs if model.profile(config) is not None]
-    return FitAnswer(text=str(forecast.nothing_fits(configs, plan.allowance)))
+    return FitAnswer(text=str(forecast.nothing_fits(configs, plan.allowance, whole=False)))

@@ -157,7 +157,7 @@ def _is_whole(library: Path) -> bool:
     if len(header) < 64:
         return False
     (start,), (each, count) = struct.unpack_from("<Q", header, 0x28), struct.unpack_from("<HH", header, 0x3A)
-    return library.stat().st_size >= start + each * count
+    return bool(library.stat().st_size >= start + each * count)
 
 
 class Operators(Value):
