@@ -243,6 +243,8 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
             )
         if (workload.global_batch_size or 0) % at_once:
             return f"{at_once} completions at once don't divide the global batch of {workload.global_batch_size}"
+        if at_once == workload.global_batch_size:
+            return f"{at_once} completions at once are all of a step, as they are by default"
     if recipe is None:
         return None
     kind = CHECKPOINTING.get(config.checkpointing)
