@@ -43,8 +43,8 @@ _CUDA = (0.92 * 1024 * _MIB, 0.4 * 1024 * _MIB)
 _CPU = (15 * _MIB, 10 * _MIB)
 
 # More of it where products are of 16 bits: oneDNN's kernels for them stay once made, for each shape and layout.
-# A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after one in fp32, and TRL's
-# reward model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
+# A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after one in fp32, TRL's reward
+# model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
 _CPU_KERNELS = 11 * _MIB
 
 
@@ -246,7 +246,10 @@ class Footprints:
         key = (profile.family, config.optim, spread, accumulated)
         if key not in self.shares:
             self.shares[key] = share_of(profile, config.optim, spread, accumulated=accumulated)
-        return in_flight(self.shares[key], config.parallelism, int(accumulation))
+        share = in_flight(self.shares[key], config.parallelism, int(accumulation))
+        if (kept := config.activation_memory_budget) is not None:
+            share = replace(share, in_flight=kept * share.in_flight)
+        return share
 
     def components(self, config: TrainConfig, profile: Profile, size: int, accumulation: float) -> Components:
         """Return the memory by component for a micro-batch of `size`."""
@@ -260,7 +263,7 @@ class Footprints:
         size = config.per_device_train_batch_size
         share = self.share(config, profile, accumulation)
         found = _steps(profile, size, accumulation, share)
-        if profile.family.device == "cuda" and config.parallelism.is_single:
+        if profile.family.device == "cuda" and config.parallelism.is_single and config.activation_memory_budget is None:
             held = self._held(config, profile, accumulation)
             blocks = zip(found, (held.micro_steps, held.optimizer_steps), strict=True)
             found = [replace(c, temporaries=c.temporaries + peak - c.allocated) for c, peak in blocks]

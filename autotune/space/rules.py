@@ -134,6 +134,11 @@ def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, h
 
 
 def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.activation_memory_budget is not None:
+        if config.torch_compile_backend != "inductor" or config.checkpointing != "none":
+            return "activation_memory_budget is of models that inductor compiles, without checkpointing"
+        if workload.recipe is not None:
+            return "activation_memory_budget: TRL's trainers are not measured with it"
     if config.torch_compile_backend is None:
         return "a mode of torch.compile needs a backend" if config.torch_compile_mode else None
     backend = BACKENDS[config.torch_compile_backend]

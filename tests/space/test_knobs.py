@@ -123,6 +123,7 @@ CLASSES = [
     ({"torch_empty_cache_steps": 1}, RANDOM, "exact"),
     ({"expandable_segments": True}, RANDOM, "exact"),
     ({"chunked_loss": True}, make_facts(), "numerics"),
+    ({"activation_memory_budget": 0.5}, make_facts(), "numerics"),
     ({"generation_batch_size": 8}, RANDOM, "exact"),
     ({"precompute_ref_log_probs": True}, RANDOM, "exact"),
     ({"dataloader_prefetch_factor": 4}, make_facts(), "exact"),
