@@ -134,6 +134,10 @@ class Forecast:
         lines = [_HOW_TRACED[traced_by]]
         if config.optim not in OPTIMIZERS:
             lines.append(f"nothing is known of {config.optim}: taken as adamw_torch")
+        if config.quantization is not None and self.plan.facts.expert_parameters:
+            lines.append(
+                f"the fused weights of experts are no linear layers, so {config.quantization} packs none of them"
+            )
         if learned := len(self._model.corrections.observations):
             lines.append(f"corrected by {learned} trial{'s' if learned > 1 else ''} of earlier searches")
         return tuple(lines)
@@ -256,14 +260,16 @@ class Forecast:
     ) -> dict[str, Scalar] | None:
         """Return changes that fit together, and none of which can be left out; None if all together don't fit.
 
-        Of each knob the lightest choice is taken, those that save most first. Weights in 4 bits come last, as only an
-        adapter can be trained on them.
+        Of each knob the lightest choice is taken, those that save most first. The loss in chunks, which a short search
+        leaves out, comes after them, and weights in 4 bits last, as only an adapter can be trained on them.
         """
         least = self._model.predict([config, *(change.config for change in changes)]).least_bytes
         lightest: dict[str, Scalar] = {}
         for taken, change in sorted(zip(least[1:].tolist(), changes, strict=True), key=lambda pair: pair[0]):
             if taken < least[0]:
                 lightest.setdefault(change.knob, change.choice)
+        if admitted.admits(Allowance.NUMERICS):
+            lightest.setdefault("chunked_loss", True)
         if admitted is Allowance.METHOD:
             lightest.setdefault("quantization", "nf4")
         chosen: dict[str, Scalar] = {}
