@@ -31,7 +31,7 @@ from autotune.space.space import MICRO_BATCH, SearchSpace, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, TracedBy
+from autotune.values.estimate import Alive, CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
@@ -73,7 +73,7 @@ class Question:
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
-        model = dataclasses.replace(model, network=network, evaluation=_evaluation(self.options))
+        model = dataclasses.replace(model, network=network, evaluation=self.options.evaluation)
         return Forecast(plan, target.device, model, self.profiles, memories)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
@@ -297,13 +297,6 @@ class _Change(NamedTuple):
     knob: str
     choice: Scalar
     depth: Allowance
-
-
-def _evaluation(options: EstimateOptions) -> Evaluation | None:
-    if options.eval_batch is None and options.eval_samples is None:
-        return None
-    given = {} if options.eval_batch is None else {"batch": options.eval_batch}
-    return Evaluation(**given, kept_samples=options.eval_samples or 0)
 
 
 def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:
