@@ -146,7 +146,7 @@ def target_of(options: EstimateOptions) -> Target:
     if options.gpu is not None:
         return table_target(gpu_named(options.gpu), options.memory_bytes)
     if options.memory_bytes is not None and options.device == "auto":
-        return _target_of_memory(options.memory_bytes)
+        return _target_of_memory(options.memory_bytes, ranked=not options.fix)
     hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
     memory_bytes = options.memory_bytes or default_budget_bytes(hardware)
     if memory_bytes > hardware.memory_bytes:
@@ -177,11 +177,12 @@ def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
     return Target(device=device, rates=rates, notes=(note,))
 
 
-def _target_of_memory(memory_bytes: int) -> Target:
+def _target_of_memory(memory_bytes: int, *, ranked: bool) -> Target:
     hardware = device_of_memory(memory_bytes)
     rates = rates_of(hypothetical(gpu_named(REFERENCE_GPU)))
     device = Device(name="a GPU", hardware=hardware, memory_bytes=memory_bytes, rates=None)
-    note = f"only the memory of the device is known, so no speed; the order is that on {REFERENCE_GPU} (--gpu NAME)"
+    order = f"; the order is that on {REFERENCE_GPU}" if ranked else ""
+    note = f"only the memory of the device is known, so no speed{order} (--gpu NAME)"
     return Target(device=device, rates=rates, notes=(note,))
 
 
