@@ -108,6 +108,7 @@ def held(seen: Seen) -> dict[str, str]:
         "dataloader_num_workers": loader,
         "dataloader_prefetch_factor": loader,
         "chunked_loss": "your code's own model and loss stay as they are",
+        "activation_memory_budget": "what your code compiles keeps what torch decides",
         "use_liger_kernel": None if hasattr(base, "config") else "Liger's kernels are for models of transformers",
     }
     return {knob: reason for knob, reason in reasons.items() if reason is not None}

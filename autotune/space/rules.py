@@ -134,6 +134,11 @@ def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, h
 
 
 def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.activation_memory_budget is not None:
+        if config.torch_compile_backend != "inductor" or config.checkpointing != "none":
+            return "activation_memory_budget is of models that inductor compiles, without checkpointing"
+        if workload.recipe is not None:
+            return "activation_memory_budget: TRL's trainers are not measured with it"
     if config.torch_compile_backend is None:
         return "a mode of torch.compile needs a backend" if config.torch_compile_mode else None
     backend = BACKENDS[config.torch_compile_backend]
@@ -244,6 +249,8 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
             )
         if (workload.global_batch_size or 0) % at_once:
             return f"{at_once} completions at once don't divide the global batch of {workload.global_batch_size}"
+        if at_once == workload.global_batch_size:
+            return f"{at_once} completions at once are all of a step, as they are by default"
     if recipe is None:
         return None
     kind = CHECKPOINTING.get(config.checkpointing)

@@ -146,6 +146,11 @@ ILLEGAL = [
     (why(CPU, use_liger_kernel=True), "written in Triton and need a CUDA device"),
     (why(CPU, torch_empty_cache_steps=1), "empties the cache of a GPU's allocator; a CPU has none"),
     (why(CPU, expandable_segments=True), "expandable_segments are of a GPU's allocator; a CPU has none"),
+    (why(activation_memory_budget=0.5), "activation_memory_budget is of models that inductor compiles"),
+    (
+        why(torch_compile_backend="inductor", checkpointing="full", activation_memory_budget=0.5),
+        "without checkpointing",
+    ),
     (why(chunked_loss=True), "the loss of llama isn't that of a linear head's logits alone"),
     (
         why(with_packages(GPU, "liger-kernel"), facts=CHUNKED, chunked_loss=True, use_liger_kernel=True),
