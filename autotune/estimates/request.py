@@ -41,7 +41,7 @@ from autotune.value import Value
 from autotune.values.budget import Budget, Effort
 from autotune.values.catalogue.gpus import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, TrainConfig
-from autotune.values.estimate import Rates
+from autotune.values.estimate import Evaluation, Rates
 from autotune.values.hardware import Hardware, default_budget_bytes, detect
 from autotune.values.knob import Allowance
 from autotune.values.model import FLASH_PACKAGES, ModelFacts
@@ -96,6 +96,14 @@ class EstimateOptions(WorkloadOptions):
         """The knobs that are given, by the names of search spaces; several devices are one of them."""
         several = {"parallelism.world_size": self.devices} if self.devices > 1 else {}
         return {**fixed_values(self.fix), **several}
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """How the training is evaluated; None: not asked for."""
+        if self.eval_batch is None and self.eval_samples is None:
+            return None
+        given = {} if self.eval_batch is None else {"batch": self.eval_batch}
+        return Evaluation(**given, kept_samples=self.eval_samples or 0)
 
 
 class Target(Value):
