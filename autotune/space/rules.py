@@ -24,8 +24,8 @@ _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
 
-# Modes that record CUDA graphs; the second micro-step raises "output of CUDAGraphs that has been overwritten".
-_GRAPHS = ("reduce-overhead", "max-autotune")
+# What records CUDA graphs; the second micro-step raises "output of CUDAGraphs that has been overwritten".
+_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs")
 
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
@@ -155,9 +155,10 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             return f"inductor {_NEEDS_CC}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         return "cudagraphs does nothing on a CPU"
-    if config.torch_compile_mode in _GRAPHS and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
-        graphs = f"CUDA graphs ({config.torch_compile_mode}) overwrite"
-        return f"{graphs} gradients that accumulate; max-autotune-no-cudagraphs records none"
+    graphs = config.torch_compile_mode if config.torch_compile_backend == "inductor" else config.torch_compile_backend
+    if graphs in _GRAPHS and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
+        overwrite = f"CUDA graphs ({graphs}) overwrite gradients that accumulate"
+        return f"{overwrite}; max-autotune-no-cudagraphs records none"
     return None
 
 

@@ -130,6 +130,10 @@ ILLEGAL = [
         )
         for mode in ("max-autotune", "reduce-overhead")
     ),
+    (
+        why(torch_compile_backend="cudagraphs", micro_batch=8),
+        "CUDA graphs (cudagraphs) overwrite gradients that accumulate",
+    ),
     (why(torch_compile_backend="onnxrt"), "ONNX Runtime runs forward passes only"),
     (why(torch_compile_backend="nvfuser"), "nvfuser is gone from torch; inductor replaced it"),
     (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
@@ -193,7 +197,7 @@ LEGAL = {
     "checkpointing": why(checkpointing="full"),
     "compilation on a CPU": why(CPU, torch_compile_backend="inductor"),
     "compilation on a GPU": why(torch_compile_backend="inductor"),
-    "compilation by what needs no Triton": why(NO_CC, torch_compile_backend="cudagraphs"),
+    "compilation by what needs no Triton": why(NO_CC, torch_compile_backend="cudagraphs", micro_batch=16),
     "tf32 where torch begins with it": why(TF32_GPU, tf32=True, precision="bf16", **AUTOTUNED),
     "an old GPU where torch begins with tf32": why(make_gpu(starts_with_tf32=True, capability=(7, 5))),
     "autotuned kernels in mixed precision": why(precision="bf16", **AUTOTUNED),
