@@ -231,6 +231,7 @@ def _sequence_in_trials(config: TrainConfig, workload: Workload, hardware: Hardw
     if model.get("layer_types") or model.get("sliding_window"):
         return "DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
     for asked, what in (
+        (spread.offload != "none", "offload"),
         (config.adapter is not None, "an adapter"),
         (config.use_liger_kernel, "Liger's kernels"),
         (workload.recipe is not None, "a Trainer of TRL's"),

@@ -179,17 +179,15 @@ SHARED = {"sharding": "zero_3", "sequence_parallel": 2, "micro_batch": 4}
     ("spread", "seen"),
     [
         (SHARED, "DeepSpeed ZeRO-3 over 2, sequence parallel 2"),
-        ({**SHARED, "offload": "parameters", "knobs": {}}, "parameters offloaded to cpu"),
         ({**SHARED, "world_size": 4, "micro_batch": 2}, "DeepSpeed ZeRO-3 over 4, sequence parallel 2"),
         ({**SHARED, "knobs": {**SGD, "checkpointing": "full"}}, "sequence parallel 2"),
     ],
 )
 def test_ranks_that_share_the_tokens_of_samples_train_as_one_process_does(ranks, alone, spread, seen):
     pytest.importorskip("deepspeed")
-    knobs = spread.get("knobs", SGD)
-    result = measured(ranks.run(**{"knobs": knobs, **spread}))
+    result = measured(ranks.run(**{"knobs": SGD, **spread}))
     assert seen in result.effects["parallelism"]
-    assert result.curve.losses == pytest.approx(alone(**(SGD if knobs else {})), rel=1e-4)
+    assert result.curve.losses == pytest.approx(alone(**SGD), rel=1e-4)
     steps = result.step_times_s
     assert result.samples_per_second == pytest.approx(8 * len(steps) / sum(steps))  # a shared sample counts once
 
