@@ -7,7 +7,15 @@ import transformers
 from factories import make_config
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from autotune.training.batches import IGNORED, PACKED, PackCollator, PadCollator, padding_share, row_order
+from autotune.training.batches import (
+    IGNORED,
+    PACKED,
+    PackCollator,
+    PadCollator,
+    PositionCollator,
+    padding_share,
+    row_order,
+)
 from autotune.training.loss import normalize_loss
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -67,6 +75,12 @@ def padded(rows: np.ndarray, micro_batch: int = 4) -> float:
 
 
 # --- packing
+
+
+def test_positions_are_those_within_the_sample():
+    batch = PositionCollator()(samples(3, 3))
+    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert batch["input_ids"].shape == batch["labels"].shape == (2, 3)
 
 
 def test_packing_joins_the_samples_with_positions_of_their_own():
