@@ -78,11 +78,13 @@ def _settings(document: dict[str, Any]) -> str:
 
 
 def lost_spacing(winner: Winner) -> list[str]:
-    """Return what is lost of checkpointing of every n-th layer, and of a chunked loss."""
+    """Return what is lost of checkpointing of every n-th layer, of a chunked loss and of balanced micro-batches."""
     kind = winner.config.checkpointing
     is_spaced = kind != "none" and CHECKPOINTING[kind].every > 1
     lost = [f"checkpointing {kind}: every layer is checkpointed"] if is_spaced else []
-    return lost + ["chunked_loss: all logits are there at once"] * winner.config.chunked_loss
+    lost += ["chunked_loss: all logits are there at once"] * winner.config.chunked_loss
+    is_balanced = winner.config.is_balanced
+    return lost + ["train_sampling_strategy batch_rebalance: micro-batches are drawn at random"] * is_balanced
 
 
 def lost_weights(winner: Winner, tool: str) -> list[str]:
