@@ -63,7 +63,8 @@ def expected_longest(lengths: LengthProfile, samples: Vector) -> Vector:
 
 def _quantiles(lengths: LengthProfile, shares: Vector) -> Vector:
     known = [(0.0, lengths.minimum), (0.5, lengths.median), (0.95, lengths.p95), (1.0, lengths.maximum)]
-    found: Vector = np.interp(shares, *zip(*known, strict=True))
+    at, values = zip(*known, strict=True)
+    found: Vector = np.interp(shares, at, values)
     return found
 
 
