@@ -73,6 +73,15 @@ def test_arguments_of_the_caller_win(result, tmp_path):
     assert (arguments.learning_rate, arguments.per_device_train_batch_size) == (1e-3, 2)
 
 
+def test_expandable_segments_that_the_environment_does_not_ask_for_are_said(result, tmp_path, monkeypatch):
+    config = make_config(8, expandable_segments=True)
+    expanding = result.model_copy(update={"best": result.best.model_copy(update={"config": config})})
+    with pytest.warns(UserWarning, match="PYTORCH_ALLOC_CONF=expandable_segments:True"):
+        expanding.training_arguments(tmp_path)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8,expandable_segments:True")
+    expanding.training_arguments(tmp_path)  # a warning is an error in the tests
+
+
 def test_checkpointing_of_a_result_follows_the_version_that_is_installed_now(result, tmp_path):
     config = make_config(8, checkpointing="full")
     old = result.model_copy(

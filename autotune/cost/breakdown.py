@@ -19,7 +19,7 @@ from autotune.cost.optimizers import is_paged, state_sizes
 from autotune.cost.predictions import Z
 from autotune.cost.profile import ParameterGroup, Profile
 from autotune.cost.reserve import FullDepth, deepened
-from autotune.values.config import TrainConfig
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase
 from autotune.values.trial import Interval
 
@@ -202,7 +202,9 @@ def _knob(config: TrainConfig, kind: str, module: str, operator: str, *, is_fixe
     """Return the knob, as `--fix` takes it, that would shrink a kind of tensors, the one that changes least first."""
     trains_all = config.adapter is None
     if kind == "weights":
-        return None if config.quantization is not None else "precision=pure_bf16" if trains_all else "quantization=nf4"
+        if not trains_all and ".*" in module:  # bitsandbytes packs layers, but neither embeddings nor the head
+            return "quantization=nf4" if config.quantization is None else None
+        return "precision=pure_bf16" if config.precision is not Precision.PURE_BF16 else None
     if kind == "gradients":
         return "adapter" if trains_all else None
     if kind == "optimizer states":

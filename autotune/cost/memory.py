@@ -43,8 +43,8 @@ _CUDA = (0.92 * 1024 * _MIB, 0.4 * 1024 * _MIB)
 _CPU = (15 * _MIB, 10 * _MIB)
 
 # More of it where products are of 16 bits: oneDNN's kernels for them stay once made, for each shape and layout.
-# A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after one in fp32, and TRL's reward
-# model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
+# A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after one in fp32, and TRL's
+# reward model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
 _CPU_KERNELS = 11 * _MIB
 
 

@@ -26,7 +26,7 @@ from autotune.estimates.request import EstimateOptions, Target, plan_of
 from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
-from autotune.space.points import Scalar
+from autotune.space.points import Scalar, differing
 from autotune.space.space import MICRO_BATCH, SearchSpace, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
@@ -186,18 +186,24 @@ class Forecast:
 
         return configs[min(lowest.values(), key=taken, default=0)]
 
-    def nothing_fits(self, configs: Sequence[TrainConfig], allowance: Allowance) -> NothingFitsError:
+    def nothing_fits(
+        self, configs: Sequence[TrainConfig], allowance: Allowance, *, whole: bool = True
+    ) -> NothingFitsError:
         """Return an error that names the tightest configuration, the memory it takes, and what would make it fit."""
         config = self.tightest(configs)
         took = miss(self.predicted(config), self.device)
         what = shown_changes(changes(config, self.plan))
-        return NothingFitsError(f"nothing fits: {what} comes nearest and {took}; {self.would_fit(config, allowance)}")
+        return NothingFitsError(
+            f"nothing fits: {what} comes nearest and {took}; {self.would_fit(config, allowance, whole)}"
+        )
 
-    def would_fit(self, config: TrainConfig, allowance: Allowance) -> str:
+    def would_fit(self, config: TrainConfig, allowance: Allowance, whole: bool = True) -> str:
         """Return a clause on what would make a configuration fit, and on the device that it fits as it is.
 
-        One change is preferred: that of the smallest allowance class, then the fastest. Where none is enough, several
-        are named, of those that the user allows if they do; for others the clause names the `--allow` that they need.
+        Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone, beside which a
+        search tries everything else. One change is preferred: that of the smallest allowance class, then the fastest.
+        Where none is enough, several are named, of those that the user allows if they do; for others the clause names
+        the `--allow` that they need.
         """
         device = larger_device(self.device_bytes(config), self.device)
         singles = self._changes(config)
@@ -209,8 +215,9 @@ class Forecast:
         if not chosen or changed is None:
             return f"no change makes it fit; {device}"
         depth = allowance_of(changed, self.plan.model_copy(update={"baseline": config}))
-        allowing = "" if allowance.admits(depth) else f" (--allow {depth})"
-        fix, takes = ",".join(in_words(*change) for change in chosen.items()), show_memory(self.device_bytes(changed))
+        allowing = "" if allowance.admits(depth) else f" (--allow {depth}{' ranks such changes' * whole})"
+        fixed = {**(differing(config, self.plan.baseline) if whole else {}), **chosen}
+        fix, takes = ",".join(in_words(*change) for change in fixed.items()), show_memory(self.device_bytes(changed))
         return f"with --fix {fix}{allowing} it takes {takes}, which fits; as it is, {device}"
 
     def _changes(self, config: TrainConfig) -> list[_Change]:

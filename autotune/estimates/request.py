@@ -87,7 +87,7 @@ class EstimateOptions(WorkloadOptions):
         if count is None:
             return given
         devices = given.get("devices")
-        if devices is not None and str(devices) != str(count):
+        if str(devices) not in ("None", "1", str(count)):  # 1 is what the command line has where nothing is said
             raise InputError(f"--gpu {given['gpu']}: says {count} devices, and --devices {devices}; drop one")
         return {**given, "gpu": name, "devices": count}
 

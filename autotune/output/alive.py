@@ -19,10 +19,16 @@ _HEIGHT = 22.0
 
 
 def phases_line(memory: MemoryBreakdown) -> str:
-    """Return the largest phase of a training, and what is allocated in each."""
+    """Return the largest phase of a training, and what is allocated in each.
+
+    Evaluation and saving can take more: they are shown, and count where the user says how they evaluate.
+    """
     each = ", ".join(f"{phase.name} {show_memory(phase.allocated_bytes)}" for phase in memory.phases)
     operator = next((phase.operator for phase in memory.phases if phase.name == memory.phase), "")
-    return f"the peak is in the phase {memory.phase}, at {operator}; allocated at most: {each}"
+    counted = max((phase.allocated_bytes for phase in memory.phases if phase.name == memory.phase), default=0)
+    more = " and ".join(phase.name for phase in memory.phases if phase.allocated_bytes > counted)
+    left_out = f"; {more}, which takes more, counts with --eval-batch" if more else ""
+    return f"the peak is in the phase {memory.phase}, at {operator}; allocated at most: {each}{left_out}"
 
 
 def alive_table(rows: Sequence[Alive]) -> RenderableType:

@@ -166,7 +166,7 @@ def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: s
     A line for each default is added to `notes`.
     """
     spec, task = model
-    notes += head_notes(spec, task) if task is not Task.OWN else []
+    notes += head_notes(spec, task, options.recipe) if task is not Task.OWN else []
     for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
         if asked is not None and asked > LONGEST_SAMPLE:
             raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")

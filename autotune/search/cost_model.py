@@ -121,7 +121,7 @@ def _nothing_fits(plan: SearchPlan, model: CostModel | None, configs: Sequence[T
     device = Device(name=hardware.name, hardware=hardware, memory_bytes=plan.memory_bytes, rates=model.rates.source)
     profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
     forecast = Forecast(plan, device, model, profiles)
-    return forecast.nothing_fits([c for c in configs if model.profile(c) is not None], plan.allowance)
+    return forecast.nothing_fits([c for c in configs if model.profile(c) is not None], plan.allowance, whole=False)
 
 
 def model_by_data_sheet(plan: SearchPlan) -> CostModel:

@@ -44,7 +44,7 @@ def quantization(config: TrainConfig, workload: Workload, facts: ModelFacts, har
     if config.quantization is None:
         return None
     if config.adapter is None:
-        return f"{config.quantization} weights can't be trained, only an adapter on them (--adapter lora)"
+        return f"{config.quantization} weights can't be trained, only an adapter on them (--fix adapter=lora)"
     if not config.adapter.on_quantized:
         return f"{config.adapter.kind} can't be trained on {config.quantization} weights; lora can"
     if "bitsandbytes" not in hardware.versions:
@@ -79,7 +79,7 @@ def _on_experts(found: Adapter, model_type: str, facts: ModelFacts) -> str | Non
     if not found.on_experts:
         return f"peft's {found.kind} can't be put on the fused weights of experts (its lora can); use attention"
     if getattr(found, "dropout", 0.0):
-        return f"peft's {found.kind} on the fused weights of experts has no dropout (--adapter-dropout 0)"
+        return f"peft's {found.kind} on the fused weights of experts has no dropout (--fix adapter-dropout=0)"
     return None
 
 

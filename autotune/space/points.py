@@ -82,6 +82,17 @@ def make_point(config: TrainConfig) -> dict[str, Scalar]:
     return point
 
 
+def differing(config: TrainConfig, baseline: TrainConfig) -> dict[str, Scalar]:
+    """Return what `--fix` has to name for `config`: where it isn't as `baseline`, or as its kind of adapter has it.
+
+    The number of devices is left out, as `--devices` says it.
+    """
+    point, of_baseline = make_point(config), make_point(baseline)
+    usual = make_point(make_config(fitting({"adapter": point["adapter"]}, of_baseline)))
+    usual |= {"adapter": of_baseline["adapter"], f"{_PARALLEL}world_size": config.parallelism.world_size}
+    return {name: value for name, value in point.items() if value != usual.get(name)}
+
+
 def has_field(kind: Scalar, parameter: str) -> bool:
     """Return whether `parameter` exists with that kind of adapter; `kind` None: without an adapter."""
     if not parameter.startswith(_FIELD):

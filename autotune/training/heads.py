@@ -113,16 +113,17 @@ def check_task(spec: ModelSpec, task: Task) -> None:
         )
 
 
-def head_notes(spec: ModelSpec, task: Task) -> list[str]:
-    """Return what the user has to know of the head that is trained in place of the one in config.json."""
+def head_notes(spec: ModelSpec, task: Task, recipe: str | None = None) -> list[str]:
+    """Return what the user has to know of the head that is trained, by a recipe, in place of the one in config.json."""
+    option, value = ("--task", task) if recipe is None else ("--recipe", recipe)
     named, heads, notes = architecture_of(spec.config), _heads(spec, task), []
     if spec.source != "catalogue" and named is not None and heads and named not in heads:
         notes.append(
-            f"trained is {heads[0]} (--task {task}) in place of the {named} that config.json names: the answer holds "
-            "for that head"
+            f"trained is {heads[0]} ({option} {value}) in place of the {named} that config.json names: the answer "
+            "holds for that head"
         )
     elif spec.source != "catalogue" and named is not None and named not in _heads(spec, USUAL_TASK[spec.kind]):
-        notes.append(f"the head is that of {named} in config.json: {task} (--task)")
+        notes.append(f"the head is that of {named} in config.json: {task} ({option})")
     senses = [
         word
         for part, word in _SENSES.items()

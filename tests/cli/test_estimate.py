@@ -76,6 +76,12 @@ def test_a_configuration_is_drawn_by_component(estimate):
         assert words in done.stdout
 
 
+def test_a_number_before_the_name_of_a_gpu_is_that_of_the_devices(estimate):
+    done = estimate("--gpu", "2x t4", "--fix", "micro-batch=8,sharding=none")
+    assert done.exit_code == 0, done.output
+    assert "on 2 x t4" in done.stdout
+
+
 def test_the_best_are_drawn(estimate):
     done = estimate("--gpu", "rtx-3070", "--tokens", "1B")
     assert done.exit_code == 0

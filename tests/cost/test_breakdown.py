@@ -27,6 +27,7 @@ def model_of(profile_of, name: str, config, **fields):
         "autocast": "bfloat16" if str(config.precision) == "bf16" else None,
         "checkpointing": config.checkpointing,
         "attn_implementation": config.attn_implementation,
+        "adapter": config.adapter,
     }
     traced = profile_of(name, **family)
     return dataclasses.replace(
@@ -65,6 +66,14 @@ def test_a_knob_is_named_that_there_is(profile_of):
         named = {row.knob for row in model_of(profile_of, "llama", config).alive(config)} - {None}
         assert {name.partition("=")[0] for name in named} <= known
         assert named
+
+
+def test_weights_in_four_bits_are_named_for_layers_alone(profile_of):
+    config = make_config(1, adapter={"rank": 4}, attn_implementation="sdpa")
+    rows = model_of(profile_of, "a deep llama", config).alive(config)
+    knob_of = {row.module: row.knob for row in rows if row.kind == "weights"}
+    assert knob_of["model.layers.*.mlp.gate_proj"] == "quantization=nf4"
+    assert knob_of["lm_head"] == knob_of["model.embed_tokens"] == "precision=pure_bf16"
 
 
 def test_scores_of_eager_attention_are_shrunk_by_another_attention(profile_of):

@@ -72,7 +72,7 @@ def test_where_one_change_is_not_enough_several_are_named_that_fit_together(esti
     (named,) = re.findall(r"with --fix (\S+) \(--allow method\)|with --fix (\S+) it takes", found.would_fit)
     fix = dict(pair.split("=") for pair in next(filter(None, named)).split(","))
     assert len(fix) > 1
-    assert estimated(model="llama-2-7b", gpu="rtx-4090", fix={"micro-batch": "4", **fix}).predicted.fits_at_all
+    assert estimated(model="llama-2-7b", gpu="rtx-4090", fix=fix).predicted.fits_at_all  # as it can be pasted
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_what_is_too_large_for_anything_else_fits_with_weights_in_four_bits(esti
     found = estimated(model="llama-3-70b", gpu="h100-80gb", fix={"micro-batch": "1"})
     fix = dict(pair.split("=") for pair in re.findall(r"--fix (\S+)", found.would_fit)[0].split(","))
     assert (fix["adapter"], fix["quantization"]) == ("lora", "nf4")
-    for knob in set(fix) - {"adapter"}:
+    for knob in set(fix) - {"adapter", "micro-batch"}:
         fewer = {name: choice for name, choice in fix.items() if name != knob}
         assert not estimated(
             model="llama-3-70b", gpu="h100-80gb", fix={"micro-batch": "1", **fewer}
@@ -99,6 +99,9 @@ def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_lla
     assert "a GPU has 1.04 GiB" in text
     assert "(--allow " in text
     assert "which fits; as it is, it fits rtx-3070 (--gpu)" in text
+    (named,) = re.findall(r"with --fix (\S+) ", text)
+    fix = dict(pair.split("=") for pair in named.split(","))
+    assert estimated(model=str(wide_llama), gpu=None, memory_bytes=1060 << 20, fix=fix).predicted.fits_at_all
 
 
 def test_what_earlier_searches_measured_corrects_the_estimate(tiny_llama, tmp_path, monkeypatch):

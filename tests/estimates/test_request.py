@@ -25,6 +25,7 @@ REFUSED = {
     "a task without a head": ({"task": "image-classification"}, "has no head for image-classification"),
     "a micro-batch of nothing": ({"fix": {"micro-batch": "0"}}, "--fix micro-batch=0: expected a number above 0"),
     "a micro-batch that doesn't divide": ({"fix": {"micro-batch": "5"}}, "does not divide the global batch of 64"),
+    "an adapter by its other name": ({"fix": {"adapter": "qlora"}}, "--fix adapter=lora,quantization=nf4"),
     "an optimizer that doesn't exist": ({"fix": {"optim": "adamw_trch"}}, "did you mean 'adamw_torch'"),
     "an optimizer that is gone": ({"fix": {"optim": "adamw_hf"}}, "--fix optim=adamw_hf: adamw_hf is gone"),
     "a knob the GPU lacks": ({"gpu": "t4", "fix": {"precision": "bf16"}}, "not possible on t4: Tesla T4 has no bf16"),

@@ -100,7 +100,8 @@ def build(soname: str, name: str, versions: dict[str, str], defines: list[str], 
         sources.append(compiled)
         defined = set(DEFINED.findall(output("nm", compiled)))
     stubs = work / f"{name}.c"
-    stubs.write_text("static char token[4096];\n" + "".join(stub(s, name) for s in sorted(set(versions) - defined)))
+    functions = [stub(symbol, name) for symbol in sorted(set(versions) - defined)]
+    stubs.write_text("static char token[4096];\nstatic _Atomic unsigned long made;\n" + "".join(functions))
     tag = next((version for version in versions.values() if version), soname)
     script = work / f"{name}.map"
     script.write_text(f"{tag} {{ global: *; }};\n")
@@ -116,7 +117,8 @@ def stub(symbol: str, name: str) -> str:
     if "String" in symbol:
         return f'long {symbol}(void) {{ return (long)"an error of the stand-in"; }}\n'
     if "Create" in symbol:
-        return f"long {symbol}(void** out) {{ *out = token; return 0; }}\n"
+        # Each is another: torch has a workspace for each handle of cuBLAS, of which every thread has its own.
+        return f"long {symbol}(void** out) {{ *out = token + made++ % sizeof token; return 0; }}\n"
     if symbol.endswith("bufferSize"):
         return f"long {symbol}(void) {{ return {NOT_SUPPORTED}; }}\n"
     return f"long {symbol}(void) {{ return {NOT_INITIALISED if name == 'cupti' else 0}; }}\n"

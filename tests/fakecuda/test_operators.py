@@ -79,6 +79,19 @@ def test_a_convolution_runs_forward_and_backward(name, dtype, benchmark):
     assert [leaf.grad.shape for leaf in leaves] == [inputs, weights]
 
 
+def test_forward_and_backward_pass_have_a_workspace_each():
+    """A workspace is of a handle of cuBLAS, and of these every thread has its own."""
+    left, right = zeros(64, 64), zeros(64, 64).requires_grad_()
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    out = left @ right
+    forward = torch.cuda.memory_allocated() - before - out.nbytes
+    out.backward(zeros(64, 64))
+    backward = torch.cuda.memory_allocated() - before - out.nbytes - forward - right.grad.nbytes
+    assert forward >= 4 * MIB
+    assert backward == forward
+
+
 def test_channels_last_and_batch_norm_run():
     block = nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU()).cuda()
     block = block.to(memory_format=torch.channels_last)

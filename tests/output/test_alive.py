@@ -7,6 +7,7 @@ from finished_searches import make_alive, make_breakdown
 from rich.console import Console
 
 from autotune.output.alive import MOST_ROWS, alive_table, icicle, phases_line
+from autotune.values.estimate import Phase
 
 
 def row(kind: str = "activations", module: str = "model.layers.*.mlp", operator: str = "mm", size: int = 1 << 30):
@@ -51,3 +52,11 @@ def test_the_line_of_the_phases_names_the_largest_first():
     said = phases_line(make_breakdown())
     assert said.startswith("the peak is in the phase forward and backward, at mm; allocated at most: ")
     assert "optimizer step 410 MiB" in said
+
+
+def test_an_evaluation_that_takes_more_is_said_to_be_left_out():
+    more = Phase(name="evaluation", operator="mm", allocated_bytes=2 << 30)
+    memory = make_breakdown()
+    assert "evaluation" not in phases_line(memory)
+    said = phases_line(memory.model_copy(update={"phases": (*memory.phases, more)}))
+    assert said.endswith("evaluation 2.00 GiB; evaluation, which takes more, counts with --eval-batch")

@@ -65,7 +65,7 @@ def test_adapters_can_be_put_on_quantized_weights(kind, quantization):
             why("prompt", workload={"task": Task.SEQUENCE_CLASSIFICATION}),
             "finds the end of a sample by its token ids, which prompt takes away",
         ),
-        (why(knobs={"quantization": "nf4"}), "nf4 weights can't be trained, only an adapter on them (--adapter lora)"),
+        (why(knobs={"quantization": "nf4"}), "can't be trained, only an adapter on them (--fix adapter=lora)"),
         (why("loha", knobs={"quantization": "int8"}), "loha can't be trained on int8 weights; lora can"),
         (why("bitfit", knobs={"quantization": "nf4"}), "bitfit can't be trained on nf4 weights; lora can"),
         (why("lora", hardware=NO_BNB, knobs={"quantization": "nf4"}), "nf4 weights need the package bitsandbytes"),

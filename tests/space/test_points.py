@@ -4,7 +4,7 @@ import pytest
 from factories import make_config
 from pydantic import ValidationError
 
-from autotune.space.points import PARAMETERS, fitting, has_field, make_point, problem
+from autotune.space.points import PARAMETERS, differing, fitting, has_field, make_point, problem
 from autotune.space.points import make_config as config_at
 from autotune.values.adapters import ADAPTERS
 
@@ -36,6 +36,14 @@ def test_another_kind_starts_from_its_own_defaults():
     assert config_at(fitting({"adapter": "vera"}, origin)).adapter.rank == ADAPTERS["vera"]().rank
     assert config_at(fitting({}, origin)).adapter.rank == 4
     assert config_at(fitting({"adapter": None}, origin)).adapter is None
+
+
+def test_what_differs_from_the_baseline_makes_the_configuration_again():
+    baseline = make_config(8)
+    for config in (baseline, make_config(1, optim="adafactor"), make_config(8, adapter={"kind": "lora", "rank": 4})):
+        assert config_at(fitting(differing(config, baseline), make_point(baseline))) == config
+    lora = make_config(4, adapter={"kind": "lora"}, parallelism={"world_size": 2})
+    assert differing(lora, baseline) == {"per_device_train_batch_size": 4, "adapter": "lora"}
 
 
 def test_fields_exist_where_the_kind_has_them():

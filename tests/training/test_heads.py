@@ -78,7 +78,10 @@ def test_another_head_than_the_named_one_is_said(tmp_path):
     assert line.startswith("trained is BertForSequenceClassification (--task sequence-classification) in place of")
     (line,) = head_notes(named, Task.MASKED_LM)
     assert line == "the head is that of BertForMaskedLM in config.json: masked-lm (--task)"
-    assert head_notes(tiny(tmp_path, "llama", architectures=["LlamaForCausalLM"]), Task.CAUSAL_LM) == []
+    llama = tiny(tmp_path, "llama", architectures=["LlamaForCausalLM"])
+    assert head_notes(llama, Task.CAUSAL_LM) == []
+    (line,) = head_notes(llama, Task.SEQUENCE_CLASSIFICATION, "reward")
+    assert line.startswith("trained is LlamaForSequenceClassification (--recipe reward) in place of")
     assert head_notes(tiny(tmp_path, "bert"), Task.MASKED_LM) == []
     assert head_notes(resolve("bert-base-uncased"), Task.SEQUENCE_CLASSIFICATION) == []
 
