@@ -110,18 +110,24 @@ def assert_peak_is_predicted(runner, trained, fields, number):
     assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.05)
 
 
-@pytest.mark.parametrize("micro_batch", [2, 4, 8])
+TEXTS = {
+    "log-normal": np.random.default_rng(0).lognormal(3.6, 0.7, 400).astype(int) + 1,
+    "few and even": np.linspace(4, 126, 40).astype(int),  # those of the longest step differ
+}
+
+
+@pytest.mark.parametrize("micro_batch", [4, 8])
+@pytest.mark.parametrize("name", TEXTS)
 def test_balanced_micro_batches_take_the_predicted_peak_within_5_percent(
-    runner, run_directory, workload, tmp_path, micro_batch
+    runner, run_directory, workload, tmp_path, name, micro_batch
 ):
     file = tmp_path / "texts.txt"
-    random = np.random.default_rng(0)
-    file.write_text("\n".join("x" * n for n in random.lognormal(4.5, 0.7, 400).astype(int) + 1))
-    trained = workload.model_copy(update={"dataset": str(file), "sequence_length": 256})
-    corpus = prepare(trained, run_directory / "data")
-    trained = trained.model_copy(update={"lengths": corpus.lengths})
+    file.write_text("\n".join("x" * length for length in TEXTS[name]))
+    trained = workload.model_copy(update={"dataset": str(file), "sequence_length": 128, "global_batch_size": 16})
+    lengths = prepare(trained, run_directory / "data").lengths
+    trained = trained.model_copy(update={"lengths": lengths})
     fields = {"per_device_train_batch_size": micro_batch, "train_sampling_strategy": "batch_rebalance"}
-    assert_peak_is_predicted(runner, trained, fields, 300 + micro_batch)
+    assert_peak_is_predicted(runner, trained, fields, 300 + micro_batch + 10 * list(TEXTS).index(name))
 
 
 USUAL = ({}, {"checkpointing": "full", "precision": "bf16"}, {"adapter": {}})
