@@ -126,7 +126,13 @@ class TuningResult(ResultData):
         if self.workload.model.freeze_vision:
             freeze_vision(model)
         if (code is None or code.normalizes) and self.workload.recipe is None:
-            return prepare_model(model, adapter, chunked_loss=self.best.config.chunked_loss)
+            config = self.best.config
+            return prepare_model(
+                model,
+                adapter,
+                chunked_loss=config.chunked_loss,
+                activation_memory_budget=config.activation_memory_budget,
+            )
         return model if adapter is None else put_on(model, adapter)
 
     def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Samples, Collator]:

@@ -35,6 +35,13 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "pure bf16": {**PLAIN, "precision": "pure_bf16"},
     "Adafactor": {**PLAIN, "optim": "adafactor"},
     "8-bit Adam": {**PLAIN, "optim": "adamw_bnb_8bit"},
+    "the loss in chunks": {**PLAIN, "chunked_loss": True},
+    "compiled": {**PLAIN, "torch_compile_backend": "inductor"},
+    "compiled, half of the activations": {
+        **PLAIN,
+        "torch_compile_backend": "inductor",
+        "activation_memory_budget": 0.5,
+    },
     "LoRA": {**PLAIN, "adapter": LoraAdapter()},
     "LoRA on nf4": {**PLAIN, "adapter": LoraAdapter(), "quantization": "nf4"},
     f"micro-batch {SMALL}": {**PLAIN, "per_device_train_batch_size": SMALL},

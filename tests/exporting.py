@@ -42,6 +42,7 @@ EACH_KNOB = {
     "torch_empty_cache_steps": 4,
     "expandable_segments": True,
     "chunked_loss": True,
+    "activation_memory_budget": 0.5,
     "train_sampling_strategy": "group_by_length",
     "packing": True,
     "micro_batch": 8,

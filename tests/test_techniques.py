@@ -55,6 +55,12 @@ WORKS = [
     ("12 8-bit Adam", {"optim": "adamw_bnb_8bit"}, "llama", ("optim", "optim_bits=8, embeddings' states in float32")),
     ("13 workers", {"dataloader_num_workers": 1}, "llama", ("dataloader_num_workers", "1")),
     ("14 compile", {"torch_compile_backend": "aot_eager"}, "llama", ("torch_compile_backend", "aot_eager: 1 graphs")),
+    (
+        "22 activation budget",
+        {"torch_compile_backend": "inductor", "activation_memory_budget": 0.5},
+        "llama",
+        ("activation_memory_budget", "50% kept"),
+    ),
     *(
         (f"{15 if kind == 'lora' else 16} {kind}", {"adapter": {"kind": kind}}, "opt", ("adapter", kind))
         for kind in sorted(ADAPTERS)
@@ -76,6 +82,7 @@ WORKS = [
 SLOW = {
     "3 every fourth layer", "3 reentrant", "13 workers", "16 rslora", "16 dora", "16 vera", "16 loha", "16 lokr",
     "14 compile", "16 prompt", "16 p-tuning", "17 nf4-double", "17 fp4", "18 batched_mm", "18 top-k",
+    "22 activation budget",
 }  # fmt: skip
 
 # (row, configuration, model, the reason)

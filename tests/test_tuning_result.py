@@ -173,3 +173,10 @@ def test_printed_it_is_the_table_of_the_command_line_and_in_a_list_a_line(result
     assert "precision bf16" in str(result)
     assert "\n" not in repr(result)
     assert result.verdict in repr(result)
+
+
+def test_data_of_a_file_ask_for_a_directory(result, tmp_path):
+    (tmp_path / "texts.txt").write_text("some words\n")
+    of_file = result.workload.model_copy(update={"dataset": str(tmp_path / "texts.txt")})
+    with pytest.raises(InputError, match="give directory="):
+        result.model_copy(update={"workload": of_file}).training_data(4)

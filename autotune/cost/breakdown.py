@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.cost.corrections import Corrections, memory_features
+from autotune.cost.full_depth import FullDepth, deepened
 from autotune.cost.memory import Components
 from autotune.cost.optimizers import is_paged, state_sizes
 from autotune.cost.predictions import Z
 from autotune.cost.profile import ParameterGroup, Profile
-from autotune.cost.reserve import FullDepth, deepened
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase
 from autotune.values.trial import Interval

@@ -15,22 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.cost.family import Family, workspace_bytes
+from autotune.cost.family import workspace_bytes
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import MemoryPoint, Profile
 from autotune.cost.reserve import Held, held_bytes
-from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, in_flight, share_of
+from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, buckets_of, in_flight, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Evaluation, PhaseName
 from autotune.values.hardware import Hardware
 
 # The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
 BLOCK_BYTES = 512
-
-# An element of a quantized weight in 4 bits, the fewest.
-_PACKED_BYTES = 0.5
-
+_PACKED_BYTES = 0.5  # an element of a quantized weight in 4 bits, the fewest
 _MIB = float(1 << 20)
 
 # The CUDA context and the kernels: 0.47 GiB when they are loaded as they are used, 0.92 GiB when all are (A100, torch
@@ -43,8 +40,8 @@ _CUDA = (0.92 * 1024 * _MIB, 0.4 * 1024 * _MIB)
 _CPU = (15 * _MIB, 10 * _MIB)
 
 # More of it where products are of 16 bits: oneDNN's kernels for them stay once made, for each shape and layout.
-# A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after one in fp32, and TRL's
-# reward model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
+# A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after one in fp32, TRL's reward
+# model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
 _CPU_KERNELS = 11 * _MIB
 
 
@@ -238,7 +235,7 @@ class Footprints:
     """
 
     shares: dict[tuple[object, ...], Share] = field(default_factory=dict, repr=False)
-    held: dict[tuple[Family, str, float, bool, bool], Held] = field(default_factory=dict, repr=False)
+    held: dict[tuple[object, ...], Held] = field(default_factory=dict, repr=False)
 
     def share(self, config: TrainConfig, profile: Profile, accumulation: float) -> Share:
         """Return what one device holds."""
@@ -246,7 +243,10 @@ class Footprints:
         key = (profile.family, config.optim, spread, accumulated)
         if key not in self.shares:
             self.shares[key] = share_of(profile, config.optim, spread, accumulated=accumulated)
-        return in_flight(self.shares[key], config.parallelism, int(accumulation))
+        share = in_flight(self.shares[key], config.parallelism, int(accumulation))
+        if (kept := config.activation_memory_budget) is not None:
+            share = replace(share, in_flight=kept * share.in_flight)
+        return share
 
     def components(self, config: TrainConfig, profile: Profile, size: float, accumulation: float) -> Components:
         """Return the memory by component for a micro-batch of `size`."""
@@ -259,7 +259,8 @@ class Footprints:
         """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
         share = self.share(config, profile, accumulation)
         found = _steps(profile, size, accumulation, share)
-        if profile.family.device == "cuda" and config.parallelism.is_single:
+        is_replayed = profile.family.device == "cuda" and (config.parallelism.is_single or buckets_of(config))
+        if is_replayed and config.activation_memory_budget is None:
             held = self._held(config, profile, size, accumulation)
             blocks = zip(found, (held.micro_steps, held.optimizer_steps), strict=True)
             found = [replace(c, temporaries=c.temporaries + peak - c.allocated) for c, peak in blocks]
@@ -284,16 +285,13 @@ class Footprints:
 
     def _held(self, config: TrainConfig, profile: Profile, size: float, accumulation: int) -> Held:
         """Return what the allocator gives out and holds for a training on one device."""
-        key = (profile.family, config.optim, size, accumulation > 1, config.expandable_segments)
+        expandable, buckets = config.expandable_segments, buckets_of(config)
+        key = (profile.family, config.optim, size, accumulation > 1, expandable, buckets)
         if key not in self.held:
             found = held_bytes(
-                profile.excerpt,
-                config.optim,
-                size,
-                accumulated=accumulation > 1,
-                generation=profile.family.generation,
-                expandable=config.expandable_segments,
-            )
+                profile.excerpt, config.optim, size, accumulated=accumulation > 1,
+                generation=profile.family.generation, expandable=expandable, buckets=buckets,
+            )  # fmt: skip
             # Buffers are no part of the excerpt: scales of quantized weights, above all.
             self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
         return self.held[key]

@@ -136,6 +136,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "use_liger_kernel": lambda: model_effects.liger(self._config, model),
             "chunked_loss": lambda: model_effects.chunked_loss(self._config, model),
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
+            "activation_memory_budget": lambda: model_effects.activations(self._config),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
             "train_sampling_strategy": lambda: _sampling(self._config, loader),
             "packing": lambda: _packing(self._config, loader),

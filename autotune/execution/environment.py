@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import os
 import shutil
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,6 +131,33 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
             os.environ.pop(name, None)
         os.environ.update(before)
         shutil.rmtree(cache, ignore_errors=True)
+
+
+def forget_unfinished(since: float) -> None:
+    """Remove libraries from inductor's cache that a compiler which was killed with its trial didn't write to their end.
+
+    Every later training would load them: "file too short". Those older than `since`, in seconds since 1970, are not
+    looked at.
+    """
+    if "torch" not in sys.modules:  # in a process that forks no trials
+        return
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+    for library in cache.glob("*/*.so"):
+        with contextlib.suppress(OSError):  # another process removes it
+            if library.stat().st_mtime >= since and not _is_whole(library):
+                library.unlink()
+
+
+def _is_whole(library: Path) -> bool:
+    """Return whether an ELF file reaches to the end of its section headers, which linkers put last."""
+    with library.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64:
+        return False
+    (start,), (each, count) = struct.unpack_from("<Q", header, 0x28), struct.unpack_from("<HH", header, 0x3A)
+    return bool(library.stat().st_size >= start + each * count)
 
 
 class Operators(Value):

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.execution.environment import see_only
+from autotune.execution.environment import forget_unfinished, see_only
 from autotune.execution.logtail import BoundedLog
 from autotune.execution.outcome import has_failed, log_file, outcome_file
 from autotune.execution.processes import (
@@ -77,7 +77,7 @@ class _Process:
 def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
     """Run one job to its end and return how it ended, as fields of `outcome.Ending`."""
     ranks = job.get("ranks")
-    before = shared_files()
+    before, began = shared_files(), time.time()
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
@@ -99,6 +99,7 @@ def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
     codes = [None if (s := statuses.get(pid)) is None else os.waitstatus_to_exitcode(s) for pid in pids]
     if any(codes) or None in codes or any(process.failed_at for process in processes):
         remove_orphans(before)
+        forget_unfinished(since=began)
     reply = {"returncode": codes[0], "timed_out": timed_out, "unkillable": unkillable}
     if ranks is not None:
         return {**reply, "returncodes": codes, "failed_at": [process.failed_at for process in processes]}

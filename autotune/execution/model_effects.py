@@ -128,6 +128,16 @@ def chunked_loss(config: TrainConfig, model: Any) -> str:
     return "in chunks" if is_chunked else "of all logits"
 
 
+def activations(config: TrainConfig) -> str:
+    """Return which share of its activations a compiled model keeps."""
+    from torch._functorch import config as partitioning
+
+    wanted = 1.0 if config.activation_memory_budget is None else config.activation_memory_budget
+    if (share := partitioning.activation_memory_budget) != wanted:
+        raise NoEffectError(f"activation_memory_budget {wanted:g} was asked for, but it is {share:g}")
+    return f"{share:.0%} kept" if config.activation_memory_budget is not None else "all kept"
+
+
 def segments(config: TrainConfig, *, is_cpu: bool) -> str:
     """Return how many of the allocator's segments are expandable."""
     found = [] if is_cpu else torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]

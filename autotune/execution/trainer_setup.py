@@ -169,7 +169,12 @@ def _model(trial: Trial, mapping: Any) -> Any:
         )
     if request.workload.recipe is not None:
         return model
-    return prepare_model(model, mapping.adapter, chunked_loss=request.config.chunked_loss)
+    return prepare_model(
+        model,
+        mapping.adapter,
+        chunked_loss=request.config.chunked_loss,
+        activation_memory_budget=request.config.activation_memory_budget,
+    )
 
 
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:

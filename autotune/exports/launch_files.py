@@ -56,6 +56,7 @@ _IN_CODE = {
     "expert_capacity": "an expert capacity of {value}",
     "packing": "packed micro-batches",
     "chunked_loss": "result.prepare_model(model), which has its loss worked out in chunks",
+    "activation_memory_budget": "torch._functorch.config.activation_memory_budget = {value}",
     "expandable_segments": f"{ALLOCATOR_VARIABLE}={_EXPANDABLE} in the environment",
 }
 

@@ -140,6 +140,7 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "measured": None if winner.measured is None else round(winner.measured, 3),
         "imports": _imports(winner),
         "chunked_loss": _chunked_loss() if config.chunked_loss else None,
+        "activation_memory_budget": config.activation_memory_budget,
         **_collator(winner),
         "masked_share": _MASKED_SHARE,
         "shown": None,

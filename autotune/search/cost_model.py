@@ -6,6 +6,7 @@ searched without a prediction.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,8 @@ from autotune.cost.operators import OperatorRequest, parameter_key
 from autotune.cost.profile import Profile
 from autotune.cost.time import worth_measuring
 from autotune.errors import AutotuneError, NothingFitsError
-from autotune.estimates.forecast import Forecast
-from autotune.estimates.profiles import Profiles
-from autotune.estimates.report import Device
+from autotune.estimates import fitting
+from autotune.estimates.fitting import FitAnswer, FitRequest
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan
 from autotune.search.guide import Guide, configs_of, too_large
@@ -62,6 +62,9 @@ _BUSY = 10.0
 _ANSWERED = 0.7  # of it, after which the child answers with what it has
 _GRACE_S = 120.0
 
+# For what would make a model fit, of which 10 s of processor time are enough.
+_FITTING_S = 300.0
+
 
 def cost_model(
     plan: SearchPlan, runner: LocalRunner, directory: Path, observer: Observer, *, left_s: float = math.inf
@@ -88,11 +91,10 @@ def cost_model(
     return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations)
 
 
-def check_fits(plan: SearchPlan, model: CostModel | None, observer: Observer) -> None:
+def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, observer: Observer) -> None:
     """Refuse a search in which no configuration can fit; say what takes the place of a baseline that can't.
 
-    What would make it fit is predicted in this process, which comes to load torch. Without a cost model weights,
-    gradients and optimizer states are counted alone.
+    Without a cost model weights, gradients and optimizer states are counted alone.
 
     Raises:
         NothingFitsError: The least that each configuration needs is more than the memory budget.
@@ -101,7 +103,7 @@ def check_fits(plan: SearchPlan, model: CostModel | None, observer: Observer) ->
     reasons = [too_large(plan, config) for config in configs]
     predicted = [math.nan] * len(configs) if model is None else model.predict(configs).least_bytes.tolist()
     if all(reason or least > plan.memory_bytes for reason, least in zip(reasons, predicted, strict=True)):
-        raise _nothing_fits(plan, model, configs)
+        raise _nothing_fits(plan, model, runner, configs)
     if reasons[0] is None:
         return
     observer(Note(text=f"the baseline is not run: {reasons[0]}"))
@@ -112,16 +114,19 @@ def check_fits(plan: SearchPlan, model: CostModel | None, observer: Observer) ->
         observer(Note(text=text))
 
 
-def _nothing_fits(plan: SearchPlan, model: CostModel | None, configs: Sequence[TrainConfig]) -> NothingFitsError:
-    """Return the error of a search in which nothing fits, with the one change that would, or the device."""
-    if model is None or plan.workload.is_users_own:
-        reason = too_large(plan, plan.baseline)
-        return NothingFitsError(f"nothing fits, by arithmetic alone: {reason}" if reason else "nothing fits")
-    hardware = plan.hardware
-    device = Device(name=hardware.name, hardware=hardware, memory_bytes=plan.memory_bytes, rates=model.rates.source)
-    profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
-    forecast = Forecast(plan, device, model, profiles)
-    return forecast.nothing_fits([c for c in configs if model.profile(c) is not None], plan.allowance, whole=False)
+def _nothing_fits(
+    plan: SearchPlan, model: CostModel | None, runner: LocalRunner, configs: Sequence[TrainConfig]
+) -> NothingFitsError:
+    """Return the error of a search in which nothing fits; a child process predicts what would make it fit."""
+    if model is not None and not plan.workload.is_users_own:
+        request = FitRequest(
+            plan=plan, rates=model.rates, profiles=tuple(model.profiles.values()), configs=tuple(configs)
+        )
+        with contextlib.suppress(OSError, ValidationError):  # it was ended, or failed
+            path = runner.ask("fitting", fitting.ENTRY, request, timeout_s=_FITTING_S) / "answer.json"
+            return NothingFitsError(read_value(FitAnswer, path).text)
+    reason = too_large(plan, plan.baseline)
+    return NothingFitsError(f"nothing fits, by arithmetic alone: {reason}" if reason else "nothing fits")
 
 
 def model_by_data_sheet(plan: SearchPlan) -> CostModel:

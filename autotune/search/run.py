@@ -173,7 +173,7 @@ def _predicted(
     model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
     stopwatch.enter("planning")
     if not directory.results():
-        check_fits(plan, model, writer)
+        check_fits(plan, model, backend.asker, writer)
     return model
 
 

@@ -24,8 +24,8 @@ _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
 
-# Modes that record CUDA graphs; the second micro-step raises "output of CUDAGraphs that has been overwritten".
-_GRAPHS = ("reduce-overhead", "max-autotune")
+# What records CUDA graphs; the second micro-step raises "output of CUDAGraphs that has been overwritten".
+_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs")
 
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
@@ -134,6 +134,11 @@ def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, h
 
 
 def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    if config.activation_memory_budget is not None:
+        if config.torch_compile_backend != "inductor" or config.checkpointing != "none":
+            return "activation_memory_budget is of models that inductor compiles, without checkpointing"
+        if workload.recipe is not None:
+            return "activation_memory_budget: TRL's trainers are not measured with it"
     if config.torch_compile_backend is None:
         return "a mode of torch.compile needs a backend" if config.torch_compile_mode else None
     backend = BACKENDS[config.torch_compile_backend]
@@ -150,9 +155,10 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             return f"inductor {_NEEDS_CC}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         return "cudagraphs does nothing on a CPU"
-    if config.torch_compile_mode in _GRAPHS and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
-        graphs = f"CUDA graphs ({config.torch_compile_mode}) overwrite"
-        return f"{graphs} gradients that accumulate; max-autotune-no-cudagraphs records none"
+    graphs = config.torch_compile_mode if config.torch_compile_backend == "inductor" else config.torch_compile_backend
+    if graphs in _GRAPHS and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
+        overwrite = f"CUDA graphs ({graphs}) overwrite gradients that accumulate"
+        return f"{overwrite}; max-autotune-no-cudagraphs records none"
     return None
 
 
@@ -255,6 +261,8 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
             )
         if (workload.global_batch_size or 0) % at_once:
             return f"{at_once} completions at once don't divide the global batch of {workload.global_batch_size}"
+        if at_once == workload.global_batch_size:
+            return f"{at_once} completions at once are all of a step, as they are by default"
     if recipe is None:
         return None
     kind = CHECKPOINTING.get(config.checkpointing)

@@ -145,13 +145,21 @@ _WAYS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def prepare_model(model: Any, adapter: dict[str, Any] | None, *, chunked_loss: bool = False) -> Any:
+def prepare_model(
+    model: Any,
+    adapter: dict[str, Any] | None,
+    *,
+    chunked_loss: bool = False,
+    activation_memory_budget: float | None = None,
+) -> Any:
     """Return `model` ready for a Trainer.
 
     Args:
         model: A transformers model.
         adapter: Of `adapter_arguments`; None trains all weights.
         chunked_loss: Whether its loss is worked out in chunks.
+        activation_memory_budget: Share of its activations that it keeps once it is compiled; of all models that this
+            process compiles. None leaves that as it is.
 
     Raises:
         ValueError: The adapter finds nothing in the model that it could be put on.
@@ -159,6 +167,10 @@ def prepare_model(model: Any, adapter: dict[str, Any] | None, *, chunked_loss: b
     from autotune.training.chunked_loss import chunk_loss
     from autotune.training.loss import normalize_loss
 
+    if activation_memory_budget is not None:
+        from torch._functorch import config as partitioning
+
+        partitioning.activation_memory_budget = activation_memory_budget
     model = normalize_loss(model if adapter is None else put_on(model, adapter))
     return chunk_loss(model) if chunked_loss else model
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.errors import InputError
 from autotune.training.batches import (
     IGNORED,
     Collator,
@@ -72,7 +73,7 @@ def training_data(
         config: How rows of a file are sampled and put into batches; None: at random, with padding.
 
     Raises:
-        InputError: The workload names a file of images or sound.
+        InputError: The workload names a file of images or sound, or one of texts without a directory.
         RunDirectoryError: The prepared rows are missing.
     """
     from torch.utils.data import Subset
@@ -87,7 +88,7 @@ def training_data(
     if workload.dataset is None:
         return Repeated(_synthetic_texts(workload, model_config), samples), default_data_collator
     if directory is None:
-        raise ValueError("data of a file need the directory in which they were prepared")
+        raise InputError("the data are of a file: give directory=, where their tokens are or are to be put")
     rows = load_rows(directory)
     texts: Samples = TextSamples(
         workload.task,

@@ -150,6 +150,16 @@ class TrainConfig(Value):
     torch_compile_mode: Annotated[
         Mode | None, Knob(knob.of_compiling, "compile-mode", argument="unless default", word=" {}")
     ] = Field(default=None, description="mode of inductor; None: its default")
+    activation_memory_budget: Annotated[
+        float | None, Knob("numerics", feature="activation-budget={}", word="activation budget {}")
+    ] = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        exclude_if=lambda share: share is None,
+        description="share of its activations that a compiled model keeps for the backward pass, which works out the "
+        "others again (torch._functorch.config); None: all",
+    )
     adapter: Annotated[AnyAdapter | None, Knob("method", feature="adapter", word="{0.shown}")] = Field(
         default=None, description="None: all weights are trained"
     )

@@ -39,6 +39,17 @@ def test_a_small_micro_batch_peaks_in_the_optimizers_step():
     assert (parts.activations, parts.gradients) == (0, 4 * MB)
 
 
+def test_of_a_compiled_models_activations_the_budgets_share_is_kept():
+    whole, half = (
+        Footprints().components(
+            make_config(30, torch_compile_backend="inductor", activation_memory_budget=budget), make_profile(), 30, 1
+        )
+        for budget in (None, 0.5)
+    )
+    assert half.activations == 0.5 * whole.activations
+    assert half.temporaries == whole.temporaries
+
+
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("optim", ["sgd", "adamw_torch"])
 def test_the_peak_never_falls_with_the_micro_batch(optim, accumulation):

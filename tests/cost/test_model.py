@@ -411,9 +411,13 @@ def test_a_sharded_configuration_is_predicted_like_any_other():
     assert model.estimate(alone).memory.communication_bytes == 0
 
 
+def on_one_and_several(device):
+    """Profiles of a training on one device, and of DDP, which clones its outputs."""
+    return [make_profile(make_family(device=device, clones_outputs=clones)) for clones in (False, True)]
+
+
 def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch():
-    profile = make_profile(make_family(device="cuda"))
-    model = make_model([profile], hardware=make_gpu())
+    model = make_model(on_one_and_several("cuda"), hardware=make_gpu())
     configs = [make_config(2, parallelism=Parallelism(world_size=n)) for n in (1, 2, 4)]
     rates = model.predict(configs).samples_per_second
     assert rates[0] < rates[1] < rates[2] < 4 * rates[0]
@@ -421,14 +425,14 @@ def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch():
 
 
 def test_processes_of_a_cpu_share_its_cores():
-    model = make_model([make_profile()])
+    model = make_model(on_one_and_several("cpu"))
     one, two = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
     rates = model.predict([one, two]).samples_per_second
     assert rates[1] <= rates[0]
 
 
 def test_what_nccl_takes_is_counted_for_each_direction():
-    model = make_model([make_profile(make_family(device="cuda"))], hardware=make_gpu())
+    model = make_model(on_one_and_several("cuda"), hardware=make_gpu())
     alone, spread = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
     more = model.estimate(spread).memory.framework_bytes - model.estimate(alone).memory.framework_bytes
     assert more == pytest.approx(NCCL_BYTES, abs=1)
@@ -442,7 +446,7 @@ def test_offloaded_states_are_said_by_host_and_device():
 
 
 def test_trials_on_several_devices_correct_what_is_predicted_of_them():
-    model = make_model([make_profile()])
+    model = make_model(on_one_and_several("cpu"))
     config = make_config(parallelism=Parallelism(world_size=2))
     before = model.estimate(config)
     slower = make_result(config, before.samples_per_second / 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _ctypes
+import importlib
 import os
 import sys
 import time
@@ -15,6 +17,7 @@ from autotune.execution.environment import (
     ENVIRONMENT,
     _forget_dead_builder,
     cold_compile_cache,
+    forget_unfinished,
     launcher_environment,
     operators_of,
     trial_device,
@@ -119,3 +122,16 @@ def test_only_the_lock_of_a_dead_builder_is_removed(age_s, is_left, tmp_path, mo
     _forget_dead_builder("some_op")
     assert lock.exists() == is_left
     _forget_dead_builder("another_op")
+
+
+def test_libraries_that_a_killed_compiler_left_are_removed_and_whole_ones_stay(tmp_path, monkeypatch):
+    importlib.import_module("torch")  # as in the launcher
+    whole = Path(_ctypes.__file__).read_bytes()
+    names = {"whole": whole, "empty": b"", "cut": whole[:-1], "begun": whole[:1000], "older": b""}
+    for name, content in names.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "main.so").write_bytes(content)
+    os.utime(tmp_path / "older" / "main.so", (1, 1))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    forget_unfinished(since=time.time() - 60)
+    assert {path.parent.name for path in tmp_path.glob("*/*.so")} == {"whole", "older"}

@@ -234,6 +234,7 @@ KNOBS = {
     "adafactor": {"optim": "adafactor"},
     "8-bit": {"optim": "adamw_bnb_8bit"},
     "compile": {"torch_compile_backend": "inductor"},
+    "activation-budget": {"torch_compile_backend": "inductor", "activation_memory_budget": 0.5},
     "workers": {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2},
     "by-length": {"train_sampling_strategy": "group_by_length"},
     "balanced": {"train_sampling_strategy": "batch_rebalance"},

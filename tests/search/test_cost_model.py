@@ -21,6 +21,7 @@ from autotune.cost.child import ENTRY, TraceRequest, Traces
 from autotune.cost.family import family_of
 from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
 from autotune.errors import NothingFitsError
+from autotune.estimates.fitting import FitAnswer, FitRequest
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.storage.home import read_observations, read_timings, write_rates, write_trace
 from autotune.units import GIB
@@ -40,16 +41,25 @@ def own_home(monkeypatch, tmp_path):
 class Asker:
     """Answers as a child would, in the search's directory; None for a child that dies."""
 
-    def __init__(self, directory: Path, answer: Traces | str | None, timings: Timings | None = None) -> None:
+    def __init__(
+        self, directory: Path, answer: Traces | str | None, timings: Timings | None = None, fitting: str | None = None
+    ) -> None:
         self._directory = directory
         self._answer = answer
         self._timings = timings
+        self._fitting = fitting
         self.asked: list[tuple[str, str, TraceRequest, float]] = []
         self.measured: list[tuple[OperatorRequest, float]] = []
 
-    def ask(self, name: str, entry: str, request: TraceRequest | OperatorRequest, *, timeout_s: float) -> Path:
+    def ask(
+        self, name: str, entry: str, request: TraceRequest | OperatorRequest | FitRequest, *, timeout_s: float
+    ) -> Path:
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
+        if isinstance(request, FitRequest):
+            if self._fitting is not None:
+                write_value(FitAnswer(text=self._fitting), directory / "answer.json")
+            return directory
         if isinstance(request, OperatorRequest):
             self.measured.append((request, timeout_s))
             if self._timings is not None:
@@ -220,25 +230,35 @@ def test_families_are_those_of_the_configurations(predict):
     assert set(asker.request.families) == {family_of(c, plan.hardware) for c in plan.every_config()}
 
 
-def test_a_search_in_which_nothing_can_fit_ends_before_the_first_trial(notes):
+def test_a_search_in_which_nothing_can_fit_ends_before_the_first_trial(tmp_path, notes):
     # 5,000 million parameters: AdamW takes 74.5 GiB for them, and there is no other optimizer.
     plan = make_plan(space=SPACE, facts=make_facts(parameters=5 * 10**9), memory_bytes=8 * GIB)
     with pytest.raises(NothingFitsError, match=r"optimizer states alone take 74\.51 GiB; the budget is 8\.00 GiB"):
-        check_fits(plan, None, notes.append)
+        check_fits(plan, None, Asker(tmp_path, None), notes.append)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("nothing fits: fp32 comes nearest", "nothing fits: fp32 comes nearest"), (None, "nothing fits, by arithmetic")],
+)
+def test_what_would_fit_is_said_by_a_child_and_if_that_dies_by_arithmetic(tmp_path, notes, answer, said):
+    plan = make_plan(space=SPACE, facts=make_facts(parameters=5 * 10**9), memory_bytes=8 * GIB)
+    with pytest.raises(NothingFitsError, match=said):
+        check_fits(plan, make_model([make_profile(FP32)]), Asker(tmp_path, None, fitting=answer), notes.append)
 
 
 def test_what_fits_is_searched_without_a_word(predict, notes):
     plan = make_plan(space=SPACE)
-    check_fits(plan, predict()[0], notes.append)
+    check_fits(plan, *predict(), notes.append)
     assert notes == []
 
 
-def test_the_lightest_configuration_takes_the_place_of_a_baseline_that_can_not_fit(notes):
+def test_the_lightest_configuration_takes_the_place_of_a_baseline_that_can_not_fit(tmp_path, notes):
     space = make_space_file({"optim": ["adamw_torch", "adafactor"], "per_device_train_batch_size": "lattice"})
     matrix = make_group(1000, 1000, count=2000)
     profile = make_profile(FP32, parameters=(matrix,), excerpt=make_profile().excerpt)
     plan = make_plan(space=space, facts=make_facts(parameters=2 * 10**9), memory_bytes=20 * GIB)
-    check_fits(plan, make_model([profile]), lambda event: notes.append(event.text))
+    check_fits(plan, make_model([profile]), Asker(tmp_path, None), lambda event: notes.append(event.text))
     assert notes[0].startswith("the baseline is not run: weights, gradients and optimizer states alone take 29.80 GiB")
     assert "the lightest configuration predicted to fit, optim adafactor" in notes[1].replace("micro-batch 1, ", "")
 

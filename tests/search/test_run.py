@@ -265,7 +265,7 @@ def test_what_can_not_fit_is_said_beside_others_too_without_waiting_for_quiet(ma
 
 def test_what_is_predicted_to_fit_is_said_before_the_waiting(machine, monkeypatch):
     busy = machine(0.95)
-    monkeypatch.setattr(run, "check_fits", lambda plan, model, observer: observer(Note(text="the lightest")))
+    monkeypatch.setattr(run, "check_fits", lambda plan, model, runner, observer: observer(Note(text="the lightest")))
     assert busy.begin(max_time_s=100.0).verdict == "couldn't tell"
     assert busy.notes[0] == "the lightest"
     assert busy.notes[1].startswith("other processes take 95%")

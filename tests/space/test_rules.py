@@ -154,6 +154,10 @@ ILLEGAL = [
         )
         for mode in ("max-autotune", "reduce-overhead")
     ),
+    (
+        why(torch_compile_backend="cudagraphs", micro_batch=8),
+        "CUDA graphs (cudagraphs) overwrite gradients that accumulate",
+    ),
     (why(torch_compile_backend="onnxrt"), "ONNX Runtime runs forward passes only"),
     (why(torch_compile_backend="nvfuser"), "nvfuser is gone from torch; inductor replaced it"),
     (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
@@ -166,6 +170,11 @@ ILLEGAL = [
     (why(CPU, use_liger_kernel=True), "written in Triton and need a CUDA device"),
     (why(CPU, torch_empty_cache_steps=1), "empties the cache of a GPU's allocator; a CPU has none"),
     (why(CPU, expandable_segments=True), "expandable_segments are of a GPU's allocator; a CPU has none"),
+    (why(activation_memory_budget=0.5), "activation_memory_budget is of models that inductor compiles"),
+    (
+        why(torch_compile_backend="inductor", checkpointing="full", activation_memory_budget=0.5),
+        "without checkpointing",
+    ),
     (why(chunked_loss=True), "the loss of llama isn't that of a linear head's logits alone"),
     (
         why(with_packages(GPU, "liger-kernel"), facts=CHUNKED, chunked_loss=True, use_liger_kernel=True),
@@ -212,7 +221,7 @@ LEGAL = {
     "checkpointing": why(checkpointing="full"),
     "compilation on a CPU": why(CPU, torch_compile_backend="inductor"),
     "compilation on a GPU": why(torch_compile_backend="inductor"),
-    "compilation by what needs no Triton": why(NO_CC, torch_compile_backend="cudagraphs"),
+    "compilation by what needs no Triton": why(NO_CC, torch_compile_backend="cudagraphs", micro_batch=16),
     "tf32 where torch begins with it": why(TF32_GPU, tf32=True, precision="bf16", **AUTOTUNED),
     "an old GPU where torch begins with tf32": why(make_gpu(starts_with_tf32=True, capability=(7, 5))),
     "autotuned kernels in mixed precision": why(precision="bf16", **AUTOTUNED),

@@ -58,7 +58,7 @@ def test_an_argument_that_is_left_out_at_its_default_has_that_default_in_the_lib
 OTHERS = {
     "precision": "bf16", "tf32": True, "optim": "adafactor", "checkpointing": "full", "attn_implementation": "eager",
     "experts_implementation": "eager", "experts_per_token": 1, "expert_capacity": 8, "use_liger_kernel": True,
-    "chunked_loss": True, "generation_batch_size": 4, "precompute_ref_log_probs": True,
+    "chunked_loss": True, "activation_memory_budget": 0.5, "generation_batch_size": 4, "precompute_ref_log_probs": True,
     "torch_compile_backend": "inductor", "torch_compile_mode": "default", "adapter": {}, "quantization": "nf4",
     "train_sampling_strategy": "group_by_length", "packing": True, "parallelism": Parallelism(world_size=2),
 }  # fmt: skip
