@@ -9,7 +9,9 @@ from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, m
 
 from autotune.errors import InputError
 from autotune.training.arguments import plan
+from autotune.training.parallel_arguments import parallel_variables
 from autotune.tuning_result import TuningResult, load, with_methods
+from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
 from autotune.values.knob import Allowance
 from autotune.values.problem import Change
@@ -80,6 +82,17 @@ def test_expandable_segments_that_the_environment_does_not_ask_for_are_said(resu
         expanding.training_arguments(tmp_path)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8,expandable_segments:True")
     expanding.training_arguments(tmp_path)  # a warning is an error in the tests
+
+
+def test_ranks_that_would_not_share_tokens_are_said(result, tmp_path, monkeypatch):
+    config = make_config(8, parallelism=Parallelism(world_size=2, sequence_parallel=2, sharding="zero_3"))
+    shared = result.model_copy(update={"best": result.best.model_copy(update={"config": config})})
+    for name, value in parallel_variables(config).items():
+        if name != "PARALLELISM_CONFIG_SP_SIZE":
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr("transformers.TrainingArguments", dict)  # it would need DeepSpeed
+    with pytest.warns(UserWarning, match="measured with PARALLELISM_CONFIG_SP_SIZE=2"):
+        shared.training_arguments(tmp_path)
 
 
 def test_checkpointing_of_a_result_follows_the_version_that_is_installed_now(result, tmp_path):

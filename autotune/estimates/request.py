@@ -31,7 +31,7 @@ from autotune.planning.planner import check_lengths
 from autotune.planning.recipe import check_recipe, recipe_baseline, recipe_notes, recipe_of
 from autotune.space.file import SpaceFile, load_space
 from autotune.space.knobs import fixed_values, refused
-from autotune.space.parallel_rules import SEQUENCE_IS_ESTIMATED
+from autotune.space.parallel_rules import TRIALS_ALONE
 from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
@@ -278,7 +278,7 @@ def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
     """Return the reason why a configuration can't run on the device of `plan`, or None.
 
     The Trainer runs no pipeline, but one can be estimated; its reasons are those of a single stage. So can sequence
-    parallelism.
+    parallelism that no trial runs.
     """
     spread = config.parallelism
     if spread.pipeline_parallel > 1:
@@ -287,4 +287,4 @@ def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
         of_stage = {"world_size": spread.tensor_parallel, "pipeline_parallel": 1}
         config = config.model_copy(update={"parallelism": spread.model_copy(update=of_stage)})
     reasons = refusals(config, plan.workload, plan.facts, plan.hardware)
-    return next((reason for reason in reasons if reason != SEQUENCE_IS_ESTIMATED), None)
+    return next((reason for reason in reasons if not reason.startswith(TRIALS_ALONE)), None)

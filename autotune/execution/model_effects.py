@@ -228,9 +228,13 @@ def _zero(spread: Parallelism, engine: Any) -> str:
     )
     if actual != wanted:
         raise NoEffectError(f"optimizer and parameters were to be offloaded to {wanted}, but are to {actual}")
-    _check_share(_zero_share(engine, stage), spread.data_parallel)
+    _check_share(_zero_share(engine, stage), spread.sharding_ranks)
+    shared = engine.sequence_parallel_size
+    if shared != spread.sequence_parallel:
+        raise NoEffectError(f"sequence parallel {spread.sequence_parallel} was asked for, but it is {shared}")
     place = "" if spread.offload == "none" else f", {spread.offload} offloaded to {spread.offload_to}"
-    return f"DeepSpeed ZeRO-{stage} over {spread.data_parallel}{place}"
+    beside = f", sequence parallel {shared}" if shared > 1 else ""
+    return f"DeepSpeed ZeRO-{stage} over {spread.sharding_ranks}{beside}{place}"
 
 
 def _zero_share(engine: Any, stage: int) -> float:

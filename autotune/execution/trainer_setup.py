@@ -7,6 +7,7 @@ the model that the code has made.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -29,7 +30,7 @@ from autotune.training.arguments import laid_over, plan
 from autotune.training.batches import longest_steps, padding_share
 from autotune.training.build import build_model
 from autotune.training.dataset import Repeated, training_data
-from autotune.training.parallel_arguments import building_device
+from autotune.training.parallel_arguments import building_device, parallel_variables
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, head_figures, recipe_trainer
 from autotune.values.checks import LossTask
@@ -87,6 +88,7 @@ def _reading_of_recipe(trial: Trial, recipe: Recipe, trainer: Any) -> Reading:
 def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
     """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
     trial.stopwatch.enter("trainer_s")
+    os.environ.update(parallel_variables(trial.request.config))
     if "deepspeed" in mapping.tuned:
         tell_deepspeed(trial.device)
     # The order of the samples was made beforehand, for its sampler: see `batches`.

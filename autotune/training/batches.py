@@ -85,6 +85,19 @@ class PackCollator:
 
 
 @dataclass(frozen=True)
+class PositionCollator:
+    """Texts of one length with the position of each token, which a rank that has some of a sample's tokens needs."""
+
+    def __call__(self, samples: Sequence[Sample]) -> Sample:
+        """Stack the samples; the positions have the shape of the ids."""
+        import torch
+
+        batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+        rows, tokens = batch["input_ids"].shape
+        return {**batch, "position_ids": torch.arange(tokens).repeat(rows, 1)}
+
+
+@dataclass(frozen=True)
 class ImageTextCollator:
     """Texts of one length with images, which vision-language models take joined along the first dimension."""
 

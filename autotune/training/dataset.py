@@ -25,6 +25,7 @@ from autotune.training.batches import (
     ImageTextCollator,
     PackCollator,
     PadCollator,
+    PositionCollator,
     Sample,
     row_order,
 )
@@ -86,7 +87,9 @@ def training_data(
         made = _synthetic_sound if workload.task.takes_audio else _synthetic_images
         return Repeated(made(workload, model_config), samples), default_data_collator
     if workload.dataset is None:
-        return Repeated(_synthetic_texts(workload, model_config), samples), default_data_collator
+        shares_tokens = config is not None and config.parallelism.sequence_parallel > 1
+        collator = PositionCollator() if shares_tokens else default_data_collator
+        return Repeated(_synthetic_texts(workload, model_config), samples), collator
     if directory is None:
         raise InputError("the data are of a file: give directory=, where their tokens are or are to be put")
     rows = load_rows(directory)

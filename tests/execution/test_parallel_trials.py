@@ -33,6 +33,8 @@ LIMITS = Limits(
     measure_time_s=1e9,
     relative_interval=1e-12,
 )
+# AdamW takes the same step whatever the gradients are multiplied by, and so does anything that is clipped.
+SGD, UNCLIPPED = {"optim": "sgd"}, {"max_grad_norm": 0.0, "learning_rate": 0.3}
 TINY_T5 = {
     "model_type": "t5",
     "vocab_size": 512,
@@ -76,6 +78,7 @@ class Ranks:
             task=task,
             sequence_length=16,
             target_length=16 if task is Task.SEQ2SEQ_LM else None,
+            fixed_arguments=UNCLIPPED if config.optim == "sgd" else {},
             global_batch_size=8,
             **(data or {}),
         )
@@ -195,6 +198,33 @@ def test_micro_batches_are_balanced_over_processes(ranks, tmp_path, sharding):
     assert balanced.effects["train_sampling_strategy"] == "of the same cost in tokens"
     one = measured(ranks.run(world_size=1, micro_batch=4, data=data))
     assert balanced.curve.losses == pytest.approx(one.curve.losses, rel=1e-4)
+
+
+SHARED = {"sharding": "zero_3", "sequence_parallel": 2, "micro_batch": 4}
+
+
+@pytest.mark.parametrize(
+    ("spread", "seen"),
+    [
+        (SHARED, "DeepSpeed ZeRO-3 over 2, sequence parallel 2"),
+        ({**SHARED, "world_size": 4, "micro_batch": 2}, "DeepSpeed ZeRO-3 over 4, sequence parallel 2"),
+        ({**SHARED, "knobs": {**SGD, "checkpointing": "full"}}, "sequence parallel 2"),
+    ],
+)
+def test_ranks_that_share_the_tokens_of_samples_train_as_one_process_does(ranks, alone, spread, seen):
+    pytest.importorskip("deepspeed")
+    result = measured(ranks.run(**{"knobs": SGD, **spread}))
+    assert seen in result.effects["parallelism"]
+    assert result.curve.losses == pytest.approx(alone(**SGD), rel=1e-4)
+    steps = result.step_times_s
+    assert result.samples_per_second == pytest.approx(8 * len(steps) / sum(steps))  # a shared sample counts once
+
+
+def test_zero_2_makes_the_gradients_of_shared_samples_too_large(ranks, alone):
+    pytest.importorskip("deepspeed")
+    losses = measured(ranks.run(**{**SHARED, "sharding": "zero_2", "knobs": SGD})).curve.losses
+    assert losses[0] == pytest.approx(alone(**SGD)[0], rel=1e-5)
+    assert losses != pytest.approx(alone(**SGD), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from autotune.training.batches import (
     PACKED,
     PackCollator,
     PadCollator,
+    PositionCollator,
     micro_batches,
     padding_share,
     row_order,
@@ -75,6 +76,12 @@ def padded(rows: np.ndarray, micro_batch: int = 4) -> float:
 
 
 # --- packing
+
+
+def test_positions_are_those_within_the_sample():
+    batch = PositionCollator()(samples(3, 3))
+    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert batch["input_ids"].shape == batch["labels"].shape == (2, 3)
 
 
 def test_packing_joins_the_samples_with_positions_of_their_own():
