@@ -20,7 +20,6 @@ from torch.nn.attention import SDPBackend
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
-from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from autotune.errors import NoEffectError
 from autotune.execution import model_effects
@@ -138,7 +137,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
             "activation_memory_budget": lambda: model_effects.activations(self._config),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
-            "train_sampling_strategy": lambda: _sampling(self._config, loader),
+            "train_sampling_strategy": lambda: model_effects.sampling(self._config, loader),
             "packing": lambda: _packing(self._config, loader),
             "torch_empty_cache_steps": lambda: self._cache(trainer),
             "expandable_segments": lambda: model_effects.segments(self._config, is_cpu=self._hardware.is_cpu),
@@ -305,15 +304,6 @@ def _workers(config: TrainConfig, loader: Any) -> str:
     if actual and config.dataloader_prefetch_factor and ahead != config.dataloader_prefetch_factor:
         raise NoEffectError(f"prefetching {config.dataloader_prefetch_factor} was asked for, but {ahead} ran")
     return str(actual)
-
-
-def _sampling(config: TrainConfig, loader: Any) -> str:
-    """Return how samples are cut into micro-batches; accelerate wraps the sampler where there are several ranks."""
-    batches = getattr(loader, "batch_sampler", None)
-    balanced = isinstance(getattr(batches, "batch_sampler", batches), BatchRebalanceSampler)
-    if balanced != config.is_balanced:
-        raise NoEffectError(f"{config.train_sampling_strategy} was asked for, but {type(batches).__name__} ran")
-    return "of the same cost in tokens" if balanced else "of the same number of samples"
 
 
 def _packing(config: TrainConfig, loader: Any) -> str:

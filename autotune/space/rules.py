@@ -210,21 +210,18 @@ def _allocator(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
 
 def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     """Return why another order of the samples, or another cut of a step, can't save padding."""
-    what = {"group_by_length": "grouping by length", "batch_rebalance": "balancing by tokens"}
-    said = what.get(config.train_sampling_strategy)
-    if said is None:
+    if config.train_sampling_strategy in ("random", "sequential"):
         return None
+    said = "balancing by tokens" if config.is_balanced else "grouping by length"
     if not _lengths_differ(workload):
         return f"{said}: all samples have one length (real data, --data, have many)"
     if config.packing:
         return f"packed batches have no padding that {said} could save"
-    if not config.is_balanced:
-        return None
-    if not parallel_rules.accumulates(config, workload):
+    if config.is_balanced and not parallel_rules.accumulates(config, workload):
         return f"{said} moves samples between the micro-batches of a step, which has one"
-    if config.parallelism.data_parallel != config.parallelism.world_size:
+    if config.is_balanced and config.parallelism.data_parallel != config.parallelism.world_size:
         return f"{said}: transformers' sampler deals samples out to all ranks, of which some should have the same"
-    if workload.recipe is not None or workload.is_users_own:
+    if config.is_balanced and (workload.recipe is not None or workload.is_users_own):
         return f"{said} is tried with the models' own training alone, without code of yours or a recipe"
     return None
 
