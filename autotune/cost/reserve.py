@@ -52,7 +52,7 @@ class Held(NamedTuple):
 def held_bytes(
     excerpt: Excerpt,
     optim: str,
-    micro_batch: int,
+    micro_batch: float,
     *,
     accumulated: bool,
     keeps_gradients: bool = False,
@@ -92,7 +92,7 @@ def held_bytes(
 class _Run:
     """A training run, as the allocator sees it."""
 
-    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: int, workspace: int, *, expandable: bool) -> None:
+    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: float, workspace: int, *, expandable: bool) -> None:
         self.allocator = CachingAllocator(expandable=expandable)
         self._optim = optim
         self._row: Optimizer = optimizer(optim)

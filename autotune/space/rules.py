@@ -209,12 +209,21 @@ def _allocator(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
 
 
 def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why grouping by length can't save padding."""
-    if config.train_sampling_strategy != "group_by_length":
+    """Return why another order of the samples, or another cut of a step, can't save padding."""
+    if config.train_sampling_strategy in ("random", "sequential"):
         return None
+    said = "balancing by tokens" if config.is_balanced else "grouping by length"
     if not _lengths_differ(workload):
-        return "grouping by length: all samples have one length (real data, --data, have many)"
-    return "packed batches have no padding that grouping by length could save" if config.packing else None
+        return f"{said}: all samples have one length (real data, --data, have many)"
+    if config.packing:
+        return f"packed batches have no padding that {said} could save"
+    if config.is_balanced and not parallel_rules.accumulates(config, workload):
+        return f"{said} moves samples between the micro-batches of a step, which has one"
+    if config.is_balanced and config.parallelism.data_parallel != config.parallelism.world_size:
+        return f"{said}: transformers' sampler deals samples out to all ranks, of which some should have the same"
+    if config.is_balanced and (workload.recipe is not None or workload.is_users_own):
+        return f"{said} is tried with the models' own training alone, without code of yours or a recipe"
+    return None
 
 
 def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:

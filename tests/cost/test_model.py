@@ -23,7 +23,7 @@ from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import Excerpt, ForwardPass
 from autotune.cost.reserve import held_bytes
-from autotune.cost.time import StepCost, expected_longest
+from autotune.cost.time import StepCost
 from autotune.units import GIB
 from autotune.values.config import Parallelism
 from autotune.values.trial import Memory
@@ -237,18 +237,6 @@ def test_a_larger_micro_batch_never_needs_less(model, on_gpu):
 # Real data
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 8, 100, 10_000])
-def test_the_longest_of_a_micro_batch_is_between_mean_and_maximum(samples):
-    (longest,) = expected_longest(LENGTHS, np.array([float(samples)]))
-    assert LENGTHS.mean <= longest <= LENGTHS.maximum
-
-
-def test_the_longest_grows_with_the_micro_batch():
-    longest = expected_longest(LENGTHS, np.array([1.0, 2, 4, 8, 64]))
-    assert longest.tolist() == sorted(longest.tolist())
-    assert longest[0] == LENGTHS.mean
-
-
 def test_short_samples_are_faster_than_the_longest_but_need_as_much_memory(model):
     padded = make_model(workload=make_workload(lengths=LENGTHS))
     config = make_config(1)
@@ -266,6 +254,16 @@ def test_without_padding_samples_are_faster_and_need_as_much_memory(knobs):
     plain, saving = padded.predict([config]), padded.predict([config.model_copy(update=knobs)])
     assert saving.samples_per_second > 1.2 * plain.samples_per_second
     assert saving.needed_bytes == plain.needed_bytes
+
+
+def test_balanced_micro_batches_are_faster_and_hold_what_the_largest_does():
+    padded = make_model([large_profile()], workload=make_workload(lengths=LENGTHS))
+    config = make_config(8)
+    saving = config.model_copy(update={"train_sampling_strategy": "batch_rebalance"})
+    plain, balanced = (padded.predict([one]) for one in (config, saving))
+    assert balanced.samples_per_second > 1.1 * plain.samples_per_second
+    assert balanced.needed_bytes < plain.needed_bytes
+    assert padded.estimate(saving).memory.device_peak_bytes < padded.estimate(config).memory.device_peak_bytes
 
 
 def measured(model, config, *, slower: float = 1.0, more: float = 1.0, **fields):

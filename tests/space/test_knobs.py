@@ -131,6 +131,7 @@ CLASSES = [
     ({"packing": True}, RANDOM, "numerics"),
     ({"packing": True}, COUPLED, "numerics"),
     ({"train_sampling_strategy": "group_by_length"}, make_facts(), "numerics"),
+    ({"train_sampling_strategy": "batch_rebalance"}, make_facts(), "numerics"),
     ({"torch_compile_backend": "inductor"}, make_facts(), "numerics"),  # TF32 comes with it
     ({"torch_compile_backend": "inductor"}, RANDOM, "numerics"),
     ({"torch_compile_mode": "max-autotune"}, make_facts(), "exact"),
