@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,20 +29,23 @@ class TuningResult(ResultData):
             output_dir: Where the Trainer writes.
             **overrides: Any other argument of TrainingArguments, or another value for one.
 
-        Warns where the answer needs expandable segments, which only the environment can ask the allocator for.
+        Warns where the environment lacks what no argument says: expandable segments, and sequence parallelism.
 
         Raises:
             ValueError: The installed transformers or this machine refuses an argument.
         """
         from transformers import TrainingArguments
 
-        from autotune.exports.launch_files import variables
+        from autotune.exports.launch_files import environment
         from autotune.training.arguments import plan
-        from autotune.values.hardware import allocator_settings, installed_versions
+        from autotune.values.hardware import ALLOCATOR_VARIABLE, allocator_settings, installed_versions
 
-        needed = variables(self.best.config).strip()
-        if needed.partition("=")[2] not in (allocator_settings() or ""):
-            warnings.warn(f"measured with {needed}: start Python with it, as no argument says it", stacklevel=2)
+        for name, value in environment(self.best.config).items():
+            given = allocator_settings() if name == ALLOCATOR_VARIABLE else os.environ.get(name)
+            if value not in (given or ""):
+                warnings.warn(
+                    f"measured with {name}={value}: start Python with it, as no argument says it", stacklevel=2
+                )
 
         here = self.hardware.model_copy(update={"versions": installed_versions()})
         tuned = {**plan(self.best.config, self.workload, here).tuned, **(self.soaked.arguments if self.soaked else {})}

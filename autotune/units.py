@@ -23,7 +23,7 @@ _TIME_UNITS_S = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def parse_memory(text: str) -> int:
-    """Return bytes: '24GiB' is 24 x 2^30, '24GB' 24 x 10^9, a bare number bytes.
+    """Return bytes: '24GiB' is 24 x 2^30, '24GB' 24 x 10^9, a bare number bytes, 1,024 at the least.
 
     >>> parse_memory("24GiB"), parse_memory("1.5 GB"), parse_memory("4096")
     (25769803776, 1500000000, 4096)
@@ -35,7 +35,7 @@ def parse_memory(text: str) -> int:
     unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
     exact = float(match[1]) * unit if match and unit else 0.0
     value = round(exact) if math.isfinite(exact) else 0
-    if value <= 0:
+    if value <= 0 or (match and not match[2] and value < 1024):  # '24' is meant as 24GiB
         raise ValueError("expected an amount of memory such as 24GiB, 1.5GB or 800MiB")
     return value
 

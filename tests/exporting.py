@@ -113,6 +113,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "flash": {"attn_implementation": "flash_attention_2", "precision": "bf16", "packing": True},
     "data": {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4},
     "by-length": {"train_sampling_strategy": "group_by_length"},
+    "balanced": {"train_sampling_strategy": "batch_rebalance"},
     "own": {"own": {"learning_rate": 1e-4, "lr_scheduler_type": "cosine", "warmup_steps": 10, "weight_decay": 0.01}},
     "run": {"own": {"num_train_epochs": 5.0, "save_steps": 77, "logging_steps": 9, "neftune_noise_alpha": 5.0,
                     "warmup_steps": 0.1, "max_steps": 50, "save_total_limit": 2, "report_to": ["tensorboard"],

@@ -2,7 +2,8 @@
 
 `AcceleratorState` makes FSDP of an accelerator's processes alone, and leaves those of a CPU to DDP without a word;
 tensor parallel is refused there. torch itself does both on the CPU, with gloo. Offload pins the host's memory, for
-which there must be a device.
+which there must be a device. Losses that ranks gather are sent back as NCCL does it: torch's stand-in over gloo takes
+numbers within a group for those of all ranks.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ def run_trial(directory: Path) -> None:
 
 
 def _let_shard() -> None:
+    import torch
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
     from torch.distributed.fsdp import CPUOffloadPolicy
+    from torch.distributed.nn import functional
 
     original, multi_device = AcceleratorState.__init__, Accelerator.multi_device
 
@@ -43,5 +46,11 @@ def _let_shard() -> None:
         on_cpu = self.distributed_type == DistributedType.MULTI_CPU
         return bool(multi_device.fget(self)) or (shares_matrices and on_cpu)
 
+    def reduce_scatter(ctx: Any, *gradients: Any) -> Any:
+        summed = torch.stack(gradients)
+        torch.distributed.all_reduce(summed, group=ctx.group)
+        return None, summed[torch.distributed.get_rank(ctx.group)]
+
+    functional._AllGather.backward = staticmethod(reduce_scatter)
     AcceleratorState.__init__ = init
     Accelerator.multi_device = property(on_several)

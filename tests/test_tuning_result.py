@@ -9,7 +9,9 @@ from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, m
 
 from autotune.errors import InputError
 from autotune.training.arguments import plan
+from autotune.training.parallel_arguments import parallel_variables
 from autotune.tuning_result import TuningResult, load, with_methods
+from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
 from autotune.values.knob import Allowance
 from autotune.values.problem import Change
@@ -80,6 +82,17 @@ def test_expandable_segments_that_the_environment_does_not_ask_for_are_said(resu
         expanding.training_arguments(tmp_path)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8,expandable_segments:True")
     expanding.training_arguments(tmp_path)  # a warning is an error in the tests
+
+
+def test_ranks_that_would_not_share_tokens_are_said(result, tmp_path, monkeypatch):
+    config = make_config(8, parallelism=Parallelism(world_size=2, sequence_parallel=2, sharding="zero_3"))
+    shared = result.model_copy(update={"best": result.best.model_copy(update={"config": config})})
+    for name, value in parallel_variables(config).items():
+        if name != "PARALLELISM_CONFIG_SP_SIZE":
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr("transformers.TrainingArguments", dict)  # it would need DeepSpeed
+    with pytest.warns(UserWarning, match="measured with PARALLELISM_CONFIG_SP_SIZE=2"):
+        shared.training_arguments(tmp_path)
 
 
 def test_checkpointing_of_a_result_follows_the_version_that_is_installed_now(result, tmp_path):
@@ -173,3 +186,10 @@ def test_printed_it_is_the_table_of_the_command_line_and_in_a_list_a_line(result
     assert "precision bf16" in str(result)
     assert "\n" not in repr(result)
     assert result.verdict in repr(result)
+
+
+def test_data_of_a_file_ask_for_a_directory(result, tmp_path):
+    (tmp_path / "texts.txt").write_text("some words\n")
+    of_file = result.workload.model_copy(update={"dataset": str(tmp_path / "texts.txt")})
+    with pytest.raises(InputError, match="give directory="):
+        result.model_copy(update={"workload": of_file}).training_data(4)

@@ -39,7 +39,9 @@ def test_memory_is_read_in_binary_and_decimal_units(text, value):
     assert parse_memory(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "0", "0GiB", "-1GiB", "1.GiB", "24 GiB 3", "24GiBs", "1e9", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "0", "24", "0GiB", "-1GiB", "1.GiB", "24 GiB 3", "24GiBs", "1e9", "9" * 400]
+)
 def test_what_is_no_memory_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="expected an amount of memory such as 24GiB"):
         parse_memory(text)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.cost.corrections import Corrections, memory_features
+from autotune.cost.full_depth import FullDepth, deepened
 from autotune.cost.memory import Components
 from autotune.cost.optimizers import is_paged, state_sizes
 from autotune.cost.predictions import Z
 from autotune.cost.profile import ParameterGroup, Profile
-from autotune.cost.reserve import FullDepth, deepened
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase
 from autotune.values.trial import Interval
@@ -94,17 +94,20 @@ class _Tensor(NamedTuple):
     is_fixed: bool = False  # whatever the micro-batch
 
 
-def alive(profile: Profile, config: TrainConfig, parts: Components, *, accumulated: bool) -> tuple[Alive, ...]:
+def alive(
+    profile: Profile, config: TrainConfig, parts: Components, *, samples: float, accumulated: bool
+) -> tuple[Alive, ...]:
     """Return what is alive at the peak, most first.
 
     Args:
         profile: Of the configuration's family.
         config: The configuration.
         parts: Memory at the peak, by component.
+        samples: Of full length, in the largest micro-batch.
         accumulated: Whether a step has more than one micro-batch.
     """
     deep = deepened(profile.excerpt)
-    found = [*_parameters(deep, config), *_storages(deep, profile, config, parts, accumulated=accumulated)]
+    found = [*_parameters(deep, config), *_storages(deep, profile, parts, samples, accumulated=accumulated)]
     totals = {
         "weights": parts.weights,
         "gradients": parts.gradients,
@@ -160,13 +163,13 @@ def _states_bytes(optim: str, group: ParameterGroup) -> float:
 
 
 def _storages(
-    deep: FullDepth, profile: Profile, config: TrainConfig, parts: Components, *, accumulated: bool
+    deep: FullDepth, profile: Profile, parts: Components, samples: float, *, accumulated: bool
 ) -> Iterator[_Tensor]:
     """Yield what the operators made; between steps and in the optimizer's, the gradients alone."""
     if parts.phase in ("evaluation", "saving"):
         return
     made, freed, fixed, of_sample, gradient, origin = deep.rows.T
-    sizes, is_gradient = fixed + of_sample * config.per_device_train_batch_size, gradient > 0
+    sizes, is_gradient = fixed + of_sample * samples, gradient > 0
     there = np.zeros(len(sizes), dtype=bool)
     if parts.phase == "forward and backward":
         ends = freed if accumulated else np.where(is_gradient, np.inf, freed)

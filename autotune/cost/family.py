@@ -45,6 +45,9 @@ class Family(Value):
     )
     generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
     precompute_ref_log_probs: bool = Field(default=False, description="of a recipe: the reference ran before training")
+    clones_outputs: bool = Field(
+        default=False, exclude_if=lambda is_on: not is_on, description="as DDP that looks for unused parameters does"
+    )
 
     @property
     def checkpointed_every(self) -> int:
@@ -94,7 +97,19 @@ def family_of(config: TrainConfig, hardware: Hardware) -> Family:
         sequence_parallel=config.parallelism.sequence_parallel,
         generation=generation_of(hardware.capability),
         precompute_ref_log_probs=config.precompute_ref_log_probs,
+        clones_outputs=looks_for_unused(config),
     )
+
+
+def looks_for_unused(config: TrainConfig) -> bool:
+    """Return whether the Trainer has DDP look for unused parameters, as it does but for a checkpointed model.
+
+    Of a model of peft it doesn't ask (`Trainer._build_accelerator_args` of transformers 5.23).
+    """
+    spread = config.parallelism
+    if spread.sharding != "none" or spread.data_parallel == 1 or spread.ddp_static_graph:
+        return False
+    return config.checkpointing == "none" or config.adapter is not None
 
 
 def _arithmetic(config: TrainConfig) -> tuple[Dtype, Half | None]:

@@ -15,22 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.cost.family import Family, workspace_bytes
+from autotune.cost.family import workspace_bytes
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import MemoryPoint, Profile
 from autotune.cost.reserve import Held, held_bytes
-from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, in_flight, share_of
+from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, buckets_of, in_flight, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Evaluation, PhaseName
 from autotune.values.hardware import Hardware
 
 # The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
 BLOCK_BYTES = 512
-
-# An element of a quantized weight in 4 bits, the fewest.
-_PACKED_BYTES = 0.5
-
+_PACKED_BYTES = 0.5  # an element of a quantized weight in 4 bits, the fewest
 _MIB = float(1 << 20)
 
 # The CUDA context and the kernels: 0.47 GiB when they are loaded as they are used, 0.92 GiB when all are (A100, torch
@@ -72,7 +69,7 @@ class Components:
 def components(
     profile: Profile,
     optim: str,
-    micro_batch: int,
+    micro_batch: float,
     accumulation: float,
     share: Share | None = None,
     generated: int | None = None,
@@ -82,7 +79,7 @@ def components(
     Args:
         profile: Of the family.
         optim: The optimizer.
-        micro_batch: Samples.
+        micro_batch: Samples of full length.
         accumulation: Micro-batches of a step.
         share: What one of several devices holds; None: there is one.
         generated: Completions that are generated at once; None: those of a step.
@@ -97,7 +94,7 @@ def largest(found: Sequence[Components]) -> Components:
     return max(reversed(found), key=lambda c: c.allocated)
 
 
-def _steps(profile: Profile, micro_batch: int, accumulation: float, share: Share) -> list[Components]:
+def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Share) -> list[Components]:
     """Return the two phases of a step."""
     weights = share.weights + always_bytes(profile)
     found = [_moment(p, weights, share, micro_batch, later=False) for p in profile.peaks_first]
@@ -165,7 +162,7 @@ def _between_steps(profile: Profile, evaluation: Evaluation, share: Share, *, sh
     return [largest(found), saving]
 
 
-def _moment(point: MemoryPoint, weights: float, share: Share, samples: int, *, later: bool) -> Components:
+def _moment(point: MemoryPoint, weights: float, share: Share, samples: float, *, later: bool) -> Components:
     gradients = point.gradients.at(samples)
     if later:
         gradients_bytes = share.accumulated + share.gradient_share * point.fresh_gradients.at(samples)
@@ -238,7 +235,7 @@ class Footprints:
     """
 
     shares: dict[tuple[object, ...], Share] = field(default_factory=dict, repr=False)
-    held: dict[tuple[Family, str, int, bool, bool], Held] = field(default_factory=dict, repr=False)
+    held: dict[tuple[object, ...], Held] = field(default_factory=dict, repr=False)
 
     def share(self, config: TrainConfig, profile: Profile, accumulation: float) -> Share:
         """Return what one device holds."""
@@ -251,53 +248,50 @@ class Footprints:
             share = replace(share, in_flight=kept * share.in_flight)
         return share
 
-    def components(self, config: TrainConfig, profile: Profile, size: int, accumulation: float) -> Components:
+    def components(self, config: TrainConfig, profile: Profile, size: float, accumulation: float) -> Components:
         """Return the memory by component for a micro-batch of `size`."""
         share = self.share(config, profile, accumulation)
         return components(profile, config.optim, size, accumulation, share, config.generation_batch_size)
 
     def phases(
-        self, config: TrainConfig, profile: Profile, accumulation: int, evaluation: Evaluation | None = None
+        self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
     ) -> list[Components]:
-        """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it isn't given."""
-        size = config.per_device_train_batch_size
+        """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
         share = self.share(config, profile, accumulation)
         found = _steps(profile, size, accumulation, share)
-        if profile.family.device == "cuda" and config.parallelism.is_single and config.activation_memory_budget is None:
-            held = self._held(config, profile, accumulation)
+        is_replayed = profile.family.device == "cuda" and (config.parallelism.is_single or buckets_of(config))
+        if is_replayed and config.activation_memory_budget is None:
+            held = self._held(config, profile, size, accumulation)
             blocks = zip(found, (held.micro_steps, held.optimizer_steps), strict=True)
             found = [replace(c, temporaries=c.temporaries + peak - c.allocated) for c, peak in blocks]
-        found += _generating(profile, share, config.generation_batch_size or size * accumulation)
+        found += _generating(profile, share, config.generation_batch_size or round(size * accumulation))
         shards = WAYS[config.parallelism.sharding].weights
         return found + _between_steps(profile, evaluation or Evaluation(), share, shards=shards)
 
     def parts(
-        self, config: TrainConfig, profile: Profile, accumulation: int, evaluation: Evaluation | None = None
+        self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
     ) -> tuple[Components, float]:
         """Return the memory by component, and what the allocator reserves beyond it.
 
-        Evaluation can be the peak if it is given.
+        Evaluation can be the peak if it isn't None.
         """
-        found = self.phases(config, profile, accumulation, evaluation)
+        found = self.phases(config, profile, size, accumulation, evaluation)
         steps = largest([c for c in found if c.phase not in ("evaluation", "saving")])
         parts = steps if evaluation is None else largest(found)
         if profile.family.device == "cpu":  # its allocator holds nothing
             return parts, 0.0
-        return parts, max(0.0, steps.allocated + self._held(config, profile, accumulation).unused - parts.allocated)
+        unused = self._held(config, profile, size, accumulation).unused
+        return parts, max(0.0, steps.allocated + unused - parts.allocated)
 
-    def _held(self, config: TrainConfig, profile: Profile, accumulation: int) -> Held:
+    def _held(self, config: TrainConfig, profile: Profile, size: float, accumulation: int) -> Held:
         """Return what the allocator gives out and holds for a training on one device."""
-        size, expandable = config.per_device_train_batch_size, config.expandable_segments
-        key = (profile.family, config.optim, size, accumulation > 1, expandable)
+        expandable, buckets = config.expandable_segments, buckets_of(config)
+        key = (profile.family, config.optim, size, accumulation > 1, expandable, buckets)
         if key not in self.held:
             found = held_bytes(
-                profile.excerpt,
-                config.optim,
-                size,
-                accumulated=accumulation > 1,
-                generation=profile.family.generation,
-                expandable=expandable,
-            )
+                profile.excerpt, config.optim, size, accumulated=accumulation > 1,
+                generation=profile.family.generation, expandable=expandable, buckets=buckets,
+            )  # fmt: skip
             # Buffers are no part of the excerpt: scales of quantized weights, above all.
             self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
         return self.held[key]

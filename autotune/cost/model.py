@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from autotune.cost.breakdown import alive, breakdown
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
+from autotune.cost.lengths import FullLength, in_full_length
 from autotune.cost.memory import Components, Footprints, communicators_bytes, framework_bytes
 from autotune.cost.network import Network, network_of
 from autotune.cost.predictions import Counted, Predictions, Z, is_compiled, is_rewritten, kind_of, notes_on
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
-from autotune.cost.time import StepCost, dense_peak, padded_share
+from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, Rates
@@ -127,15 +128,15 @@ class CostModel:
         parallelism = kind.parallelism
         together = sizes * parallelism.data_parallel
         accumulation = (self.workload.global_batch_size or together) / together
-        padded = sizes * padded_share(self.workload.lengths, kind, sizes)
+        padded = in_full_length(self.workload, kind, sizes)
         parts = [
-            self.footprints.components(kind, profile, int(size), float(steps))
-            for size, steps in zip(sizes, accumulation, strict=True)
+            self.footprints.components(kind, profile, float(size), float(steps))
+            for size, steps in zip(padded.largest, accumulation, strict=True)
         ]
         allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
         return Counted(
-            seconds=self._step_cost(kind, profile).seconds(padded, accumulation),
+            seconds=self._step_cost(kind, profile).seconds(padded.mean, accumulation),
             allocated=allocated,
             features=[memory_features(p, 0.0, compiled=is_compiled(kind)) for p in parts],
             outside=context + communicators_bytes(self.hardware, parallelism),
@@ -169,9 +170,8 @@ class CostModel:
         spread = math.exp(Z * deviation)
         samples = self.workload.samples_per_step(config)
         step_s = samples / rate
-        accumulation, size = self.workload.accumulation_steps(config), config.per_device_train_batch_size
-        share = float(padded_share(self.workload.lengths, config, np.array([float(size)]))[0])
-        flops = accumulation * profile.needed_flops.at(size * share)  # of one device
+        accumulation = self.workload.accumulation_steps(config)
+        flops = accumulation * profile.needed_flops.at(float(self._padded(config).mean[0]))  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))
         tokens = self.workload.tokens_per_sample
         return CostEstimate(
@@ -205,19 +205,17 @@ class CostModel:
         """Return the seconds of a step that devices wait for each other or for the host."""
         if config.parallelism.is_single:
             return 0.0
-        size = np.array([float(config.per_device_train_batch_size)])
         steps = np.array([float(self.workload.accumulation_steps(config))])
-        padded = size * padded_share(self.workload.lengths, config, size)
-        correction = float(self.corrections.log_time([time_features(config)])[0][0])
-        return float(self._step_cost(config, profile).waiting(padded, steps)[0]) * math.exp(correction)
+        waiting = self._step_cost(config, profile).waiting(self._padded(config).mean, steps)
+        return float(waiting[0]) * math.exp(float(self.corrections.log_time([time_features(config)])[0][0]))
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
-        steps = self.workload.accumulation_steps(config)
-        parts, unused = self.footprints.parts(config, profile, steps, self.evaluation)
+        size, steps = self._largest(config), self.workload.accumulation_steps(config)
+        parts, unused = self.footprints.parts(config, profile, size, steps, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
         shown = self.evaluation or (Evaluation(batch=own) if own else None)
-        phases = self.footprints.phases(config, profile, steps, shown)
+        phases = self.footprints.phases(config, profile, size, steps, shown)
         beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
         outside = framework_bytes(self.hardware)[0]
         return breakdown(
@@ -229,11 +227,20 @@ class CostModel:
         profile, steps = self.profile(config), self.workload.accumulation_steps(config)
         if profile is None:
             return ()
-        parts, _ = self.footprints.parts(config, profile, steps, self.evaluation)
-        return alive(profile, config, parts, accumulated=steps > 1)
+        size = self._largest(config)
+        parts, _ = self.footprints.parts(config, profile, size, steps, self.evaluation)
+        return alive(profile, config, parts, samples=size, accumulated=steps > 1)
 
     def _parts(self, config: TrainConfig, profile: Profile) -> tuple[Components, float]:
-        return self.footprints.parts(config, profile, self.workload.accumulation_steps(config))
+        steps = self.workload.accumulation_steps(config)
+        return self.footprints.parts(config, profile, self._largest(config), steps, None)
+
+    def _padded(self, config: TrainConfig) -> FullLength:
+        return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))
+
+    def _largest(self, config: TrainConfig) -> float:
+        """Return the samples of full length of the largest micro-batch."""
+        return float(self._padded(config).largest[0])
 
     def observe(self, *results: TrialResult) -> CostModel:
         """Return a model that has learned from finished trials; the same one if there is nothing to learn."""

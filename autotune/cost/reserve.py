@@ -2,35 +2,33 @@
 
 What is replayed is the micro-step of the full-depth model, storage by storage, between the optimizer's steps: the
 blocks that stay unused, and those that are larger than what was asked for, depend on the order.
-
-The storages at full depth follow from those of the excerpt, whose model has few layers (`deepened`). The tape of a
-deeper model has the operators of one layer once more for each further layer, one stretch in the forward and one in the
-backward pass. A storage of the repeated layer is there once for each of them; those of layers before and after it, and
-of what surrounds the layers, once. The layer that comes first in the forward pass comes last in the backward pass.
-Whether a storage ends with its layer or with something that comes once, as the cast weights that autocast holds until
-the end of the forward pass, is decided by the corresponding storage of the layer before.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.cost.allocator import Block, CachingAllocator
 from autotune.cost.family import Generation, workspace_bytes
+from autotune.cost.full_depth import Rows, deepened
 from autotune.cost.optimizers import Optimizer, is_paged, loop_copies, optimizer, state_sizes
-from autotune.cost.profile import Excerpt, ParameterGroup, Repeat
+from autotune.cost.profile import Excerpt, ParameterGroup
 
 # In the second step optimizer states are there; what a third brings is little.
 STEPS = 3
 
-Rows = NDArray[np.float64]
+_BROADCAST_BYTES = 250 << 20  # `broadcast_bucket_size` of DistributedDataParallel
 
-_MADE, _FREED = 0, 1
+
+class Buckets(NamedTuple):
+    """How DDP groups gradients to send them: torch/csrc/distributed/c10d/reducer.cpp."""
+
+    first_bytes: int  # a bucket is full at so many; of the first parameters
+    others_bytes: int
+    rebuilt: bool  # one that holds all gives way to these before the second step
 
 
 class Held(NamedTuple):
@@ -54,12 +52,13 @@ class Held(NamedTuple):
 def held_bytes(
     excerpt: Excerpt,
     optim: str,
-    micro_batch: int,
+    micro_batch: float,
     *,
     accumulated: bool,
     keeps_gradients: bool = False,
     generation: Generation = "ampere",
     expandable: bool = False,
+    buckets: Buckets | None = None,
 ) -> Held:
     """Return what is allocated and reserved at the most.
 
@@ -71,10 +70,15 @@ def held_bytes(
         keeps_gradients: Whether gradients are set to zero and not freed between steps, as before torch 2.0.
         generation: Of the device.
         expandable: Whether the allocator's segments are.
+        buckets: Of DDP; None: there is one device.
     """
     run = _Run(excerpt, optim, micro_batch, workspace_bytes(generation), expandable=expandable)
+    if buckets is not None:
+        run.wrap(buckets)
     micro_steps = optimizer_steps = 0
     for step in range(STEPS):
+        if buckets is not None and buckets.rebuilt and step == 1:
+            run.rebuild_buckets(buckets)
         for micro in range(2 if accumulated else 1):
             run.micro_step(first=micro == 0 and (step == 0 or not keeps_gradients))
         micro_steps = max(micro_steps, run.allocator.take_peak())
@@ -88,7 +92,7 @@ def held_bytes(
 class _Run:
     """A training run, as the allocator sees it."""
 
-    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: int, workspace: int, *, expandable: bool) -> None:
+    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: float, workspace: int, *, expandable: bool) -> None:
         self.allocator = CachingAllocator(expandable=expandable)
         self._optim = optim
         self._row: Optimizer = optimizer(optim)
@@ -98,12 +102,34 @@ class _Run:
         self._groups = [[g for g in trained if (len(g.shape) > 1) == matrix] for matrix in (True, False)]
         self._gradients: list[Block] = []
         self._states: list[Block] = []
+        self._buckets: list[Block] = []
         self._sizes = (rows[:, 2] + rows[:, 3] * micro_batch).tolist()
         self._is_gradient = (rows[:, 4] > 0).tolist()
         self._order = _order(rows, workspaces)
         self._workspace, self._has_workspaces = workspace, False
-        for group in parameters:
-            self.allocator.allocate(group.elements * group.element_bytes)
+        self._weights = [group.elements * group.element_bytes for group in parameters]
+        self._trained = [g.elements * g.element_bytes for g in trained]
+        for size in self._weights:
+            self.allocator.allocate(size)
+
+    def wrap(self, buckets: Buckets) -> None:
+        """Broadcast the weights in flat copies, of which there are two at a time, and make the first buckets."""
+        sent: list[Block] = []
+        for size in grouped(self._weights, _BROADCAST_BYTES, _BROADCAST_BYTES):
+            self._free(sent[:-1])
+            sent = [*sent[-1:], self.allocator.allocate(size)]
+        self._free(sent)
+        whole = [sum(self._trained)] if buckets.rebuilt else grouped(self._trained, *buckets[:2])[::-1]
+        self._buckets = [self.allocator.allocate(size) for size in whole]
+
+    def rebuild_buckets(self, buckets: Buckets) -> None:
+        """Group the gradients in the order in which they get ready: about that of the parameters, reversed.
+
+        NCCL's watchdog holds what was sent until it looks next, every 100 ms, so the old bucket may still be there.
+        """
+        before = self._buckets
+        self._buckets = [self.allocator.allocate(size) for size in grouped(self._trained[::-1], *buckets[:2])]
+        self._free(before)
 
     def micro_step(self, *, first: bool) -> None:
         """Run forward and backward; gradients stay, or are added to those that are there."""
@@ -159,6 +185,16 @@ class _Run:
             self.allocator.release(block)
 
 
+def grouped(sizes: Sequence[float], first: int, others: int) -> list[float]:
+    """Return the sizes of groups of neighbours, each of which is full at a limit: the first one's, or the others'."""
+    found = [0.0]
+    for size in sizes:
+        if found[-1] >= (first if len(found) == 1 else others):
+            found.append(0.0)
+        found[-1] += size
+    return found
+
+
 def _order(rows: Rows, workspaces: Sequence[int]) -> list[tuple[int, bool]]:
     """Return (storage, whether it is made) in time; what ends before an operator makes room for its results.
 
@@ -172,105 +208,3 @@ def _order(rows: Rows, workspaces: Sequence[int]) -> list[tuple[int, bool]]:
     # A storage may end before the operator after the one that made it, never before it is made.
     order = np.lexsort((which, makes, when))
     return [(int(which[i]), bool(makes[i])) for i in order]
-
-
-class FullDepth(NamedTuple):
-    """An excerpt at the model's full depth; rows as its storages, with the position of the origin behind."""
-
-    rows: Rows
-    workspaces: tuple[int, ...]
-    parameters: list[ParameterGroup]
-    names: list[str]
-    forward_end: int
-
-
-def deepened(excerpt: Excerpt) -> FullDepth:
-    """Return an excerpt at full depth."""
-    storages = np.array(excerpt.storages, dtype=float).reshape(-1, 5)
-    rows = np.column_stack([storages, excerpt.origin or np.zeros(len(storages))])
-    workspaces = np.array(excerpt.workspaces, dtype=float)
-    parameters, names = list(excerpt.parameters), list(excerpt.names) or [""] * len(excerpt.parameters)
-    ahead = [0, 0]  # by which what comes later in the forward pass has moved: operators, parameters
-    end = float(excerpt.forward_end)
-    for repeat in excerpt.repeats:
-        moved = _moved(repeat, ahead)
-        rows, workspaces = _repeated(rows, moved, end), _outside(workspaces, moved, end)
-        first, length = moved.parameters
-        layer = slice(first, first + length)
-        parameters[first + length : first + length] = parameters[layer] * moved.times
-        names[first + length : first + length] = names[layer] * moved.times
-        end += moved.times * moved.forward[1]
-        ahead = [ahead[0] + moved.times * moved.forward[1], ahead[1] + moved.times * length]
-    return FullDepth(rows, tuple(int(w) for w in workspaces), parameters, names, int(end))
-
-
-def _moved(repeat: Repeat, ahead: list[int]) -> Repeat:
-    """Return a stack's stretches where those of the stacks before it have been repeated.
-
-    A stack that comes later in the forward pass comes earlier in the backward pass.
-    """
-    operators, parameters = ahead
-    return repeat.model_copy(
-        update={
-            "forward": (repeat.forward[0] + operators, repeat.forward[1]),
-            "backward": (repeat.backward[0] + operators, repeat.backward[1]),
-            "parameters": (repeat.parameters[0] + parameters, repeat.parameters[1]),
-        }
-    )
-
-
-def _repeated(rows: Rows, repeat: Repeat, end: float) -> Rows:
-    """Return the rows with those of the repeated layer `times` more; `end` is that of the forward pass."""
-    (f0, lf), (b0, lb), n = repeat.forward, repeat.backward, repeat.times
-    made, freed = rows[:, _MADE], rows[:, _FREED]
-    in_forward, in_backward = (made >= f0) & (made < f0 + lf), (made >= b0) & (made < b0 + lb)
-    once = rows[~(in_forward | in_backward)].copy()
-    before = once[:, _MADE] < f0
-    once[:, _FREED] = np.where(
-        once[:, _FREED] < end,
-        np.where(before & (once[:, _FREED] < f0 + lf), once[:, _FREED], once[:, _FREED] + n * lf),
-        np.where(
-            once[:, _FREED] >= np.where(before, b0, b0 + lb), once[:, _FREED] + n * (lf + lb), once[:, _FREED] + n * lf
-        ),
-    )
-    once[:, _MADE] = _outside(once[:, _MADE], repeat, end)
-    found = [once]
-    ends = _outside(freed, repeat, end)
-    stays = _ends_with_layer(rows, lf)[in_forward]
-    for j in range(n + 1):
-        copy = rows[in_forward].copy()
-        by_layer = np.where(copy[:, _FREED] < end, copy[:, _FREED] + j * lf, copy[:, _FREED] + n * lf + (n - j) * lb)
-        copy[:, _MADE] += j * lf
-        copy[:, _FREED] = np.where(stays, by_layer, ends[in_forward])
-        found.append(copy)
-    stays = _ends_with_layer(rows, lb)[in_backward]
-    for k in range(n + 1):
-        copy = rows[in_backward].copy()
-        copy[:, _MADE] += n * lf + k * lb
-        copy[:, _FREED] = np.where(stays, copy[:, _FREED] + n * lf + k * lb, ends[in_backward])
-        found.append(copy)
-    repeated = np.concatenate(found)
-    repeated[:, _FREED] = np.maximum(repeated[:, _FREED], repeated[:, _MADE] + 1)
-    return repeated
-
-
-def _ends_with_layer(rows: Rows, length: int) -> NDArray[np.bool_]:
-    """Return of each storage whether the one made `length` operators earlier ends elsewhere, or isn't there."""
-    seen: Counter[float] = Counter()
-    keys = []
-    for position in rows[:, _MADE].tolist():  # an operator may make several
-        keys.append((position, seen[position]))
-        seen[position] += 1
-    ends = dict(zip(keys, rows[:, _FREED].tolist(), strict=True))
-    likes = [ends.get((position - length, which)) for position, which in keys]
-    pairs = zip(rows[:, _FREED].tolist(), likes, strict=True)
-    return np.array([like != end for end, like in pairs], dtype=bool)
-
-
-def _outside(positions: NDArray[np.float64], repeat: Repeat, end: float) -> NDArray[np.float64]:
-    """Return where operators outside of the repeated layer come to be."""
-    (f0, lf), (b0, lb), n = repeat.forward, repeat.backward, repeat.times
-    moved: NDArray[np.float64] = positions + np.where(
-        positions < f0 + lf, 0, np.where(positions < b0 + lb, n * lf, n * (lf + lb))
-    )
-    return moved

@@ -224,12 +224,15 @@ class Semantics(TorchFunctionMode):
         return func(*args, **{**kwargs, "dtype": torch.float32})
 
     def _cross_entropy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the loss of 16 bits: their log-probabilities too are of 16 bits, and a copy is made in fp32.
+
+        `cross_entropy_loss` asks `log_softmax` for the type of its input (aten/src/ATen/native/LossNLL.cpp), which
+        autocast leaves as it is; `nll_loss` is computed in fp32.
+        """
         logits = args[0]
         if self._device == "cpu" or not self._casting or logits.dtype not in (torch.float16, torch.bfloat16):
             return NotImplemented
-        if logits.dtype is torch.bfloat16:
-            return func(logits.float(), *args[1:], **kwargs)
-        log_probabilities = UpcastSoftmax.apply(logits, self._recorder, True)  # type: ignore[no-untyped-call]
+        log_probabilities = torch.log_softmax(logits, 1 if logits.dim() > 1 else 0).float()
         target = args[1] if len(args) > 1 else kwargs["target"]
         options = {k: v for k, v in kwargs.items() if k in ("weight", "ignore_index", "reduction")}
         return torch.nn.functional.nll_loss(log_probabilities, target, **options)

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autotune.cost.family import looks_for_unused
 from autotune.cost.optimizers import state_bytes, temporary_bytes
 from autotune.cost.profile import ParameterGroup, Profile, total_bytes
+from autotune.cost.reserve import Buckets
 from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
 from autotune.values.config import Parallelism, Precision, Sharding, TrainConfig
 
@@ -128,6 +130,16 @@ def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool)
     if way.engine == "deepspeed":
         return _deepspeed(profile, optim, spread, way)
     return _whole(profile, optim, copies=spread.parallelism.data_parallel > 1)
+
+
+def buckets_of(config: TrainConfig) -> Buckets | None:
+    """Return how DDP groups gradients; None where there is none."""
+    spread = config.parallelism
+    if spread.sharding != "none" or spread.data_parallel == 1:
+        return None
+    given = spread.ddp_bucket_cap_mb
+    first, others = (1, 25) if given is None else (given, given)
+    return Buckets(first << 20, others << 20, rebuilt=not looks_for_unused(config))
 
 
 def in_flight(share: Share, parallelism: Parallelism, accumulation: int) -> Share:

@@ -5,8 +5,7 @@ On the CPU these add up. A GPU computes while the host goes on to the next launc
 sum or the host's, whichever is more. The optimizer's step moves weights, gradients and states; what else a step needs
 is added. Operators and optimizers that were measured on the device in the shapes that the model has (`operators`) take
 what they took. Of several devices, `communication` has what one waits for others or for the host; ranks of one CPU
-share its cores. Of data with padding, a micro-batch is as long as its longest sample is expected to be. Pure arithmetic
-on arrays, with an element for each micro-batch.
+share its cores. Pure arithmetic on arrays, with an element for each micro-batch.
 
 Not covered: contention, caches, kernels that are far from the attainable rates. What is measured corrects it.
 """
@@ -26,9 +25,8 @@ from autotune.cost.operators import ADDING, CLIPPING, SIZES, along, at, filled, 
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, Profile
 from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
-from autotune.values.config import Parallelism, Precision, TrainConfig
+from autotune.values.config import Parallelism, Precision
 from autotune.values.estimate import Arithmetic, Rates
-from autotune.values.workload import LengthProfile
 
 Vector = NDArray[np.float64]
 
@@ -239,26 +237,3 @@ def dense_peak(rates: Rates, precision: Precision, *, tf32: bool) -> float | Non
     """Return the data sheet's peak that the model FLOP utilisation of a precision is a share of, if it has one."""
     names: dict[Precision, Arithmetic] = {Precision.FP32: "tf32" if tf32 else "fp32", Precision.FP16: "fp16"}
     return rates.peak_flops.get(names.get(precision, "bf16"))
-
-
-def padded_share(lengths: LengthProfile | None, kind: TrainConfig, sizes: Vector) -> Vector:
-    """Return the expected longest sample of a micro-batch over the longest of all: the mean without padding.
-
-    Args:
-        lengths: Of the data; None where all samples have one length.
-        kind: How samples are put together; its micro-batch doesn't count.
-        sizes: Micro-batches.
-    """
-    if lengths is None:
-        return np.ones_like(sizes)
-    if kind.packing or kind.train_sampling_strategy == "group_by_length":
-        return np.full_like(sizes, lengths.mean / lengths.maximum)
-    return expected_longest(lengths, sizes) / lengths.maximum
-
-
-def expected_longest(lengths: LengthProfile, samples: Vector) -> Vector:
-    """Return about how long the longest of so many samples is: their n/(n+1) quantile, and the mean for one."""
-    known = [(0.0, lengths.minimum), (0.5, lengths.median), (0.95, lengths.p95), (1.0, lengths.maximum)]
-    quantiles, values = zip(*known, strict=True)
-    longest = np.maximum(np.interp(samples / (samples + 1), quantiles, values), lengths.mean)
-    return np.where(samples == 1, lengths.mean, longest)

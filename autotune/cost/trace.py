@@ -114,7 +114,11 @@ def _recording(
         library_autocast(family, semantics),
         _named(model, recorder),
     ):
-        yield recorder, semantics, lambda: _output(model, inputs, semantics, autocast is not None, shape.recipe)
+        yield (
+            recorder,
+            semantics,
+            lambda: _output(model, inputs, semantics, autocast is not None, family.clones_outputs, shape.recipe),
+        )
 
 
 @contextlib.contextmanager
@@ -131,17 +135,20 @@ def _named(model: Any, recorder: Recorder) -> Iterator[None]:
             handle.remove()
 
 
-def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool, recipe: str | None) -> Any:
+def _output(
+    model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool, clones: bool, recipe: str | None
+) -> Any:
     """Return the outputs as the Trainer gets them."""
     if recipe is not None:
         inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
     with semantics.casting():
         output = model(**inputs)
-    if mixed:
-        # accelerate converts every output of a mixed-precision forward pass to fp32: ConvertOutputsToFp32.
-        for name, value in list(output.items()):
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                output[name] = value.float()
+    if mixed:  # accelerate converts every output of a mixed-precision forward pass to fp32: ConvertOutputsToFp32
+        output = {
+            n: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for n, t in output.items()
+        }
+    if clones and torch.is_grad_enabled():  # `_DDPSink` of torch.nn.parallel.distributed
+        output = {n: t.clone() if isinstance(t, torch.Tensor) else t for n, t in output.items()}
     if recipe == "reward":
         chosen, rejected = output["logits"].squeeze(-1).chunk(2)
         output["loss"] = -torch.nn.functional.logsigmoid(chosen - rejected).mean()

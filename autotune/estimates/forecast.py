@@ -31,7 +31,7 @@ from autotune.space.space import MICRO_BATCH, SearchSpace, micro_batches
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, TracedBy
+from autotune.values.estimate import Alive, CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
@@ -73,7 +73,7 @@ class Question:
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
-        model = dataclasses.replace(model, network=network, evaluation=_evaluation(self.options))
+        model = dataclasses.replace(model, network=network, evaluation=self.options.evaluation)
         return Forecast(plan, target.device, model, self.profiles, memories)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
@@ -134,6 +134,10 @@ class Forecast:
         lines = [_HOW_TRACED[traced_by]]
         if config.optim not in OPTIMIZERS:
             lines.append(f"nothing is known of {config.optim}: taken as adamw_torch")
+        if config.quantization is not None and self.plan.facts.expert_parameters:
+            lines.append(
+                f"the fused weights of experts are no linear layers, so {config.quantization} packs none of them"
+            )
         if learned := len(self._model.corrections.observations):
             lines.append(f"corrected by {learned} trial{'s' if learned > 1 else ''} of earlier searches")
         return tuple(lines)
@@ -256,14 +260,16 @@ class Forecast:
     ) -> dict[str, Scalar] | None:
         """Return changes that fit together, and none of which can be left out; None if all together don't fit.
 
-        Of each knob the lightest choice is taken, those that save most first. Weights in 4 bits come last, as only an
-        adapter can be trained on them.
+        Of each knob the lightest choice is taken, those that save most first. The loss in chunks, which a short search
+        leaves out, comes after them, and weights in 4 bits last, as only an adapter can be trained on them.
         """
         least = self._model.predict([config, *(change.config for change in changes)]).least_bytes
         lightest: dict[str, Scalar] = {}
         for taken, change in sorted(zip(least[1:].tolist(), changes, strict=True), key=lambda pair: pair[0]):
             if taken < least[0]:
                 lightest.setdefault(change.knob, change.choice)
+        if admitted.admits(Allowance.NUMERICS):
+            lightest.setdefault("chunked_loss", True)
         if admitted is Allowance.METHOD:
             lightest.setdefault("quantization", "nf4")
         chosen: dict[str, Scalar] = {}
@@ -291,13 +297,6 @@ class _Change(NamedTuple):
     knob: str
     choice: Scalar
     depth: Allowance
-
-
-def _evaluation(options: EstimateOptions) -> Evaluation | None:
-    if options.eval_batch is None and options.eval_samples is None:
-        return None
-    given = {} if options.eval_batch is None else {"batch": options.eval_batch}
-    return Evaluation(**given, kept_samples=options.eval_samples or 0)
 
 
 def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:

@@ -23,8 +23,8 @@ BEST = 8  # configurations that a ranking shows
 
 RANKED = (
     "ranked: precision (bf16 stands for fp16 where the device has both), tf32, micro-batch, optimizer, checkpointing; "
-    "with --allow method pure bf16 and LoRA too; what else there is (attention, compile, adapter-rank) is "
-    "estimated when it is given (--fix)"
+    "with --allow method pure bf16 and LoRA too; what else there is (attention, compile, adapter-rank, chunked-loss, "
+    "QLoRA as adapter=lora,quantization=nf4) is estimated when it is given (--fix)"
 )
 
 # Predicted rates that differ by less than this share count as equal; then the smaller allowance class comes first.

@@ -31,7 +31,7 @@ from autotune.planning.planner import check_lengths
 from autotune.planning.recipe import check_recipe, recipe_baseline, recipe_notes, recipe_of
 from autotune.space.file import SpaceFile, load_space
 from autotune.space.knobs import fixed_values, refused
-from autotune.space.parallel_rules import SEQUENCE_IS_ESTIMATED
+from autotune.space.parallel_rules import TRIALS_ALONE
 from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
@@ -41,7 +41,7 @@ from autotune.value import Value
 from autotune.values.budget import Budget, Effort
 from autotune.values.catalogue.gpus import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, TrainConfig
-from autotune.values.estimate import Rates
+from autotune.values.estimate import Evaluation, Rates
 from autotune.values.hardware import Hardware, default_budget_bytes, detect
 from autotune.values.knob import Allowance
 from autotune.values.model import FLASH_PACKAGES, ModelFacts
@@ -97,6 +97,14 @@ class EstimateOptions(WorkloadOptions):
         several = {"parallelism.world_size": self.devices} if self.devices > 1 else {}
         return {**fixed_values(self.fix), **several}
 
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """How the training is evaluated; None: not asked for."""
+        if self.eval_batch is None and self.eval_samples is None:
+            return None
+        given = {} if self.eval_batch is None else {"batch": self.eval_batch}
+        return Evaluation(**given, kept_samples=self.eval_samples or 0)
+
 
 class Target(Value):
     """The device of an estimate with its rates; `notes` say what was assumed."""
@@ -138,7 +146,7 @@ def target_of(options: EstimateOptions) -> Target:
     if options.gpu is not None:
         return table_target(gpu_named(options.gpu), options.memory_bytes)
     if options.memory_bytes is not None and options.device == "auto":
-        return _target_of_memory(options.memory_bytes)
+        return _target_of_memory(options.memory_bytes, ranked=not options.fix)
     hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
     memory_bytes = options.memory_bytes or default_budget_bytes(hardware)
     if memory_bytes > hardware.memory_bytes:
@@ -169,11 +177,12 @@ def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
     return Target(device=device, rates=rates, notes=(note,))
 
 
-def _target_of_memory(memory_bytes: int) -> Target:
+def _target_of_memory(memory_bytes: int, *, ranked: bool) -> Target:
     hardware = device_of_memory(memory_bytes)
     rates = rates_of(hypothetical(gpu_named(REFERENCE_GPU)))
     device = Device(name="a GPU", hardware=hardware, memory_bytes=memory_bytes, rates=None)
-    note = f"only the memory of the device is known, so no speed; the order is that on {REFERENCE_GPU} (--gpu NAME)"
+    order = f"; the order is that on {REFERENCE_GPU}" if ranked else ""
+    note = f"only the memory of the device is known, so no speed{order} (--gpu NAME)"
     return Target(device=device, rates=rates, notes=(note,))
 
 
@@ -269,7 +278,7 @@ def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
     """Return the reason why a configuration can't run on the device of `plan`, or None.
 
     The Trainer runs no pipeline, but one can be estimated; its reasons are those of a single stage. So can sequence
-    parallelism.
+    parallelism that no trial runs.
     """
     spread = config.parallelism
     if spread.pipeline_parallel > 1:
@@ -278,4 +287,4 @@ def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
         of_stage = {"world_size": spread.tensor_parallel, "pipeline_parallel": 1}
         config = config.model_copy(update={"parallelism": spread.model_copy(update=of_stage)})
     reasons = refusals(config, plan.workload, plan.facts, plan.hardware)
-    return next((reason for reason in reasons if reason != SEQUENCE_IS_ESTIMATED), None)
+    return next((reason for reason in reasons if not reason.startswith(TRIALS_ALONE)), None)

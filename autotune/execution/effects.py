@@ -137,6 +137,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             "torch_compile_backend": lambda: _compiled(self._config, trainer),
             "activation_memory_budget": lambda: model_effects.activations(self._config),
             "dataloader_num_workers": lambda: _workers(self._config, loader),
+            "train_sampling_strategy": lambda: model_effects.sampling(self._config, loader),
             "packing": lambda: _packing(self._config, loader),
             "torch_empty_cache_steps": lambda: self._cache(trainer),
             "expandable_segments": lambda: model_effects.segments(self._config, is_cpu=self._hardware.is_cpu),

@@ -27,6 +27,7 @@ from transformers import TrainerCallback
 from autotune.execution.noise import Clock, HostWatch, Watch
 from autotune.execution.shortage import ran_short
 from autotune.execution.turns import Turns
+from autotune.training.batches import STEPS_TO_PEAK
 from autotune.values.conditions import Conditions
 from autotune.values.statistics import half_width, rate_interval, relative_half_width
 from autotune.values.time_spent import Stopwatch
@@ -34,9 +35,6 @@ from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
 EXTRA_DISCARDED_STEPS = 100
-
-# The first step makes the optimizer's states; the second has them from its start, and is the one that peaks.
-_STEPS_TO_PEAK = 2
 
 # Measured steps from which on the first can be left out.
 _ENOUGH = 3
@@ -97,7 +95,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._turns = turns
         self.steps_per_turn: int | None = None
         self.added_s = 0.0
-        self._least_discarded = max(limits.discarded_steps, _STEPS_TO_PEAK if relax else 0)
+        self._least_discarded = max(limits.discarded_steps, STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
         self._previous_end: Any = None
         self._measured_from = self._scale = 0.0
@@ -152,7 +150,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._previous_end = self._clock.mark()
             return
         self._records.append(self._marks)
-        if state.global_step <= _STEPS_TO_PEAK:  # the first to meet the optimizer's states: the cache is made for them
+        if state.global_step <= STEPS_TO_PEAK:  # the first to meet the optimizer's states: the cache is made for them
             self._retries_before = self._retries()
         if self._turns is not None and self.steps_per_turn is not None:
             is_over = not len(self._records) % self.steps_per_turn and not self._goes_on(self._turns)

@@ -1,4 +1,4 @@
-"""Checks of what the model is made of: a part of `effects`.
+"""Checks of what the model is made of, and of how samples are cut: a part of `effects`.
 
 The adapter that was asked for is the one that is trained, on weights packed as was asked for; experts and fused kernels
 are the chosen ones; and the model is spread over devices as was asked for. Much of the last can fail silently: ranks
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from autotune.errors import NoEffectError
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
@@ -228,9 +229,13 @@ def _zero(spread: Parallelism, engine: Any) -> str:
     )
     if actual != wanted:
         raise NoEffectError(f"optimizer and parameters were to be offloaded to {wanted}, but are to {actual}")
-    _check_share(_zero_share(engine, stage), spread.data_parallel)
+    _check_share(_zero_share(engine, stage), spread.sharding_ranks)
+    shared = engine.sequence_parallel_size
+    if shared != spread.sequence_parallel:
+        raise NoEffectError(f"sequence parallel {spread.sequence_parallel} was asked for, but it is {shared}")
     place = "" if spread.offload == "none" else f", {spread.offload} offloaded to {spread.offload_to}"
-    return f"DeepSpeed ZeRO-{stage} over {spread.data_parallel}{place}"
+    beside = f", sequence parallel {shared}" if shared > 1 else ""
+    return f"DeepSpeed ZeRO-{stage} over {spread.sharding_ranks}{beside}{place}"
 
 
 def _zero_share(engine: Any, stage: int) -> float:
@@ -300,3 +305,12 @@ def checkpointed_units(model: nn.Module) -> int:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
     return sum(isinstance(module, CheckpointWrapper) for module in model.modules())
+
+
+def sampling(config: TrainConfig, loader: Any) -> str:
+    """Return how samples are cut into micro-batches; accelerate wraps the sampler where there are several ranks."""
+    batches = getattr(loader, "batch_sampler", None)
+    balanced = isinstance(getattr(batches, "batch_sampler", batches), BatchRebalanceSampler)
+    if balanced != config.is_balanced:
+        raise NoEffectError(f"{config.train_sampling_strategy} was asked for, but {type(batches).__name__} ran")
+    return "of the same cost in tokens" if balanced else "of the same number of samples"

@@ -7,11 +7,13 @@ the model that the code has made.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 from transformers import Trainer, TrainingArguments, set_seed
+from transformers.trainer_pt_utils import BatchRebalanceSampler
 from transformers.trainer_utils import has_length
 
 from autotune.errors import AutotuneError, NoEffectError
@@ -25,10 +27,10 @@ from autotune.execution.user_data import RowCount, UserData, longest_of, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
 from autotune.training.adapters import fit_user_model, prepare_model
 from autotune.training.arguments import laid_over, plan
-from autotune.training.batches import padding_share
+from autotune.training.batches import longest_steps, padding_share
 from autotune.training.build import build_model
 from autotune.training.dataset import Repeated, training_data
-from autotune.training.parallel_arguments import building_device
+from autotune.training.parallel_arguments import building_device, parallel_variables
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, head_figures, recipe_trainer
 from autotune.values.checks import LossTask
@@ -55,9 +57,10 @@ def run_named_model(trial: Trial) -> Outcome:
         raise AutotuneError(f"{type(error).__name__}: {error}") from error
     model_config, per_step = trainer.model.config, trial.samples_per_step
 
-    def padding(steps: int) -> float | None:  # the first step with its longest samples left out
+    def padding(steps: int) -> float | None:  # steps of the longest samples left out
         last = min(steps * per_step, len(trainer.train_dataset))
-        return padding_share(trainer.train_dataset, trial.request.config, min(per_step, last - per_step), last)
+        first = min(longest_steps(trial.request.config) * per_step, last - per_step)
+        return padding_share(trainer.train_dataset, trial.request.config, first, last, per_step)
 
     if (recipe := trial.request.workload.recipe) is not None:
         count = StepCount(trainer, recipe, per_step)
@@ -85,10 +88,13 @@ def _reading_of_recipe(trial: Trial, recipe: Recipe, trainer: Any) -> Reading:
 def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
     """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
     trial.stopwatch.enter("trainer_s")
+    os.environ.update(parallel_variables(trial.request.config))
     if "deepspeed" in mapping.tuned:
         tell_deepspeed(trial.device)
     # The order of the samples was made beforehand, for its sampler: see `batches`.
-    arguments = {**mapping.tuned, **mapping.harness, **_of_trial(trial), "train_sampling_strategy": "sequential"}
+    arguments = {**mapping.tuned, **mapping.harness, **_of_trial(trial)}
+    if not trial.request.config.is_balanced:
+        arguments["train_sampling_strategy"] = "sequential"
     workload, per_step, callbacks = trial.request.workload, trial.samples_per_step, [probe, trial.timer]
     made = TrainingArguments(**arguments) if workload.recipe is None else None
     trial.stopwatch.enter("model_s")
@@ -114,7 +120,17 @@ def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
         )
     dataset, collator = data_of(trial, model.config, trial.max_steps * per_step, longest_first=per_step)
     trial.stopwatch.enter("trainer_s")
-    return Trainer(model=model, args=made, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
+    return _InOrder(model=model, args=made, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
+
+
+class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
+    """Takes the samples of each step in the order of its data, where its sampler balances micro-batches as well."""
+
+    def _get_train_sampler(self, *args: Any) -> Any:
+        sampler = super()._get_train_sampler(*args)
+        if isinstance(sampler, BatchRebalanceSampler):
+            sampler.shuffle = False
+        return sampler
 
 
 def _of_trial(trial: Trial) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measure
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.ranks import agree, own_rank
 from autotune.execution.turns import Turns
+from autotune.training.batches import longest_steps
 from autotune.values.checks import LossTask, SoakTask
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
@@ -49,9 +50,12 @@ class Trial(NamedTuple):
         turns: Turns | None = None,
     ) -> Self:
         """Return the trial with the timer of its steps, which decides how many there are."""
-        on_cpu, task = request.device == "cpu", request.task
+        on_cpu, task, limits = request.device == "cpu", request.task, request.limits
+        if task is None:
+            least = max(limits.discarded_steps, longest_steps(request.config))
+            limits = limits.model_copy(update={"discarded_steps": least})
         timer = StepTimer(
-            request.limits,
+            limits,
             request.accumulation_steps,
             request.workload.accumulation_steps(request.config),
             clock=HostClock() if on_cpu else CudaClock(),

@@ -37,10 +37,15 @@ from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.user_data import first_batch, view
 from autotune.training.loss import leaves_out_first_label, normalize_loss
 from autotune.values.model import Task
+from autotune.values.techniques import CHECKPOINTING
 from autotune.values.user_code import Barred
+from autotune.values.workload import RECIPES
 
 # Samples of the step whose gradients are compared, and of a micro-batch of it.
 SAMPLES, SPLIT_SAMPLES = 4, 2
+
+# Trainers of TRL that switch checkpointing off and on, for the reference or to generate.
+_SWITCHING = {kind.trainer for kind in RECIPES.values() if kind.generates or kind.precomputes}
 
 # A router's loss looks at all tokens of a micro-batch: the relative distance that it may make (as the first loss in
 # `autotune.verification.loss_check`).
@@ -144,6 +149,10 @@ def barred(seen: Seen) -> tuple[Barred, ...]:
     if seen.lengths is None:
         reason = "the samples have no input_ids whose lengths could be read in short time"
         found.append(Barred(knob="train_sampling_strategy", value="group_by_length", reason=reason))
+    if any(kind.__module__.startswith("trl.") and kind.__name__ in _SWITCHING for kind in type(seen.trainer).__mro__):
+        reason = "TRL switches it off in each step, and on again for all layers"
+        partial = [name for name, kind in CHECKPOINTING.items() if kind.every > 1 or kind.offload]
+        found += [Barred(knob="checkpointing", value=name, reason=reason) for name in partial]
     return tuple(found)
 
 

@@ -157,7 +157,10 @@ def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable
     if failed:
         raise failed[0]
     if not found:
-        raise CodeError(f"{code.shown}: {ended} without having called Trainer.train, which is what is tuned")
+        raise CodeError(
+            f"{code.shown}: {ended} without having called Trainer.train, which is what is tuned; "
+            "for a loop of your own there is autotune.find(step=...)"
+        )
     return found[0]
 
 

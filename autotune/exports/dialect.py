@@ -78,11 +78,13 @@ def _settings(document: dict[str, Any]) -> str:
 
 
 def lost_spacing(winner: Winner) -> list[str]:
-    """Return what is lost of checkpointing of every n-th layer, of a chunked loss and of a budget for activations."""
+    """Return what is lost of memory savers that are no argument, and of balanced micro-batches."""
     kind = winner.config.checkpointing
     is_spaced = kind != "none" and CHECKPOINTING[kind].every > 1
     lost = [f"checkpointing {kind}: every layer is checkpointed"] if is_spaced else []
     lost += ["chunked_loss: all logits are there at once"] * winner.config.chunked_loss
+    if winner.config.is_balanced:
+        lost.append("train_sampling_strategy batch_rebalance: micro-batches are drawn at random")
     is_bounded = winner.config.activation_memory_budget is not None
     return lost + ["activation_memory_budget: all activations are kept"] * is_bounded
 

@@ -16,7 +16,7 @@ import yaml
 from autotune.errors import InputError
 from autotune.exports.winner import DEFAULTS
 from autotune.training.arguments import laid_over, plan
-from autotune.training.parallel_arguments import ZERO_STAGES
+from autotune.training.parallel_arguments import ZERO_STAGES, parallel_variables
 from autotune.value import save_text
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
@@ -90,7 +90,13 @@ def needs_launcher(config: TrainConfig) -> bool:
 
 def variables(config: TrainConfig) -> str:
     """Return what a command line has to begin with to set the environment variables of a configuration."""
-    return f"{ALLOCATOR_VARIABLE}={_EXPANDABLE} " if config.expandable_segments else ""
+    return "".join(f"{name}={value} " for name, value in environment(config).items())
+
+
+def environment(config: TrainConfig) -> dict[str, str]:
+    """Return the environment variables of a configuration."""
+    allocator = {ALLOCATOR_VARIABLE: _EXPANDABLE} if config.expandable_segments else {}
+    return allocator | parallel_variables(config)
 
 
 def mixed_precision(config: TrainConfig) -> str:
@@ -172,7 +178,8 @@ def _deepspeed(result: ResultData) -> dict[str, Any] | None:
         zero["stage3_param_persistence_threshold"] = 10 * width
     return {
         **arguments["deepspeed"],
-        "train_batch_size": workload.samples_per_step(config),
+        # The Trainer refuses another number than its own, which counts the ranks that share a sample one by one.
+        "train_batch_size": workload.samples_per_step(config) if not parallel_variables(config) else "auto",
         "train_micro_batch_size_per_gpu": config.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.accumulation_steps(config),
         "gradient_clipping": float(arguments.get("max_grad_norm", DEFAULTS["max_grad_norm"])),

@@ -150,7 +150,7 @@ def _training(winner: Winner) -> dict[str, Any]:
         **dialect.trainer_arguments(winner, {name: name for name in _ALWAYS}),
         "bf16": config.precision is Precision.BF16,
         "fp16": config.precision is Precision.FP16,
-        "train_sampling_strategy": config.train_sampling_strategy,
+        "train_sampling_strategy": "random" if config.is_balanced else config.train_sampling_strategy,
     }
     if "tf32" in winner.arguments:
         found["tf32"] = winner.arguments["tf32"]

@@ -76,6 +76,10 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
         raise InputError(
             f"{target}: {result.workload.recipe.kind.trainer} trained it; --to trl writes a script with it"
         )
+    if result.best.config.parallelism.sequence_parallel > 1 and target not in launch_files.FILE_NAMES:
+        raise InputError(
+            f"{target}: sequence parallel takes position_ids in each batch; {launch_files.SCRIPT} is yours"
+        )
     made = TARGETS[target](Winner(result))
     return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 

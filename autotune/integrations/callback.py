@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import resource
 import sys
 from pathlib import Path
@@ -183,7 +184,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
 def _data_parallel(args: Any) -> int:
     """Return the number of ranks that see different samples."""
-    others = getattr(getattr(args, "parallelism_config", None), "non_data_parallel_size", 1)
+    shared = os.environ.get("PARALLELISM_CONFIG_SP_SIZE", "1")  # which accelerate's launcher sets as well
+    others = getattr(getattr(args, "parallelism_config", None), "non_data_parallel_size", shared)
     return max(1, int(args.world_size) // int(others))
 
 

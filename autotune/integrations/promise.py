@@ -54,7 +54,7 @@ class Promise(Value):
     def __str__(self) -> str:
         rate, interval = self.samples_per_second, self.interval
         if not interval.is_narrow:
-            return f"{show_rate(float(f'{rate:.2g}'))}, roughly"
+            return f"about {show_rate(float(f'{rate:.2g}'))}"
         return f"{show_rate(rate)} ({show_rate(interval.low)} to {show_rate(interval.high)})"
 
 

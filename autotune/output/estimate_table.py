@@ -241,9 +241,9 @@ def _work_lines(run: RunCost | None) -> list[str]:
         return []
     return [
         f"{run.tokens:.4g} tokens: 6 P D = 6 x {run.parameters:,} x {run.tokens:.4g} = {run.flops_by_parameters:.3e} "
-        f"FLOP/s-s = {run.petaflop_s_days_by_parameters:,.3g} PetaFLOP/s-days",
+        f"FLOP = {run.petaflop_s_days_by_parameters:,.3g} PetaFLOP/s-days",
         f"as traced, attention counted and what a token doesn't pass through left out: {run.needed_flops:.3e} "
-        f"FLOP/s-s = {run.needed_petaflop_s_days:,.3g} PetaFLOP/s-days",
+        f"FLOP = {run.needed_petaflop_s_days:,.3g} PetaFLOP/s-days",
     ]
 
 

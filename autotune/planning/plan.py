@@ -178,7 +178,7 @@ def request_of(
     turn with it, itself included; if empty, it runs alone.
     """
     full = plan.workload.accumulation_steps(config)
-    whole = purpose in _WHOLE_STEPS or plan.workload.runs_whole_steps
+    whole = purpose in _WHOLE_STEPS or plan.workload.runs_whole_steps(config)
     return TrialRequest(
         number=number,
         purpose=purpose,

@@ -30,12 +30,12 @@ WORTHWHILE_DATA_WAIT = 0.02
 # Knobs of data loading.
 LOADING = {"dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"}
 
-# Knobs without influence on device memory, with the values that replace them in comparisons.
+# Knobs without influence on device memory, with the values that replace them in comparisons. Another order of the
+# samples is without, as trials start with the longest in any case, unless it balances micro-batches.
 _FREE_OF_MEMORY = {
     "dataloader_num_workers": 0,
     "dataloader_prefetch_factor": None,
     "dataloader_pin_memory": False,
-    "train_sampling_strategy": "random",  # trials start with the longest samples in any case
 }
 
 
@@ -153,5 +153,8 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
         return False
     if easy.optim != hard.optim and easy.optim not in _LIGHTER.get(hard.optim, frozenset()):
         return False
+    if easy.is_balanced != hard.is_balanced:
+        return False
     rest = {"per_device_train_batch_size": 1, "checkpointing": "none", "optim": "", "tf32": False, **_FREE_OF_MEMORY}
+    rest["train_sampling_strategy"] = "random"
     return easy.model_copy(update=rest) == hard.model_copy(update=rest)

@@ -160,6 +160,13 @@ _SWITCHES = {
     "gradient_checkpointing": ("checkpointing", "full", "none"),
     "torch_compile": ("compile", "inductor", "none"),
 }
+# Names that people try which are no knobs, and what to write.
+_MEANT = {
+    "gradient-accumulation-steps": "follows from micro-batch and --global-batch; name micro-batch",
+    "batch-size": "name micro-batch, the samples of a device at once, or give --global-batch, those of a step",
+    **dict.fromkeys(("lora-r", "lora-rank", "adapter-r"), "name adapter-rank"),
+    "lora-alpha": "name adapter-alpha",
+}
 _TRUTHS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 _FIX = "--fix {}={}"
 
@@ -173,8 +180,8 @@ def knob_named(name: str, option: str) -> KnobOption:
     plain, known = name.strip().lower(), _by_name()
     if (found := known.get(_hyphened(_SWITCHES.get(plain, (plain,))[0]))) is not None:
         return found
-    if _hyphened(plain) == "gradient-accumulation-steps":
-        raise InputError(f"{option} {name}: follows from micro-batch and --global-batch; name micro-batch")
+    if (meant := _MEANT.get(_hyphened(plain))) is not None:
+        raise InputError(f"{option} {name}: {meant}")
     near = suggestion(name, (*known, *(knob.parameter for knob in knobs()), *_SWITCHES))
     others = ", ".join(knob.option for knob in knobs() if "." not in knob.parameter)
     raise InputError(f"{option} {name}: no such knob{near or f'; there are {others}'}")

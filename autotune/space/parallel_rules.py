@@ -19,8 +19,8 @@ from autotune.values.workload import Workload
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 
-# Whatever else speaks for it, nothing has trained so: no check of what took effect, no export.
-SEQUENCE_IS_ESTIMATED = "sequence parallel: trials don't run it, it can only be estimated (autotune estimate)"
+# What begins like this speaks against a trial alone: time and memory can be estimated all the same.
+TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), not run: "
 
 # Optimizers that update element by element with torch's own operations, so that they work on shards.
 _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
@@ -210,7 +210,36 @@ def sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
         return f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
     if workload.sequence_length % degree:
         return f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
-    return SEQUENCE_IS_ESTIMATED
+    reason = _sequence_in_trials(config, workload, hardware)
+    return None if reason is None else TRIALS_ALONE + reason
+
+
+def _sequence_in_trials(config: TrainConfig, workload: Workload, hardware: Hardware) -> str | None:
+    """Return why ranks that share tokens would train otherwise than one process, or haven't been seen to train."""
+    spread, model = config.parallelism, workload.model.config
+    if spread.sharding != "zero_3":
+        return (
+            f"beside {spread.sharding} DeepSpeed makes gradients {spread.sequence_parallel} times as large; beside "
+            "zero_3 they are right"
+        )
+    if hardware.is_cpu and spread.data_parallel > 1:
+        return "over gloo torch can't gather the losses of ranks of which rank 0 is none (a CPU; all ranks may share)"
+    if workload.dataset is not None:
+        return "the Trainer weighs micro-batches alike, however many labels each has: samples must have one length"
+    if config.attn_implementation != "sdpa":
+        return f"{config.attn_implementation} has not been run so, sdpa has"
+    if model.get("layer_types") or model.get("sliding_window"):
+        return "DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
+    for asked, what in (
+        (spread.offload != "none", "offload"),
+        (config.adapter is not None, "an adapter"),
+        (config.use_liger_kernel, "Liger's kernels"),
+        (workload.recipe is not None, "a Trainer of TRL's"),
+        (workload.is_users_own, "your own code"),
+    ):
+        if asked:
+            return f"{what} has not been run so"
+    return None
 
 
 RULES: tuple[Rule, ...] = (devices, idle_knobs, fsdp, zero, tensor, sequence)

@@ -76,7 +76,7 @@ def make_point(config: TrainConfig) -> dict[str, Scalar]:
             if value is not None:
                 point |= {f"{_FIELD}{field}": v for field, v in value.model_dump(exclude={"kind"}).items()}
         elif name == "parallelism":
-            point |= {f"{_PARALLEL}{field}": v for field, v in value.model_dump().items()}
+            point |= {f"{_PARALLEL}{field}": getattr(value, field) for field in Parallelism.model_fields}
         else:
             point[name] = str(value) if name == "precision" else value
     return point

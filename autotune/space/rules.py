@@ -24,8 +24,8 @@ _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
 
-# Modes that record CUDA graphs; the second micro-step raises "output of CUDAGraphs that has been overwritten".
-_GRAPHS = ("reduce-overhead", "max-autotune")
+# What records CUDA graphs; the second micro-step raises "output of CUDAGraphs that has been overwritten".
+_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs")
 
 _HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
@@ -155,9 +155,10 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             return f"inductor {_NEEDS_CC}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         return "cudagraphs does nothing on a CPU"
-    if config.torch_compile_mode in _GRAPHS and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
-        graphs = f"CUDA graphs ({config.torch_compile_mode}) overwrite"
-        return f"{graphs} gradients that accumulate; max-autotune-no-cudagraphs records none"
+    graphs = config.torch_compile_mode if config.torch_compile_backend == "inductor" else config.torch_compile_backend
+    if graphs in _GRAPHS and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
+        overwrite = f"CUDA graphs ({graphs}) overwrite gradients that accumulate"
+        return f"{overwrite}; max-autotune-no-cudagraphs records none"
     return None
 
 
@@ -208,12 +209,21 @@ def _allocator(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
 
 
 def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why grouping by length can't save padding."""
-    if config.train_sampling_strategy != "group_by_length":
+    """Return why another order of the samples, or another cut of a step, can't save padding."""
+    if config.train_sampling_strategy in ("random", "sequential"):
         return None
+    said = "balancing by tokens" if config.is_balanced else "grouping by length"
     if not _lengths_differ(workload):
-        return "grouping by length: all samples have one length (real data, --data, have many)"
-    return "packed batches have no padding that grouping by length could save" if config.packing else None
+        return f"{said}: all samples have one length (real data, --data, have many)"
+    if config.packing:
+        return f"packed batches have no padding that {said} could save"
+    if config.is_balanced and not parallel_rules.accumulates(config, workload):
+        return f"{said} moves samples between the micro-batches of a step, which has one"
+    if config.is_balanced and config.parallelism.data_parallel != config.parallelism.world_size:
+        return f"{said}: transformers' sampler deals samples out to all ranks, of which some should have the same"
+    if config.is_balanced and (workload.recipe is not None or workload.is_users_own):
+        return f"{said} is tried with the models' own training alone, without code of yours or a recipe"
+    return None
 
 
 def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
@@ -248,6 +258,8 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
             )
         if (workload.global_batch_size or 0) % at_once:
             return f"{at_once} completions at once don't divide the global batch of {workload.global_batch_size}"
+        if at_once == workload.global_batch_size:
+            return f"{at_once} completions at once are all of a step, as they are by default"
     if recipe is None:
         return None
     kind = CHECKPOINTING.get(config.checkpointing)

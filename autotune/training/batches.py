@@ -3,7 +3,8 @@
 In a trial the longest rows come first, so that the peak of memory is reached at once. The rest follows as in training:
 shuffled, in the order of the file, or grouped by length by the Trainer's own sampler. That sampler goes from the
 longest batches to the shortest over thousands of rows, of which a trial sees some dozens, so its micro-batches are
-visited in an order in which any few of them represent all.
+visited in an order in which any few of them represent all. Where micro-batches are balanced by tokens, the Trainer's
+sampler cuts the rows of each step, shuffled as ever, into its micro-batches, and the longest come in two steps.
 
 Packing puts the samples of a micro-batch into one row without padding, with positions that start anew at each sample.
 transformers masks by the positions, so no sample sees another, and the loss is that of padded batches. Blocks of a
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ from autotune.values.config import TrainConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# The first step makes the optimizer's states; the second has them from its start, and is the one that peaks.
+STEPS_TO_PEAK = 2
 
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
@@ -81,6 +85,19 @@ class PackCollator:
 
 
 @dataclass(frozen=True)
+class PositionCollator:
+    """Texts of one length with the position of each token, which a rank that has some of a sample's tokens needs."""
+
+    def __call__(self, samples: Sequence[Sample]) -> Sample:
+        """Stack the samples; the positions have the shape of the ids."""
+        import torch
+
+        batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+        rows, tokens = batch["input_ids"].shape
+        return {**batch, "position_ids": torch.arange(tokens).repeat(rows, 1)}
+
+
+@dataclass(frozen=True)
 class ImageTextCollator:
     """Texts of one length with images, which vision-language models take joined along the first dimension."""
 
@@ -101,14 +118,16 @@ def row_order(
 
     Args:
         lengths: Tokens of all rows.
-        longest_first: Number of the longest rows that come first.
+        longest_first: Number of the longest rows that come first. Where micro-batches are balanced they come once more:
+            in other orders a later one may have some of the longest, but only a step of them makes all as large.
         rows: Number of rows that are read, or more; the sampler orders as many.
         config: Says the micro-batch and the sampler.
         per_step: Rows of an optimizer step, by which the Trainer's sampler groups.
         seed: Of the random orders.
     """
     longest = np.argsort(-lengths, kind="stable")[:longest_first]
-    if config.train_sampling_strategy == "random":
+    longest = np.tile(longest, longest_steps(config))
+    if config.is_balanced or config.train_sampling_strategy == "random":
         return np.concatenate([longest, np.random.default_rng(seed).permutation(len(lengths))])
     if config.train_sampling_strategy == "sequential":
         rest = np.arange(len(lengths))
@@ -116,6 +135,11 @@ def row_order(
         drawn = np.random.default_rng(seed).permutation(len(lengths))[: max(per_step, rows - longest_first)]
         rest = _grouped(drawn, lengths, per_step, seed)
     return np.concatenate([longest, _representative(rest, lengths, config.per_device_train_batch_size)])
+
+
+def longest_steps(config: TrainConfig) -> int:
+    """Return how many steps of a trial have the longest rows."""
+    return STEPS_TO_PEAK if config.is_balanced else 1
 
 
 def _grouped(rows: NDArray[np.int64], lengths: NDArray[np.int64], per_step: int, seed: int) -> NDArray[np.int64]:
@@ -146,21 +170,41 @@ def _representative(rows: NDArray[np.int64], lengths: NDArray[np.int64], micro_b
     return visited
 
 
-def padding_share(data: Any, config: TrainConfig, first: int, last: int) -> float | None:
-    """Return the share of padding among the positions of samples `first` to `last`; None for samples without tokens."""
+def micro_batches(lengths: Sequence[int], config: TrainConfig, per_step: int) -> Iterator[list[int]]:
+    """Yield the numbers of the samples of each micro-batch, those of all ranks; a step has `per_step` samples.
+
+    Balanced ones come rank by rank, in whole steps.
+    """
     micro = config.per_device_train_batch_size
-    if last - first < micro or "input_ids" not in data[first]:
+    if not config.is_balanced:
+        yield from (list(range(start, start + micro)) for start in range(0, len(lengths) - micro + 1, micro))
+        return
+    from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+    ranks = config.parallelism.data_parallel
+    for rank in range(ranks):
+        steps = per_step // (micro * ranks)
+        yield from BatchRebalanceSampler(list(lengths), per_step, ranks, steps, shuffle=False, rank=rank)
+
+
+def padding_share(data: Any, config: TrainConfig, first: int, last: int, per_step: int) -> float | None:
+    """Return the share of padding among the positions of samples `first` to `last`; None for samples without tokens.
+
+    A step has `per_step` samples, those of all ranks.
+    """
+    if last - first < config.per_device_train_batch_size or "input_ids" not in data[first]:
         return None
+    rows = [data[index] for index in range(first, last)]
     real = run = 0
-    for start in range(first, last - micro + 1, micro):
-        samples = [data[index] for index in range(start, start + micro)]
+    for batch in micro_batches([len(row["input_ids"]) for row in rows], config, per_step):
+        samples = [rows[index] for index in batch]
         for name in ("input_ids", "labels"):
             if samples[0][name].ndim == 0 or (name == "labels" and _same_lengths(samples)):
                 continue
             sizes = [len(sample[name]) for sample in samples]
             real += sum(sizes)
-            run += sum(sizes) if config.packing else max(sizes) * micro
-    return 1 - real / run
+            run += sum(sizes) if config.packing else max(sizes) * len(sizes)
+    return 1 - real / run if run else None
 
 
 def _same_lengths(samples: Sequence[Sample]) -> bool:

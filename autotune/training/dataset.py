@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.errors import InputError
 from autotune.training.batches import (
     IGNORED,
     Collator,
     ImageTextCollator,
     PackCollator,
     PadCollator,
+    PositionCollator,
     Sample,
     row_order,
 )
@@ -72,7 +74,7 @@ def training_data(
         config: How rows of a file are sampled and put into batches; None: at random, with padding.
 
     Raises:
-        InputError: The workload names a file of images or sound.
+        InputError: The workload names a file of images or sound, or one of texts without a directory.
         RunDirectoryError: The prepared rows are missing.
     """
     from torch.utils.data import Subset
@@ -85,9 +87,11 @@ def training_data(
         made = _synthetic_sound if workload.task.takes_audio else _synthetic_images
         return Repeated(made(workload, model_config), samples), default_data_collator
     if workload.dataset is None:
-        return Repeated(_synthetic_texts(workload, model_config), samples), default_data_collator
+        shares_tokens = config is not None and config.parallelism.sequence_parallel > 1
+        collator = PositionCollator() if shares_tokens else default_data_collator
+        return Repeated(_synthetic_texts(workload, model_config), samples), collator
     if directory is None:
-        raise ValueError("data of a file need the directory in which they were prepared")
+        raise InputError("the data are of a file: give directory=, where their tokens are or are to be put")
     rows = load_rows(directory)
     texts: Samples = TextSamples(
         workload.task,

@@ -1,8 +1,9 @@
 """A `Parallelism` as arguments of `TrainingArguments` and of the model: the part of `arguments` for several devices.
 
 Data parallelism uses what TrainingArguments has for it: DDP's arguments, FSDP2 (`fsdp`, `fsdp_config`) or a DeepSpeed
-configuration (`deepspeed`). Tensor parallelism is an argument of the model, `distributed_config`, by which transformers
-shards it according to its class's plan. Defaults of the libraries are left out.
+configuration (`deepspeed`). Sequence parallelism is asked for in the environment. Tensor parallelism is an argument of
+the model, `distributed_config`, by which transformers shards it according to its class's plan. Defaults of the
+libraries are left out.
 """
 
 from __future__ import annotations
@@ -51,6 +52,22 @@ def parallel_arguments(config: TrainConfig, *, is_cpu: bool, transformers: tuple
     if spread.sharding in ZERO_STAGES:
         return {"deepspeed": deepspeed_config(config, is_cpu=is_cpu)}
     return _ddp(spread)
+
+
+def parallel_variables(config: TrainConfig) -> dict[str, str]:
+    """Return the environment variables by which accelerate shares a sample's tokens among ranks; none if it doesn't.
+
+    Its `ParallelismConfig` reads them; as an argument of TrainingArguments it could be written to no file.
+    """
+    spread = config.parallelism
+    if spread.sequence_parallel == 1:
+        return {}
+    return {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_SP_SIZE": str(spread.sequence_parallel),
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": str(spread.data_parallel),
+        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": str(config.attn_implementation),
+    }
 
 
 def model_arguments(spread: Parallelism) -> dict[str, Any]:

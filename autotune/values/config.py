@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 from autotune.value import Value
 from autotune.values import knob
 from autotune.values.adapters import AnyAdapter
-from autotune.values.knob import Knob, each, knobs_of, only
+from autotune.values.knob import Knob, each, knobs_of
 from autotune.values.optimizers import OptimizerName
 from autotune.values.techniques import BackendName, Checkpointing, Mode, why_not
 
@@ -178,15 +178,19 @@ class TrainConfig(Value):
         default=True, description="copy to the device from pinned memory"
     )
     train_sampling_strategy: Annotated[
-        Literal["random", "sequential", "group_by_length"],
+        Literal["random", "sequential", "group_by_length", "batch_rebalance"],
         Knob(
             "numerics",
             "sampling",
             argument="always",
-            feature=only("group_by_length", "grouped"),
-            word=only("group_by_length", "grouped by length"),
+            feature={"group_by_length": "grouped", "batch_rebalance": "balanced"}.get,
+            word={"group_by_length": "grouped by length", "batch_rebalance": "balanced by tokens"}.get,
         ),
-    ] = "random"
+    ] = Field(
+        default="random",
+        description="order of the samples; batch_rebalance: a step's samples are drawn at random, and cut into "
+        "micro-batches of about the same cost in tokens, few long samples or many short ones",
+    )
     packing: Annotated[bool, Knob(knob.of_redrawing, feature="packed", word="packed")] = Field(
         default=False, description="concatenate the samples of a micro-batch into one row, without padding"
     )
@@ -242,6 +246,11 @@ class TrainConfig(Value):
         if reason is not None:
             raise ValueError(reason)
         return value
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether micro-batches of a step have the same cost in tokens, and not the same number of samples."""
+        return self.train_sampling_strategy == "batch_rebalance"
 
     @property
     def config_id(self) -> str:

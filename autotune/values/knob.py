@@ -134,11 +134,6 @@ def each(text: str) -> Template:
     return text.format
 
 
-def only(special: object, text: str) -> Template:
-    """Return a template that gives `text` for the value `special` alone."""
-    return lambda value: text if value == special else None
-
-
 # Optimizers with the same update rule, scheduled differently on the device.
 _SAME_OPTIMIZER = frozenset({"adamw_torch", "adamw_torch_fused"})
 

@@ -157,6 +157,7 @@ _REASONS = {
     ("attn_implementation", "bettertransformer"): _GONE_ATTENTION,
     ("attn_implementation", "better_transformer"): _GONE_ATTENTION,
     ("precision", "fp8"): _FP8,
+    ("optim", "adamw"): "there are several: adamw_torch_fused (the Trainer's default), adamw_torch, adamw_bnb_8bit ...",
     ("adapter", "qlora"): "QLoRA is LoRA on weights of 4 bits: --fix adapter=lora,quantization=nf4",
 }
 

@@ -147,11 +147,15 @@ class Workload(Value):
         """Return the samples of one optimizer step, all devices together."""
         return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
 
-    @property
-    def runs_whole_steps(self) -> bool:
-        """Whether trials run all micro-batches of a step, as the time of one says nothing about the others."""
+    def runs_whole_steps(self, config: TrainConfig) -> bool:
+        """Return whether trials run all micro-batches of a step, as the time of one says nothing about the others."""
         generates = self.recipe is not None and self.recipe.kind.generates
-        return generates or self.own_step is not None or (self.own_code is not None and self.own_code.generates)
+        return (
+            config.is_balanced
+            or generates
+            or self.own_step is not None
+            or (self.own_code is not None and self.own_code.generates)
+        )
 
     @property
     def shown_batch(self) -> str:

@@ -82,7 +82,8 @@ def yardstick(changed: Sequence[Change], facts: ModelFacts) -> Yardstick:
 
 def _is_rebatched(changed: Sequence[Change], facts: ModelFacts) -> bool:
     """Whether batch norm or routers, which depend on whole micro-batches, get other ones."""
-    return facts.batch_coupled is not None and any(c.knob in _BATCH_KNOBS for c in changed)
+    balanced = any("batch_rebalance" in (c.before, c.after) for c in changed)
+    return facts.batch_coupled is not None and (balanced or any(c.knob in _BATCH_KNOBS for c in changed))
 
 
 def _is_scaled(changed: Sequence[Change]) -> bool:

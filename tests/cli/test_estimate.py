@@ -150,7 +150,7 @@ def test_every_knob_reaches_the_configuration(estimate):
     config = TrainConfig(**json.loads(done.stdout)["predicted"]["config"])
     defaults = TrainConfig(per_device_train_batch_size=8, adapter=type(config.adapter)())
     elsewhere = {"experts_implementation", "experts_per_token", "expert_capacity", "packing", "use_liger_kernel"}
-    elsewhere |= {"parallelism", "generation_batch_size", "precompute_ref_log_probs"}
+    elsewhere |= {"parallelism", "generation_batch_size", "precompute_ref_log_probs", "activation_memory_budget"}
     given = TrainConfig.model_fields.keys() - elsewhere  # what only other models, data or installations have
     assert not [name for name in given if getattr(config, name) == getattr(defaults, name)]
     assert not [n for n in type(config.adapter).model_fields if n != "kind" and _same(config, defaults, n)]

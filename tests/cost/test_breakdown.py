@@ -94,6 +94,6 @@ def test_a_profile_of_an_earlier_version_has_no_names(profile_of):
     model = model_of(profile_of, "llama", config)
     (traced,) = model.profiles.values()
     unnamed = traced.excerpt.model_copy(update={"origins": (), "origin": (), "names": ()})
-    parts, _ = model.footprints.parts(config, traced, 1)
-    rows = alive(traced.model_copy(update={"excerpt": unnamed}), config, parts, accumulated=False)
+    parts, _ = model.footprints.parts(config, traced, 1.0, 1, None)
+    rows = alive(traced.model_copy(update={"excerpt": unnamed}), config, parts, samples=1.0, accumulated=False)
     assert {row.module for row in rows} == {""}

@@ -191,12 +191,12 @@ EVALUATED = make_profile(
 
 
 def phase(name: str, evaluation: Evaluation | None = None, *, profile=EVALUATED, **fields):
-    found = Footprints().phases(make_config(4, **fields), profile, 1, evaluation)
+    found = Footprints().phases(make_config(4, **fields), profile, 4.0, 1, evaluation)
     return next(components for components in found if components.phase == name)
 
 
 def test_phases_come_in_the_order_of_a_training():
-    found = Footprints().phases(make_config(4), EVALUATED, 1)
+    found = Footprints().phases(make_config(4), EVALUATED, 4.0, 1, None)
     assert [c.phase for c in found] == ["forward and backward", "optimizer step", "evaluation", "saving"]
 
 
@@ -223,8 +223,8 @@ def test_a_single_kept_batch_is_not_copied():
 
 def test_evaluation_is_the_peak_only_if_it_is_asked_for():
     config, evaluation = make_config(4), Evaluation(batch=8, kept_samples=100)
-    assert Footprints().parts(config, EVALUATED, 1)[0].phase != "evaluation"
-    assert Footprints().parts(config, EVALUATED, 1, evaluation)[0].phase == "evaluation"
+    assert Footprints().parts(config, EVALUATED, 4.0, 1, None)[0].phase != "evaluation"
+    assert Footprints().parts(config, EVALUATED, 4.0, 1, evaluation)[0].phase == "evaluation"
 
 
 def test_saving_gathers_a_parameter_of_a_sharded_model():
@@ -234,5 +234,5 @@ def test_saving_gathers_a_parameter_of_a_sharded_model():
 
 
 def test_a_model_whose_evaluation_was_not_traced_has_no_such_phase():
-    found = Footprints().phases(make_config(4), make_profile(), 1)
+    found = Footprints().phases(make_config(4), make_profile(), 4.0, 1, None)
     assert "evaluation" not in [c.phase for c in found]

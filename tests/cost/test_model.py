@@ -23,7 +23,7 @@ from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import Excerpt, ForwardPass
 from autotune.cost.reserve import held_bytes
-from autotune.cost.time import StepCost, expected_longest
+from autotune.cost.time import StepCost
 from autotune.units import GIB
 from autotune.values.config import Parallelism
 from autotune.values.trial import Memory
@@ -237,18 +237,6 @@ def test_a_larger_micro_batch_never_needs_less(model, on_gpu):
 # Real data
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 8, 100, 10_000])
-def test_the_longest_of_a_micro_batch_is_between_mean_and_maximum(samples):
-    (longest,) = expected_longest(LENGTHS, np.array([float(samples)]))
-    assert LENGTHS.mean <= longest <= LENGTHS.maximum
-
-
-def test_the_longest_grows_with_the_micro_batch():
-    longest = expected_longest(LENGTHS, np.array([1.0, 2, 4, 8, 64]))
-    assert longest.tolist() == sorted(longest.tolist())
-    assert longest[0] == LENGTHS.mean
-
-
 def test_short_samples_are_faster_than_the_longest_but_need_as_much_memory(model):
     padded = make_model(workload=make_workload(lengths=LENGTHS))
     config = make_config(1)
@@ -266,6 +254,16 @@ def test_without_padding_samples_are_faster_and_need_as_much_memory(knobs):
     plain, saving = padded.predict([config]), padded.predict([config.model_copy(update=knobs)])
     assert saving.samples_per_second > 1.2 * plain.samples_per_second
     assert saving.needed_bytes == plain.needed_bytes
+
+
+def test_balanced_micro_batches_are_faster_and_hold_what_the_largest_does():
+    padded = make_model([large_profile()], workload=make_workload(lengths=LENGTHS))
+    config = make_config(8)
+    saving = config.model_copy(update={"train_sampling_strategy": "batch_rebalance"})
+    plain, balanced = (padded.predict([one]) for one in (config, saving))
+    assert balanced.samples_per_second > 1.1 * plain.samples_per_second
+    assert balanced.needed_bytes < plain.needed_bytes
+    assert padded.estimate(saving).memory.device_peak_bytes < padded.estimate(config).memory.device_peak_bytes
 
 
 def measured(model, config, *, slower: float = 1.0, more: float = 1.0, **fields):
@@ -413,9 +411,13 @@ def test_a_sharded_configuration_is_predicted_like_any_other():
     assert model.estimate(alone).memory.communication_bytes == 0
 
 
+def on_one_and_several(device):
+    """Profiles of a training on one device, and of DDP, which clones its outputs."""
+    return [make_profile(make_family(device=device, clones_outputs=clones)) for clones in (False, True)]
+
+
 def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch():
-    profile = make_profile(make_family(device="cuda"))
-    model = make_model([profile], hardware=make_gpu())
+    model = make_model(on_one_and_several("cuda"), hardware=make_gpu())
     configs = [make_config(2, parallelism=Parallelism(world_size=n)) for n in (1, 2, 4)]
     rates = model.predict(configs).samples_per_second
     assert rates[0] < rates[1] < rates[2] < 4 * rates[0]
@@ -423,14 +425,14 @@ def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch():
 
 
 def test_processes_of_a_cpu_share_its_cores():
-    model = make_model([make_profile()])
+    model = make_model(on_one_and_several("cpu"))
     one, two = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
     rates = model.predict([one, two]).samples_per_second
     assert rates[1] <= rates[0]
 
 
 def test_what_nccl_takes_is_counted_for_each_direction():
-    model = make_model([make_profile(make_family(device="cuda"))], hardware=make_gpu())
+    model = make_model(on_one_and_several("cuda"), hardware=make_gpu())
     alone, spread = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
     more = model.estimate(spread).memory.framework_bytes - model.estimate(alone).memory.framework_bytes
     assert more == pytest.approx(NCCL_BYTES, abs=1)
@@ -444,7 +446,7 @@ def test_offloaded_states_are_said_by_host_and_device():
 
 
 def test_trials_on_several_devices_correct_what_is_predicted_of_them():
-    model = make_model([make_profile()])
+    model = make_model(on_one_and_several("cpu"))
     config = make_config(parallelism=Parallelism(world_size=2))
     before = model.estimate(config)
     slower = make_result(config, before.samples_per_second / 3)

@@ -13,7 +13,7 @@ from autotune.training.build import build_config
 from autotune.training.heads import default_task
 from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
-from autotune.values.config import TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.model import Task
 from autotune.values.workload import Workload
@@ -45,6 +45,13 @@ def runner(tmp_path_factory, device):
             8,
             {"attn_implementation": "sdpa", "precision": "bf16", "checkpointing": "full"},
             id="a trained bias",
+        ),
+        pytest.param(
+            "t5-small",
+            128,
+            32,
+            {"attn_implementation": "sdpa", "precision": "bf16", "checkpointing": "full", "adapter": LORA},
+            id="log-probabilities of 16 bits",
         ),
         pytest.param(
             "bert-base-uncased",
@@ -109,6 +116,25 @@ def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, s
         model=spec, task=task, sequence_length=length, target_length=length, global_batch_size=size
     )
     check(runner, device, workload, TrainConfig(per_device_train_batch_size=size, **fields))
+
+
+def test_what_is_predicted_of_ddp_is_what_is_allocated(device, tmp_path):
+    """Without checkpointing it looks for unused parameters and hands out a copy of the outputs; buckets take memory."""
+    if device.count < 2:
+        pytest.skip("needs two devices")
+    spec = resolve("t5-small")
+    workload = make_workload(
+        model=spec, task=default_task(spec), sequence_length=128, target_length=128, global_batch_size=32
+    )
+    config = TrainConfig(
+        per_device_train_batch_size=16,
+        precision="bf16",
+        attn_implementation="sdpa",
+        optim="adamw_torch_fused",
+        parallelism=Parallelism(world_size=2),
+    )
+    with LocalRunner(tmp_path, device) as runner:
+        check(runner, device, workload, config)
 
 
 # The others compute from values on the device how images are cut, and on the stand-in those are zero.

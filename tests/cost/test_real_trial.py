@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from factories import make_limits, make_request, make_workload
 from vision_language import FAMILIES, edge, tiny_vision_language
@@ -12,6 +13,7 @@ from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
 from autotune.storage.home import rates_of
 from autotune.training.build import build_config
+from autotune.training.corpus import prepare
 from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
 from autotune.units import GIB
@@ -47,8 +49,13 @@ def workload(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    with LocalRunner(tmp_path_factory.mktemp("run"), detect("cpu")) as made:
+def run_directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def runner(run_directory):
+    with LocalRunner(run_directory, detect("cpu")) as made:
         yield made
 
 
@@ -82,11 +89,13 @@ def test_the_measured_peak_is_within_10_percent_of_the_predicted_one(runner, wor
 
 
 def assert_peak_is_predicted(runner, trained, fields, number):
-    """Run a trial of two micro-batches of 8 samples, whose peak is to be within 5 % of the predicted one."""
+    """Run a trial of micro-batches of 8 samples or as `fields` say, two of them or all of a step where they differ.
+
+    Its peak is to be within 5 % of the predicted one.
+    """
     hardware = detect("cpu")
-    config = TrainConfig(
-        attn_implementation="sdpa", dataloader_pin_memory=False, per_device_train_batch_size=8, **fields
-    )
+    usual = {"attn_implementation": "sdpa", "dataloader_pin_memory": False, "per_device_train_batch_size": 8}
+    config = TrainConfig(**{**usual, **fields})
     traced = profile(trained.model, family_of(config, hardware), shape_of(trained))
     predicted = CostModel.of(trained, hardware, rates_of(hardware), [traced]).estimate(config).memory.device_peak_bytes
     result = runner.run(
@@ -94,11 +103,31 @@ def assert_peak_is_predicted(runner, trained, fields, number):
             config,
             number=number,
             workload=trained,
-            accumulation_steps=2,
+            accumulation_steps=trained.accumulation_steps(config) if config.is_balanced else 2,
             limits=make_limits(memory_bytes=4 * GIB, timeout_s=300.0, measure_steps=2),
         )
     )
     assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.05)
+
+
+TEXTS = {
+    "log-normal": np.random.default_rng(0).lognormal(3.6, 0.7, 400).astype(int) + 1,
+    "few and even": np.linspace(4, 126, 40).astype(int),  # those of the longest step differ
+}
+
+
+@pytest.mark.parametrize("micro_batch", [4, 8])
+@pytest.mark.parametrize("name", TEXTS)
+def test_balanced_micro_batches_take_the_predicted_peak_within_5_percent(
+    runner, run_directory, workload, tmp_path, name, micro_batch
+):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join("x" * length for length in TEXTS[name]))
+    trained = workload.model_copy(update={"dataset": str(file), "sequence_length": 128, "global_batch_size": 16})
+    lengths = prepare(trained, run_directory / "data").lengths
+    trained = trained.model_copy(update={"lengths": lengths})
+    fields = {"per_device_train_batch_size": micro_batch, "train_sampling_strategy": "batch_rebalance"}
+    assert_peak_is_predicted(runner, trained, fields, 300 + micro_batch + 10 * list(TEXTS).index(name))
 
 
 USUAL = ({}, {"checkpointing": "full", "precision": "bf16"}, {"adapter": {}})

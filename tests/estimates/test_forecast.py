@@ -75,6 +75,12 @@ def test_where_one_change_is_not_enough_several_are_named_that_fit_together(esti
     assert estimated(model="llama-2-7b", gpu="rtx-4090", fix=fix).predicted.fits_at_all  # as it can be pasted
 
 
+def test_the_loss_in_chunks_is_named_where_long_samples_have_too_many_logits(estimated):
+    long = {"micro-batch": "1", "precision": "bf16", "checkpointing": "full", "adapter": "lora"}
+    found = estimated(model="Llama-3.2-1B", gpu="rtx-4090", seq_len=32768, global_batch=8, fix=long)
+    assert "chunked-loss=true" in found.would_fit
+
+
 @pytest.mark.slow
 def test_what_is_too_large_for_anything_else_fits_with_weights_in_four_bits(estimated):
     found = estimated(model="llama-3-70b", gpu="h100-80gb", fix={"micro-batch": "1"})

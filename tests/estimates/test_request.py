@@ -59,6 +59,11 @@ def test_every_default_is_said(estimated):
     assert "precision=" not in said
 
 
+def test_an_order_is_spoken_of_where_there_is_one(estimated):
+    fixed = estimated(gpu=None, memory_bytes=8 * GIB, fix={"micro-batch": "4"})
+    assert "only the memory of the device is known, so no speed (--gpu NAME)" in fixed.notes
+
+
 def test_knobs_that_change_nothing_say_so(estimated):
     notes = estimated(fix={"workers": "4", "pin-memory": False}).notes
     assert any("workers=4, pin-memory=false changes nothing" in note for note in notes)

@@ -94,6 +94,7 @@ def test_what_was_asked_for_is_confirmed(train):
         "torch_compile_backend": "none",
         "activation_memory_budget": "all kept",
         "dataloader_num_workers": "0",
+        "train_sampling_strategy": "of the same number of samples",
         "packing": "a row a sample",
         "torch_empty_cache_steps": "never emptied",
         "expandable_segments": "none",
@@ -113,6 +114,8 @@ def test_what_was_asked_for_is_confirmed(train):
         ({"optim": "adamw_bnb_8bit"}, {"optim": "paged_adamw_32bit"}, "but optim_bits is 32"),
         ({"optim": "paged_adamw_8bit"}, {"optim": "adamw_8bit"}, "but is_paged is False"),
         ({"optim": "adafactor"}, {"optim": "adamw_torch"}, "adafactor was asked for"),
+        ({"train_sampling_strategy": "batch_rebalance"}, {}, "batch_rebalance was asked for, but BatchSampler ran"),
+        ({}, {"train_sampling_strategy": "batch_rebalance"}, "random was asked for, but BatchRebalanceSampler ran"),
         ({"packing": True}, {}, "packing True was asked for, but micro-batches are a row a sample"),
         (
             {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 4},

@@ -18,10 +18,10 @@ from autotune.values.config import Parallelism
 class DeepSpeedEngine:
     """As much of DeepSpeed's as is looked at."""
 
-    def __init__(self, stage: int, held: int, *, optimizer_at: str = "none") -> None:
+    def __init__(self, stage: int, held: int, *, optimizer_at: str = "none", sharing: int = 1) -> None:
         self.module = nn.Linear(100, 100, bias=False)
         self.optimizer = SimpleNamespace(single_partition_of_fp32_groups=[torch.empty(held)])
-        self._stage, self._at = stage, optimizer_at
+        self._stage, self._at, self.sequence_parallel_size = stage, optimizer_at, sharing
 
     def zero_optimization_stage(self) -> int:
         return self._stage
@@ -71,6 +71,8 @@ def test_fsdp_that_became_something_else_is_found(seen):
 
 def test_deepspeed_is_looked_at(seen):
     assert seen(DeepSpeedEngine(2, 5000), sharding="zero_2") == "DeepSpeed ZeRO-2 over 2"
+    both = seen(DeepSpeedEngine(2, 5000, sharing=2), sharding="zero_2", sequence_parallel=2)
+    assert both == "DeepSpeed ZeRO-2 over 2, sequence parallel 2"
     offloaded = seen(DeepSpeedEngine(1, 5000, optimizer_at="cpu"), sharding="zero_1", offload="optimizer")
     assert offloaded == "DeepSpeed ZeRO-1 over 2, optimizer offloaded to cpu"
 
@@ -84,6 +86,7 @@ def test_deepspeed_is_looked_at(seen):
             DeepSpeedEngine(2, 5000, optimizer_at="cpu"),
             r"offloaded to \('none', 'none'\), but are to \('cpu', 'none'\)",
         ),
+        (DeepSpeedEngine(2, 5000, sharing=2), "sequence parallel 1 was asked for, but it is 2"),
         (DeepSpeedEngine(2, 10_000), "2 ranks were to split it, but this one holds 100%"),
     ],
 )

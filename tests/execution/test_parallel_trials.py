@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.execution.runner import LocalRunner
+from autotune.training.corpus import prepare
 from autotune.training.resolve import resolve
 from autotune.values.checks import LossTask
 from autotune.values.config import Parallelism, TrainConfig
@@ -31,6 +33,8 @@ LIMITS = Limits(
     measure_time_s=1e9,
     relative_interval=1e-12,
 )
+# AdamW takes the same step whatever the gradients are multiplied by, and so does anything that is clipped.
+SGD, UNCLIPPED = {"optim": "sgd"}, {"max_grad_norm": 0.0, "learning_rate": 0.3}
 TINY_T5 = {
     "model_type": "t5",
     "vocab_size": 512,
@@ -47,11 +51,20 @@ TINY_T5 = {
 class Ranks:
     """Trials of a tiny model, whose losses are kept."""
 
-    def __init__(self, runner: LocalRunner, llama: Any, t5: Any) -> None:
-        self._runner, self._models = runner, {"llama": llama, "t5": t5}
+    def __init__(self, runner: LocalRunner, directory: Path, llama: Any, t5: Any) -> None:
+        self._runner, self._directory, self._models = runner, directory, {"llama": llama, "t5": t5}
         self._numbers = itertools.count()
 
-    def run(self, model: str = "llama", *, world_size: int = 2, micro_batch: int = 2, knobs: Any = None, **spread: Any):
+    def run(
+        self,
+        model: str = "llama",
+        *,
+        world_size: int = 2,
+        micro_batch: int = 2,
+        knobs: Any = None,
+        data: Any = None,
+        **spread: Any,
+    ):
         config = TrainConfig(
             per_device_train_batch_size=micro_batch,
             attn_implementation="sdpa" if model == "llama" else "eager",
@@ -65,8 +78,12 @@ class Ranks:
             task=task,
             sequence_length=16,
             target_length=16 if task is Task.SEQ2SEQ_LM else None,
+            fixed_arguments=UNCLIPPED if config.optim == "sgd" else {},
             global_batch_size=8,
+            **(data or {}),
         )
+        if data is not None:
+            prepare(workload, self._directory / "data")
         return self._runner.run(
             TrialRequest(
                 number=next(self._numbers),
@@ -87,8 +104,9 @@ def ranks(tmp_path_factory, tiny_llama):
     t5.mkdir()
     (t5 / "config.json").write_text(json.dumps(TINY_T5))
     entry = "sharding_on_cpu:run_trial"
-    with LocalRunner(tmp_path_factory.mktemp("ranks"), detect("cpu"), entry=entry) as runner:
-        yield Ranks(runner, resolve(str(tiny_llama)), resolve(str(t5)))
+    directory = tmp_path_factory.mktemp("ranks")
+    with LocalRunner(directory, detect("cpu"), entry=entry) as runner:
+        yield Ranks(runner, directory, resolve(str(tiny_llama)), resolve(str(t5)))
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +185,46 @@ def test_deepspeed_trains_as_one_process_does(ranks, alone, way):
     result = measured(ranks.run(**spread))
     assert result.effects["parallelism"] == seen
     assert result.curve.losses == pytest.approx(alone(), rel=1e-4)
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp_full", "zero_2"])
+def test_micro_batches_are_balanced_over_processes(ranks, tmp_path, sharding):
+    if sharding.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join("x" * (2 + 7 * i % 59) for i in range(200)))
+    data, knobs = {"dataset": str(file)}, {"train_sampling_strategy": "batch_rebalance"}
+    balanced = measured(ranks.run(knobs=knobs, data=data, sharding=sharding))
+    assert balanced.effects["train_sampling_strategy"] == "of the same cost in tokens"
+    one = measured(ranks.run(world_size=1, micro_batch=4, data=data))
+    assert balanced.curve.losses == pytest.approx(one.curve.losses, rel=1e-4)
+
+
+SHARED = {"sharding": "zero_3", "sequence_parallel": 2, "micro_batch": 4}
+
+
+@pytest.mark.parametrize(
+    ("spread", "seen"),
+    [
+        (SHARED, "DeepSpeed ZeRO-3 over 2, sequence parallel 2"),
+        ({**SHARED, "world_size": 4, "micro_batch": 2}, "DeepSpeed ZeRO-3 over 4, sequence parallel 2"),
+        ({**SHARED, "knobs": {**SGD, "checkpointing": "full"}}, "sequence parallel 2"),
+    ],
+)
+def test_ranks_that_share_the_tokens_of_samples_train_as_one_process_does(ranks, alone, spread, seen):
+    pytest.importorskip("deepspeed")
+    result = measured(ranks.run(**{"knobs": SGD, **spread}))
+    assert seen in result.effects["parallelism"]
+    assert result.curve.losses == pytest.approx(alone(**SGD), rel=1e-4)
+    steps = result.step_times_s
+    assert result.samples_per_second == pytest.approx(8 * len(steps) / sum(steps))  # a shared sample counts once
+
+
+def test_zero_2_makes_the_gradients_of_shared_samples_too_large(ranks, alone):
+    pytest.importorskip("deepspeed")
+    losses = measured(ranks.run(**{**SHARED, "sharding": "zero_2", "knobs": SGD})).curve.losses
+    assert losses[0] == pytest.approx(alone(**SGD)[0], rel=1e-5)
+    assert losses != pytest.approx(alone(**SGD), rel=1e-4)
 
 
 @pytest.mark.parametrize(

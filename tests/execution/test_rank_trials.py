@@ -90,6 +90,17 @@ def test_a_soak_of_two_ranks_saves_and_evaluates(bench, config):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_soak_of_ranks_that_share_tokens_saves_and_evaluates(bench):
+    pytest.importorskip("deepspeed")
+    shared = {"parallelism": Parallelism(world_size=2, sharding="zero_3", sequence_parallel=2)}
+    found = check(bench, SoakTask(eval_batch_sizes=(8, 4)), config=shared, limits={"timeout_s": 200})
+    assert found.effects["parallelism"] == "DeepSpeed ZeRO-3 over 2, sequence parallel 2"
+    assert found.soaked.eval_batch_size == 8
+    assert found.soaked.checkpoint_bytes
+
+
+@pytest.mark.slow
 def test_a_soak_whose_evaluation_does_not_fit_ends_for_all_ranks(bench, wide_llama):
     wide = {"model": resolve(str(wide_llama)), "sequence_length": 128}  # whose logits take 16 MiB a sample
     request = bench.request(config=TWO, workload=wide, limits={"memory_bytes": 700 * MIB})

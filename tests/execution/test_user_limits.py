@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from autotune.execution.gradients import Split
-from autotune.execution.user_limits import split_of_trainer
+from autotune.execution.user_limits import Seen, barred, split_of_trainer
 
 ROWS = [{"features": torch.randn(16, generator=torch.Generator().manual_seed(i)), "labels": i % 4} for i in range(32)]
 
@@ -151,3 +151,15 @@ def test_batches_that_are_lists_of_samples_are_not_split():
 )
 def test_what_cant_be_measured_is_said(fault, said):
     assert said in split_of(trainer_of(fault)).unknown
+
+
+def test_checkpointing_of_some_layers_is_barred_where_trl_switches_it_off_and_on():
+    trl = pytest.importorskip("trl")
+
+    def values(kind):
+        trainer = object.__new__(type("Mine", (kind,), {}))
+        seen = Seen(trainer, trainer, trainer, batches=None, lengths=[1], batch={}, weights="float32")
+        return {bar.value for bar in barred(seen) if bar.knob == "checkpointing"}
+
+    assert values(trl.DPOTrainer) >= {"every-2nd", "every-4th"}
+    assert values(trl.SFTTrainer) == values(Trainer) == set()

@@ -223,5 +223,17 @@ def test_grouping_by_length_pads_less(bench, texts):
     assert grouped.padding_share < 0.15
 
 
+def test_balanced_micro_batches_pad_less(bench, texts):
+    limits = {"measure_steps": 8, "relative_interval": 1e-9}
+    config = {"per_device_train_batch_size": 2}
+    random = measured(bench, config=config, workload=texts, limits=limits)
+    balancing = {**config, "train_sampling_strategy": "batch_rebalance"}
+    balanced = measured(bench, config=balancing, workload=texts, limits=limits)
+    assert balanced.padding_share < 0.7 * random.padding_share
+    assert balanced.effects["train_sampling_strategy"] == "of the same cost in tokens"
+    assert random.effects["train_sampling_strategy"] == "of the same number of samples"
+    assert balanced.accumulation_steps == 4
+
+
 def test_samples_of_one_length_have_no_padding(bench):
     assert measured(bench).padding_share == 0

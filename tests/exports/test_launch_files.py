@@ -58,6 +58,30 @@ def test_every_command_line_sets_the_variables_of_the_answer(target, world_size)
     assert expandable.partition("train")[0].count(EXPANDABLE) == 1
 
 
+SHARED = {"parallelism": {"world_size": 4, "sequence_parallel": 2, "sharding": "zero_3"}}
+
+
+@pytest.mark.parametrize("target", ["training-args", "accelerate"])
+def test_a_command_line_says_that_ranks_share_tokens(target):
+    command = drafted(target, **SHARED).launch[0]
+    given = dict(word.split("=", 1) for word in command.split() if word.startswith(("ACCELERATE", "PARALLELISM")))
+    assert given == {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_SP_SIZE": "2",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa",
+    }
+
+
+def test_the_batch_of_ranks_that_share_tokens_is_left_to_the_trainer():
+    assert json.loads(drafted("deepspeed", **SHARED).files["deepspeed.json"])["train_batch_size"] == "auto"
+
+
+def test_a_script_whose_batches_have_no_positions_is_not_written():
+    with pytest.raises(InputError, match="python: sequence parallel takes position_ids in each batch"):
+        drafted("python", **SHARED)
+
+
 def test_an_image_sets_the_variables_of_the_answer():
     text = drafted("dockerfile", expandable_segments=True).files["Dockerfile"]
     assert "ENV PYTORCH_ALLOC_CONF=expandable_segments:True\n" in text

@@ -237,6 +237,7 @@ KNOBS = {
     "activation-budget": {"torch_compile_backend": "inductor", "activation_memory_budget": 0.5},
     "workers": {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2},
     "by-length": {"train_sampling_strategy": "group_by_length"},
+    "balanced": {"train_sampling_strategy": "batch_rebalance"},
     "packing": {"packing": True},
     "lora": {"adapter": {"kind": "lora", "rank": 2}},
     "lora-checkpointed": {"adapter": {"kind": "lora", "rank": 2}, "checkpointing": "full"},
@@ -270,7 +271,7 @@ def test_scripts_work_the_loss_out_in_chunks_as_trials_do(answer, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("knobs", ["bf16", "checkpointing", "lora", "by-length"])
+@pytest.mark.parametrize("knobs", ["bf16", "checkpointing", "lora", "by-length", "balanced"])
 @pytest.mark.filterwarnings("default")
 def test_trl_trains_as_the_trainer_does(answer, run, knobs, monkeypatch):
     trl = pytest.importorskip("trl")
@@ -279,7 +280,9 @@ def test_trl_trains_as_the_trainer_does(answer, run, knobs, monkeypatch):
     tokenizer(MODELS["llama"]["vocab_size"]).save_pretrained(result.workload.model.path)
     by_trainer, by_trl = run(result, "python"), run(result, "trl")
     # The same random samples in another order where they are grouped, and other random weights of an adapter.
-    assert by_trl["loss"] == pytest.approx(by_trainer["loss"], rel=0.05 if knobs in ("lora", "by-length") else 2e-4)
+    assert by_trl["loss"] == pytest.approx(
+        by_trainer["loss"], rel=0.05 if knobs in ("lora", "by-length", "balanced") else 2e-4
+    )
 
 
 @pytest.fixture
@@ -398,8 +401,9 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
             "own": {"warmup_steps": 0.1, "lr_scheduler_type": "cosine"},
         },
         {"hardware": CPU, "train_sampling_strategy": "group_by_length", "dataloader_num_workers": 2},
+        {"parallelism": {"world_size": 2}, "train_sampling_strategy": "batch_rebalance"},
     ],
-    ids=["plain", "qlora", "bitfit", "chunked loss", "p-tuning", "ddp", "names", "cpu"],
+    ids=["plain", "qlora", "bitfit", "chunked loss", "p-tuning", "ddp", "names", "cpu", "balanced"],
 )
 def test_scripts_are_python_that_needs_no_autotune(target, answer):
     (source,) = drafted(target, **answer).files.values()

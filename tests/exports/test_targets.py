@@ -54,6 +54,8 @@ def test_hyperparameters_of_the_users_own_are_carried_over(target):
         ("llama-factory", {"packing": True}, "packing of a micro-batch"),
         ("llama-factory", {"experts_implementation": "batched_mm"}, "experts_implementation batched_mm"),
         ("llama-factory", {"checkpointing": "offload"}, "checkpointing offload"),
+        ("axolotl", {"train_sampling_strategy": "batch_rebalance"}, "train_sampling_strategy batch_rebalance"),
+        ("llama-factory", {"train_sampling_strategy": "batch_rebalance"}, "train_sampling_strategy batch_rebalance"),
         ("accelerate-loop", {"optim": "schedule_free_adamw"}, "optimizer schedule_free_adamw"),
     ],
 )

@@ -90,6 +90,7 @@ def test_prompt_and_completion_have_to_fit_the_model():
     [
         ("grpo", {"generation_batch_size": 12}, "12 completions at once are no multiple of 8 generations"),
         ("grpo", {"generation_batch_size": 24}, "24 completions at once don't divide the global batch of 32"),
+        ("grpo", {"generation_batch_size": 32}, "32 completions at once are all of a step, as they are by default"),
         ("dpo", {"generation_batch_size": 8}, "generation_batch_size: nothing is generated here"),
         ("grpo", {"precompute_ref_log_probs": True}, "precompute_ref_log_probs: nothing here has a reference"),
         (

@@ -229,11 +229,14 @@ def over_two(**fields) -> TrainConfig:
 
 
 def test_configurations_of_several_devices_are_predicted_and_refused_like_others():
-    search = Search()
+    # DDP clones its outputs.
+    several = [p.model_copy(update={"family": p.family.model_copy(update={"clones_outputs": True})}) for p in PROFILES]
+    model = make_model_of([*PROFILES, *several])
+    search = Search(model)
     sharded, whole = (over_two(sharding=sharding) for sharding in ("zero_3", "none"))
     memory = {c: search.guide.prediction(c).peak_bytes for c in (sharded, whole)}
     assert memory[sharded] < memory[whole]
-    small = Search(memory_bytes=memory[sharded] // 10)
+    small = Search(model, memory_bytes=memory[sharded] // 10)
     for config in (sharded, whole):
         assert search.guide.refusal(config) is None
         assert "predicted to need at least" in small.guide.refusal(config)

@@ -178,6 +178,16 @@ def test_the_more_layers_are_checkpointed_the_easier_on_memory(light, heavy):
     assert not is_no_harder(hard, easy)
 
 
+def test_balanced_micro_batches_are_compared_among_themselves():
+    random, grouped, balanced = (
+        make_config(4, train_sampling_strategy=name) for name in ("random", "group_by_length", "batch_rebalance")
+    )
+    assert is_no_harder(random, grouped)
+    assert is_no_harder(balanced, balanced.model_copy(update={"per_device_train_batch_size": 8}))
+    assert not is_no_harder(random, balanced)
+    assert not is_no_harder(balanced, random)
+
+
 def test_two_implementations_of_checkpointing_are_not_compared():
     full, reentrant = (make_config(checkpointing=kind) for kind in ("full", "reentrant"))
     assert not is_no_harder(full, reentrant)

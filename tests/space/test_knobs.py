@@ -131,6 +131,7 @@ CLASSES = [
     ({"packing": True}, RANDOM, "numerics"),
     ({"packing": True}, COUPLED, "numerics"),
     ({"train_sampling_strategy": "group_by_length"}, make_facts(), "numerics"),
+    ({"train_sampling_strategy": "batch_rebalance"}, make_facts(), "numerics"),
     ({"torch_compile_backend": "inductor"}, make_facts(), "numerics"),  # TF32 comes with it
     ({"torch_compile_backend": "inductor"}, RANDOM, "numerics"),
     ({"torch_compile_mode": "max-autotune"}, make_facts(), "exact"),
@@ -261,6 +262,12 @@ def test_fixed_values_are_read_by_any_name_of_a_knob(written, options, values):
         (["precison=bf16"], "--fix precison: no such knob (did you mean 'precision'?)"),
         (["learning_rate=1e-4"], "--fix learning_rate: no such knob; there are micro-batch, precision, tf32, optim,"),
         (["gradient_accumulation_steps=4"], "--fix gradient_accumulation_steps: follows from micro-batch and"),
+        (
+            ["batch-size=4"],
+            "--fix batch-size: name micro-batch, the samples of a device at once, or give --global-batch",
+        ),
+        (["lora_r=4"], "--fix lora_r: name adapter-rank"),
+        (["optim=adamw"], "--fix optim=adamw: there are several: adamw_torch_fused (the Trainer's default),"),
         (["precision"], "--fix precision: expected a knob and its value, such as precision=bf16"),
         (["precision=b16"], "--fix precision=b16: expected fp32, fp16, bf16 or pure_bf16 (did you mean 'bf16'?)"),
         (["attention=spda"], "--fix attention: 'spda' is unknown (did you mean 'sdpa'?)"),

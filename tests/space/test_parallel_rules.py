@@ -15,10 +15,19 @@ SEQUENCE = {"sequence_parallel": 2, "sharding": "zero_3"}
 FACTS = make_facts(tensor_parallel_heads=8, layers=4, parameters=1_000_000_000)
 
 
-def why(world_size: int = 2, *, hardware=GPUS, facts=FACTS, model=None, knobs: dict[str, Any] | None = None, **spread):
+def why(
+    world_size: int = 2,
+    *,
+    hardware=GPUS,
+    facts=FACTS,
+    model=None,
+    knobs: dict[str, Any] | None = None,
+    workload=None,
+    **spread,
+):
     """Return what speaks against a training that is spread like this."""
     config = make_config(2, parallelism=Parallelism(world_size=world_size, **spread), **(knobs or {}))
-    return refusals(config, make_workload(model=model or make_spec()), facts, hardware)
+    return refusals(config, make_workload(model=model or make_spec(), **(workload or {})), facts, hardware)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -38,6 +47,9 @@ def test_every_sharding_is_legal_on_gpus(sharding, precision):
         {"world_size": 1, "sharding": "zero_2", "offload": "optimizer"},
         {"tensor_parallel": 2},
         {"world_size": 8, "tensor_parallel": 4, "sharding": "fsdp_full"},
+        SEQUENCE,
+        {**SEQUENCE, "world_size": 8},
+        {**SEQUENCE, "hardware": CPU},
     ],
 )
 def test_combinations_that_the_libraries_have_are_legal(spread):
@@ -133,7 +145,24 @@ REFUSED = {
         {**SEQUENCE, "facts": make_facts(tensor_parallel_heads=9)},
         "does not divide the heads of a layer (9)",
     ),
-    "sequence parallel in a trial": (SEQUENCE, "trials don't run it, it can only be estimated"),
+    "sequence parallel beside ZeRO-2": ({**SEQUENCE, "sharding": "zero_2"}, "makes gradients 2 times as large"),
+    "sequence and data parallel on a CPU": (
+        {**SEQUENCE, "world_size": 4, "hardware": CPU},
+        "over gloo torch can't gather the losses",
+    ),
+    "sequence parallel of files": (
+        {**SEQUENCE, "workload": {"dataset": "texts.jsonl"}},
+        "weighs micro-batches alike",
+    ),
+    "sequence parallel with flash attention": (
+        {**SEQUENCE, "knobs": {"attn_implementation": "flash_attention_2"}},
+        "flash_attention_2 has not been run so",
+    ),
+    "sequence parallel with windows": (
+        {**SEQUENCE, "model": make_spec(config={"model_type": "llama", "sliding_window": 64})},
+        "DeepSpeed drops the mask of sdpa",
+    ),
+    "sequence parallel with an adapter": ({**SEQUENCE, "knobs": {"adapter": {}}}, "an adapter has not been run so"),
     "tensor parallel on a CPU": ({"tensor_parallel": 2, "hardware": CPU}, "accelerate refuses it through the Trainer"),
     "tensor parallel without a plan": (
         {"tensor_parallel": 2, "facts": make_facts()},

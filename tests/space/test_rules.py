@@ -7,7 +7,7 @@ from autotune.space.rules import refusals
 from autotune.values.config import Parallelism
 from autotune.values.model import Task
 from autotune.values.user_code import Barred, Held, OwnCode
-from autotune.values.workload import LengthProfile, Workload
+from autotune.values.workload import LengthProfile, Recipe, Workload
 
 CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
 
@@ -36,6 +36,9 @@ def without(hardware, *packages: str):
 LENGTHS = LengthProfile(samples=100, mean=40.0, minimum=8, median=32, p95=90, maximum=128)
 TEXTS = make_workload(lengths=LENGTHS)
 ALIKE = make_workload(lengths=LENGTHS.model_copy(update={"minimum": 128}))
+FREE = make_workload(lengths=LENGTHS, global_batch_size=None)
+WITH_A_RECIPE = make_workload(lengths=LENGTHS, recipe=Recipe(name="sft", prompt_length=8, completion_length=8))
+BALANCED = {"train_sampling_strategy": "batch_rebalance"}
 SPEECH = make_workload(task=Task.SPEECH_CTC, model=make_spec(model_type="wav2vec2"))
 PACKS = make_facts(packs=True)
 
@@ -45,6 +48,27 @@ ILLEGAL = [
     (why(workload=SPEECH, precision="pure_bf16"), "wav2vec2 in transformers does not cast sound"),
     (why(train_sampling_strategy="group_by_length"), "grouping by length: all samples have one length"),
     (why(workload=ALIKE, train_sampling_strategy="group_by_length"), "grouping by length: all samples have one length"),
+    (why(micro_batch=4, **BALANCED), "balancing by tokens: all samples have one length"),
+    (
+        why(workload=TEXTS, micro_batch=16, **BALANCED),
+        "moves samples between the micro-batches of a step, which has one",
+    ),
+    (why(workload=FREE, micro_batch=4, **BALANCED), "moves samples between the micro-batches of a step, which has one"),
+    (
+        why(workload=TEXTS, micro_batch=4, packing=True, facts=PACKS, **BALANCED),
+        "packed batches have no padding that bal",
+    ),
+    (
+        why(
+            workload=TEXTS,
+            micro_batch=4,
+            parallelism=Parallelism(world_size=2, tensor_parallel=2),
+            facts=make_facts(tensor_parallel_heads=8),
+            **BALANCED,
+        ),
+        "balancing by tokens: transformers' sampler deals samples out to all ranks",
+    ),
+    (why(workload=WITH_A_RECIPE, micro_batch=4, **BALANCED), "without code of yours or a recipe"),
     (why(packing=True, facts=PACKS), "packing: all samples have one length"),
     (why(workload=TEXTS, packing=True), "packing: llama lets the samples of a row see each other"),
     (
@@ -130,6 +154,10 @@ ILLEGAL = [
         )
         for mode in ("max-autotune", "reduce-overhead")
     ),
+    (
+        why(torch_compile_backend="cudagraphs", micro_batch=8),
+        "CUDA graphs (cudagraphs) overwrite gradients that accumulate",
+    ),
     (why(torch_compile_backend="onnxrt"), "ONNX Runtime runs forward passes only"),
     (why(torch_compile_backend="nvfuser"), "nvfuser is gone from torch; inductor replaced it"),
     (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
@@ -193,7 +221,7 @@ LEGAL = {
     "checkpointing": why(checkpointing="full"),
     "compilation on a CPU": why(CPU, torch_compile_backend="inductor"),
     "compilation on a GPU": why(torch_compile_backend="inductor"),
-    "compilation by what needs no Triton": why(NO_CC, torch_compile_backend="cudagraphs"),
+    "compilation by what needs no Triton": why(NO_CC, torch_compile_backend="cudagraphs", micro_batch=16),
     "tf32 where torch begins with it": why(TF32_GPU, tf32=True, precision="bf16", **AUTOTUNED),
     "an old GPU where torch begins with tf32": why(make_gpu(starts_with_tf32=True, capability=(7, 5))),
     "autotuned kernels in mixed precision": why(precision="bf16", **AUTOTUNED),

@@ -152,7 +152,8 @@ def test_prefetching_is_dropped_where_no_worker_could_do_it():
 
 
 def test_the_sampler_is_exported():
-    assert mapped(train_sampling_strategy="group_by_length").tuned["train_sampling_strategy"] == "group_by_length"
+    for strategy in ("group_by_length", "batch_rebalance"):
+        assert mapped(train_sampling_strategy=strategy).tuned["train_sampling_strategy"] == strategy
 
 
 def test_what_only_a_trial_needs_is_not_exported():

@@ -7,7 +7,16 @@ import transformers
 from factories import make_config
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from autotune.training.batches import IGNORED, PACKED, PackCollator, PadCollator, padding_share, row_order
+from autotune.training.batches import (
+    IGNORED,
+    PACKED,
+    PackCollator,
+    PadCollator,
+    PositionCollator,
+    micro_batches,
+    padding_share,
+    row_order,
+)
 from autotune.training.loss import normalize_loss
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -69,6 +78,12 @@ def padded(rows: np.ndarray, micro_batch: int = 4) -> float:
 # --- packing
 
 
+def test_positions_are_those_within_the_sample():
+    batch = PositionCollator()(samples(3, 3))
+    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert batch["input_ids"].shape == batch["labels"].shape == (2, 3)
+
+
 def test_packing_joins_the_samples_with_positions_of_their_own():
     batch = PackCollator()(samples(3, 2))
     assert batch["input_ids"].shape == (1, 5)
@@ -97,36 +112,63 @@ class GradientReader(TrainerCallback):
         self.gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
+def step_of(rows, output, collator=None, **arguments):
+    """The loss and the gradients of one step."""
+    reader = GradientReader()
+    trainer = Trainer(
+        model=normalize_loss(tiny("llama")),
+        args=TrainingArguments(
+            output_dir=str(output), max_grad_norm=0, max_steps=1, use_cpu=True, dataloader_pin_memory=False,
+            remove_unused_columns=False, report_to="none", disable_tqdm=True, save_strategy="no",
+            logging_strategy="no", **arguments,
+        ),
+        train_dataset=rows,
+        data_collator=collator or PadCollator(0),
+        callbacks=[reader],
+    )  # fmt: skip
+    return trainer.train().training_loss, reader.gradients
+
+
+def assert_same_step(one, other):
+    assert one[0] == pytest.approx(other[0], rel=1e-5)
+    for name, gradient in one[1].items():
+        assert torch.allclose(other[1][name], gradient, atol=1e-5)
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_packed_step_is_the_padded_one(accumulation, tmp_path):
-    found = []
-    for collator in (PadCollator(0), PackCollator()):
-        reader = GradientReader()
-        trainer = Trainer(
-            model=normalize_loss(tiny("llama")),
-            args=TrainingArguments(
-                output_dir=str(tmp_path), per_device_train_batch_size=4 // accumulation, max_grad_norm=0,
-                gradient_accumulation_steps=accumulation, max_steps=1, use_cpu=True, dataloader_pin_memory=False,
-                train_sampling_strategy="sequential", remove_unused_columns=False, report_to="none",
-                disable_tqdm=True, save_strategy="no", logging_strategy="no",
-            ),
-            train_dataset=samples(5, 14, 3, 9),
-            data_collator=collator,
-            callbacks=[reader],
-        )  # fmt: skip
-        found.append((trainer.train().training_loss, reader.gradients))
-    (loss, gradients), (packed_loss, packed_gradients) = found
-    assert packed_loss == pytest.approx(loss, rel=1e-5)
-    for name, gradient in gradients.items():
-        assert torch.allclose(packed_gradients[name], gradient, atol=1e-5)
+    arguments = {"per_device_train_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
+    rows = samples(5, 14, 3, 9)
+    padded, packed = (
+        step_of(rows, tmp_path, collator, train_sampling_strategy="sequential", **arguments)
+        for collator in (PadCollator(0), PackCollator())
+    )
+    assert_same_step(padded, packed)
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_a_step_of_balanced_micro_batches_is_that_of_random_ones(accumulation, tmp_path):
+    arguments = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
+    rows = samples(5, 14, 3, 9, 60, 6, 4, 22)
+    random, balanced = (
+        step_of(rows, tmp_path, train_sampling_strategy=strategy, **arguments)
+        for strategy in ("random", "batch_rebalance")
+    )
+    assert_same_step(random, balanced)
 
 
 # --- orders
 
 
-@pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length"])
+@pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length", "batch_rebalance"])
 def test_the_longest_rows_come_first(strategy):
     assert sorted(LENGTHS[order(strategy)[:16]]) == sorted(LENGTHS)[-16:]
+
+
+def test_the_longest_rows_of_balanced_micro_batches_come_again_with_the_optimizers_states():
+    rows = order("batch_rebalance")
+    assert (rows[:16] == rows[16:32]).all()
+    assert (rows[32:] == order("random")[16:]).all()
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
@@ -158,21 +200,50 @@ def test_the_order_depends_on_the_seed_alone():
     assert (order("group_by_length") == order("group_by_length")).all()
 
 
-# --- padding
+# --- micro-batches and padding
+
+
+BALANCED = make_config(2, train_sampling_strategy="batch_rebalance")
+
+
+def test_micro_batches_are_samples_one_after_the_other():
+    assert list(micro_batches([9, 3, 5, 1, 7], make_config(2), 4)) == [[0, 1], [2, 3]]
+
+
+def test_balanced_micro_batches_are_a_long_sample_or_several_short_ones_of_the_same_step():
+    batches = [sorted(batch) for batch in micro_batches([90, 30, 30, 30, 10, 10, 10, 30], BALANCED, 4)]
+    assert batches == [[0], [1, 2, 3], [7], [4, 5, 6]]
+
+
+def test_balanced_micro_batches_of_many_lengths_are_padded_less():
+    drawn = order("batch_rebalance")[32:]
+    lengths = LENGTHS[drawn][: len(drawn) // 16 * 16]
+
+    def positions(config):
+        return sum(len(batch) * lengths[batch].max() for batch in micro_batches(lengths.tolist(), config, 16))
+
+    assert positions(BALANCED) < 0.9 * positions(make_config(2))
+
+
+def test_the_padding_of_balanced_micro_batches_is_counted():
+    rows = samples(9, 9, 9, 9, 90, 30, 25, 20)
+    assert padding_share(rows, BALANCED, 4, 8, 4) == pytest.approx((5 + 10) / (90 + 3 * 30))
+    assert padding_share(rows, BALANCED, 0, 3, 4) is None, "no whole step"
 
 
 def test_the_share_of_padding_is_that_of_the_micro_batches():
-    assert padding_share(samples(4, 8, 6, 6), make_config(2), 0, 4) == pytest.approx(4 / 28)
-    assert padding_share(samples(4, 8, 6, 6), make_config(2), 2, 4) == 0
-    assert padding_share(samples(4, 8, 6, 6), make_config(2, packing=True), 0, 4) == 0
+    assert padding_share(samples(4, 8, 6, 6), make_config(2), 0, 4, 4) == pytest.approx(4 / 28)
+    assert padding_share(samples(4, 8, 6, 6), make_config(2), 2, 4, 4) == 0
+    assert padding_share(samples(4, 8, 6, 6), make_config(2, packing=True), 0, 4, 4) == 0
 
 
 def test_targets_of_a_decoder_are_padded_too():
     rows = [{**row, "labels": torch.zeros(target)} for row, target in zip(samples(4, 8), (1, 3), strict=True)]
-    assert padding_share(rows, make_config(2), 0, 2) == pytest.approx(1 - (12 + 4) / (16 + 6))
+    assert padding_share(rows, make_config(2), 0, 2, 2) == pytest.approx(1 - (12 + 4) / (16 + 6))
 
 
 def test_images_have_no_padding_to_speak_of():
     assert (
-        padding_share([{"pixel_values": torch.zeros(3), "labels": torch.zeros(())}] * 4, make_config(2), 0, 4) is None
+        padding_share([{"pixel_values": torch.zeros(3), "labels": torch.zeros(())}] * 4, make_config(2), 0, 4, 4)
+        is None
     )

@@ -16,7 +16,7 @@ from autotune.space.knobs import SHORT_NAMES, knobs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.value import Value
 from autotune.values.config import KNOBS, Parallelism, TrainConfig, knob_values
-from autotune.values.knob import Allowance, Difference, Knob, each, knobs_of, of_sharding, only
+from autotune.values.knob import Allowance, Difference, Knob, each, knobs_of, of_sharding
 
 USUAL = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 
@@ -89,7 +89,7 @@ def test_what_is_said_can_be_a_function_of_the_value():
     planted = knobs_of(Nested)["planted"]
     assert [planted.filled(each("x={}"), value) for value in (1, 2)] == ["x=1", "x=2"]
     assert [planted.filled("x={}", value) for value in (1, 2)] == [None, "x=2"]
-    assert [planted.filled(only(2, "two"), value) for value in (1, 2)] == [None, "two"]
+    assert [planted.filled({2: "two"}.get, value) for value in (1, 2)] == [None, "two"]
     assert planted.filled(None, 2) is None
 
 

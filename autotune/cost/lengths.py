@@ -1,0 +1,103 @@
+"""Micro-batches of samples of several lengths, as so many samples of full length. Pure.
+
+A micro-batch is padded to its longest sample. Its time is that of an expected longest sample, its memory that of the
+longest of all, with which a trial begins.
+
+Where micro-batches are balanced by tokens (`BatchRebalanceSampler` of transformers), the samples of a step are sorted
+by length and cut into stretches of about the same cost; the lengths of a step are taken from the quantiles of all.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.values.config import TrainConfig
+from autotune.values.workload import LengthProfile, Workload
+
+Vector = NDArray[np.float64]
+
+# Weight of the square of the length in the cost of a sample: `BatchRebalanceSampler.QUADRATIC_COST_COEF`.
+QUADRATIC_COST = 0.001
+
+
+class FullLength(NamedTuple):
+    """Micro-batches as samples of the greatest length, one element for each."""
+
+    mean: Vector  # expected of those of a training
+    largest: Vector  # of the step with the longest samples, or of a usual one if that is more
+
+
+class Cut(NamedTuple):
+    """Samples in padded micro-batches."""
+
+    padded: float  # positions of all together over the samples' own tokens
+    largest: float  # positions of the largest
+
+
+def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> FullLength:
+    """Return what micro-batches of `sizes` samples are in samples of full length.
+
+    `kind` says how samples are put together; its own micro-batch doesn't count.
+    """
+    lengths = workload.lengths
+    if lengths is None:
+        return FullLength(sizes, sizes)
+    if kind.is_balanced:
+        cuts = [_balanced(lengths, workload.global_batch_size or int(size), int(size)) for size in sizes]
+        mean = sizes * np.array([cut.padded for cut in cuts]) * lengths.mean
+        return FullLength(mean / lengths.maximum, np.array([cut.largest for cut in cuts]) / lengths.maximum)
+    if kind.packing or kind.train_sampling_strategy == "group_by_length":
+        return FullLength(sizes * lengths.mean / lengths.maximum, sizes)
+    return FullLength(sizes * expected_longest(lengths, sizes) / lengths.maximum, sizes)
+
+
+def expected_longest(lengths: LengthProfile, samples: Vector) -> Vector:
+    """Return about how long the longest of so many samples is: their n/(n+1) quantile, and the mean for one."""
+    longest = np.maximum(_quantiles(lengths, samples / (samples + 1)), lengths.mean)
+    return np.where(samples == 1, lengths.mean, longest)
+
+
+def _quantiles(lengths: LengthProfile, shares: Vector) -> Vector:
+    known = [(0.0, lengths.minimum), (0.5, lengths.median), (0.95, lengths.p95), (1.0, lengths.maximum)]
+    at, values = zip(*known, strict=True)
+    found: Vector = np.interp(shares, at, values)
+    return found
+
+
+@functools.cache
+def _balanced(lengths: LengthProfile, samples: int, micro_batch: int) -> Cut:
+    """Return the padding of a usual step of `samples`, and the largest micro-batch of it or of the longest samples."""
+    middles, groups = np.arange(samples)[::-1] + 0.5, max(1, samples // micro_batch)
+    usual = balanced_cut(_quantiles(lengths, middles / samples), groups)
+    of_all = max(samples, lengths.samples)
+    longest = balanced_cut(_quantiles(lengths, 1 - (samples - middles) / of_all), groups)
+    return Cut(usual.padded, max(usual.largest, longest.largest))
+
+
+def balanced_cut(lengths: Vector, groups: int) -> Cut:
+    """Return the cut of one step's samples, the longest first, into so many micro-batches of balanced cost.
+
+    From stretches of the same number on, one sample after the other moves from the most expensive to the cheapest, and
+    the evenest cut is taken: `BatchRebalanceSampler` on one device.
+    """
+    costs = lengths * (1 + QUADRATIC_COST * lengths)
+    counts = len(costs) // groups + (np.arange(groups) < len(costs) % groups)
+    seen: set[bytes] = set()
+    least, starts = np.inf, np.cumsum(counts) - counts
+    for _ in range(max(30 * groups, len(costs))):  # the sampler's own limit
+        ends = np.cumsum(counts)
+        now = counts * costs[ends - counts]
+        most_expensive, cheapest = int(now.argmax()), int(now.argmin())
+        if (spread := now[most_expensive] - now[cheapest]) < least:
+            least, starts = spread, ends - counts
+        if spread == 0 or counts[most_expensive] == 1 or (state := counts.tobytes()) in seen:
+            break
+        seen.add(state)
+        counts[most_expensive] -= 1
+        counts[cheapest] += 1
+    positions = np.diff(starts, append=len(costs)) * lengths[starts]
+    return Cut(float(positions.sum() / lengths.sum()), float(positions.max()))

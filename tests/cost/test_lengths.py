@@ -1,0 +1,92 @@
+"""Micro-batches of samples of several lengths: padding, and the cuts of the Trainer's sampler."""
+
+import numpy as np
+import pytest
+from factories import make_config, make_workload
+from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+from autotune.cost.lengths import QUADRATIC_COST, balanced_cut, expected_longest, in_full_length
+from autotune.values.workload import LengthProfile
+
+LENGTHS = LengthProfile(samples=1000, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
+RANDOM = np.random.default_rng(0)
+STEPS = {  # the lengths of one step's samples
+    "even": RANDOM.integers(8, 512, 64),
+    "log-normal": np.minimum(2048, RANDOM.lognormal(5.5, 0.8, 64).astype(int) + 1),
+    "one long among short ones": np.array([2000] + [50] * 31),
+    "two kinds": np.array([2048] * 16 + [128] * 112),
+    "equal": np.full(32, 300),
+    "few": np.array([900, 400, 250, 100, 90, 80, 30, 20]),
+}
+
+
+def workload(**fields):
+    return make_workload(lengths=LENGTHS, global_batch_size=64, **fields)
+
+
+def balanced(*sizes: float, **fields):
+    return in_full_length(workload(**fields), make_config(train_sampling_strategy="batch_rebalance"), np.array(sizes))
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 8, 100, 10_000])
+def test_the_longest_of_a_micro_batch_is_between_mean_and_maximum(samples):
+    (longest,) = expected_longest(LENGTHS, np.array([float(samples)]))
+    assert LENGTHS.mean <= longest <= LENGTHS.maximum
+
+
+def test_the_longest_grows_with_the_micro_batch():
+    longest = expected_longest(LENGTHS, np.array([1.0, 2, 4, 8, 64]))
+    assert longest.tolist() == sorted(longest.tolist())
+    assert longest[0] == LENGTHS.mean
+
+
+def test_samples_of_one_length_are_as_they_are():
+    found = in_full_length(make_workload(), make_config(), np.array([1.0, 8.0]))
+    assert found.mean.tolist() == found.largest.tolist() == [1, 8]
+
+
+def test_without_balancing_a_micro_batch_may_have_the_longest_samples_alone():
+    for strategy in ("random", "sequential", "group_by_length"):
+        found = in_full_length(workload(), make_config(train_sampling_strategy=strategy), np.array([1.0, 8.0]))
+        assert found.largest.tolist() == [1, 8]
+
+
+def test_the_cost_of_a_sample_is_the_samplers_own():
+    assert QUADRATIC_COST == BatchRebalanceSampler.QUADRATIC_COST_COEF
+
+
+@pytest.mark.parametrize("groups", [2, 4, 8])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_cut_of_a_step_is_that_of_the_sampler(name, groups):
+    lengths = STEPS[name]
+    theirs = list(BatchRebalanceSampler(lengths.tolist(), len(lengths), dp_size=1, grad_accum=groups, shuffle=False))
+    positions = [len(batch) * lengths[batch].max() for batch in theirs]
+    ours = balanced_cut(np.sort(lengths)[::-1].astype(float), groups)
+    assert ours.padded == pytest.approx(sum(positions) / lengths.sum())
+    assert ours.largest == max(positions)
+
+
+def test_balanced_micro_batches_are_padded_less_than_random_ones_and_more_than_not_at_all():
+    sizes = np.array([2.0, 4, 8, 16])
+    random = in_full_length(workload(), make_config(), sizes).mean
+    found = balanced(*sizes).mean
+    assert (found < random).all()
+    assert (found > sizes * LENGTHS.mean / LENGTHS.maximum).all()
+
+
+def test_micro_batches_of_one_sample_are_not_padded():
+    assert balanced(1.0).mean[0] == pytest.approx(LENGTHS.mean / LENGTHS.maximum)
+    assert balanced(1.0).largest[0] == pytest.approx(1, rel=0.02)
+
+
+def test_the_largest_has_no_more_than_the_longest_samples_and_no_less_than_a_usual_one():
+    found = balanced(4.0, 8.0, 16.0)
+    assert (found.largest <= [4, 8, 16]).all()
+    assert (found.largest > found.mean).all()
+
+
+def test_many_short_samples_can_be_more_than_a_few_long_ones():
+    kinds = LengthProfile(samples=10**6, mean=1000.0, minimum=32, median=1000, p95=2000, maximum=2048)
+    step = make_workload(lengths=kinds, global_batch_size=1024)
+    config = make_config(train_sampling_strategy="batch_rebalance")
+    assert in_full_length(step, config, np.array([8.0])).largest[0] >= 7.9
