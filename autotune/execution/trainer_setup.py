@@ -27,7 +27,7 @@ from autotune.execution.user_data import RowCount, UserData, longest_of, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
 from autotune.training.adapters import fit_user_model, prepare_model
 from autotune.training.arguments import laid_over, plan
-from autotune.training.batches import longest_steps, padding_share
+from autotune.training.batches import STEPS_TO_PEAK, padding_share
 from autotune.training.build import build_model
 from autotune.training.dataset import Repeated, training_data
 from autotune.training.parallel_arguments import building_device, parallel_variables
@@ -59,7 +59,7 @@ def run_named_model(trial: Trial) -> Outcome:
 
     def padding(steps: int) -> float | None:  # steps of the longest samples left out
         last = min(steps * per_step, len(trainer.train_dataset))
-        first = min(longest_steps(trial.request.config) * per_step, last - per_step)
+        first = min(STEPS_TO_PEAK * per_step, last - per_step)
         return padding_share(trainer.train_dataset, trial.request.config, first, last, per_step)
 
     if (recipe := trial.request.workload.recipe) is not None:

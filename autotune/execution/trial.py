@@ -19,7 +19,7 @@ from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measure
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.ranks import agree, own_rank
 from autotune.execution.turns import Turns
-from autotune.training.batches import longest_steps
+from autotune.training.batches import STEPS_TO_PEAK
 from autotune.values.checks import LossTask, SoakTask
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
@@ -52,7 +52,9 @@ class Trial(NamedTuple):
         """Return the trial with the timer of its steps, which decides how many there are."""
         on_cpu, task, limits = request.device == "cpu", request.task, request.limits
         if task is None:
-            least = max(limits.discarded_steps, longest_steps(request.config))
+            # The longest samples, where they differ, are no part of what is timed.
+            differ = request.workload.lengths is not None or request.workload.dataset is not None
+            least = max(limits.discarded_steps, STEPS_TO_PEAK if differ else 1)
             limits = limits.model_copy(update={"discarded_steps": least})
         timer = StepTimer(
             limits,

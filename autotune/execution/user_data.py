@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autotune.errors import InputError, NoEffectError
 from autotune.execution.checking import distinct_samples
-from autotune.training.batches import row_order
+from autotune.training.batches import STEPS_TO_PEAK, row_order
 from autotune.value import write_bytes
 from autotune.values.trial import TrialRequest
 from autotune.values.user_code import LENGTHS_FILE
@@ -135,18 +135,21 @@ class UserData:
         self._lengths = recorded_lengths(directory, len(dataset))
         per_step = request.accumulation_steps * request.config.per_device_train_batch_size
         self._order = self._ordered(samples, longest_first=per_step)
-        self.first_timed = per_step  # what comes before is the longest
+        self._per_step = per_step
 
     def in_order(self) -> Any:
         """Return the data set that is trained on."""
         return view(self._dataset, self._order)
 
     def padding_share(self, steps: int) -> float | None:
-        """Return the share of positions that were padding in so many steps, the first left out; None: not known."""
+        """Return the share of positions that were padding in so many steps but the first, of the longest samples.
+
+        None: not known.
+        """
         own, micro = self._request.workload.own_code, self._request.config.per_device_train_batch_size
         if self._lengths is None or own is None or not own.pads:
             return None
-        timed = self._lengths[self._order][self.first_timed : steps * self.first_timed]
+        timed = self._lengths[self._order][STEPS_TO_PEAK * self._per_step : steps * self._per_step]
         batches = timed[: len(timed) // micro * micro].reshape(-1, micro)
         if batches.size == 0:
             return None

@@ -1,10 +1,10 @@
 """How samples become batches: their order, and padding or packing of a micro-batch.
 
-In a trial the longest rows come first, so that the peak of memory is reached at once. The rest follows as in training:
+In a trial the first two steps have the longest rows, so that the peak of memory is reached at once. The rest is as in training:
 shuffled, in the order of the file, or grouped by length by the Trainer's own sampler. That sampler goes from the
 longest batches to the shortest over thousands of rows, of which a trial sees some dozens, so its micro-batches are
 visited in an order in which any few of them represent all. Where micro-batches are balanced by tokens, the Trainer's
-sampler cuts the rows of each step, shuffled as ever, into its micro-batches, and the longest come in two steps.
+sampler cuts the rows of each step, shuffled as ever, into its micro-batches.
 
 Packing puts the samples of a micro-batch into one row without padding, with positions that start anew at each sample.
 transformers masks by the positions, so no sample sees another, and the loss is that of padded batches. Blocks of a
@@ -118,15 +118,13 @@ def row_order(
 
     Args:
         lengths: Tokens of all rows.
-        longest_first: Number of the longest rows that come first. Where micro-batches are balanced they come once more:
-            in other orders a later one may have some of the longest, but only a step of them makes all as large.
+        longest_first: Number of the longest rows that come first, in each of the first `STEPS_TO_PEAK` steps.
         rows: Number of rows that are read, or more; the sampler orders as many.
         config: Says the micro-batch and the sampler.
         per_step: Rows of an optimizer step, by which the Trainer's sampler groups.
         seed: Of the random orders.
     """
-    longest = np.argsort(-lengths, kind="stable")[:longest_first]
-    longest = np.tile(longest, longest_steps(config))
+    longest = np.tile(np.argsort(-lengths, kind="stable")[:longest_first], STEPS_TO_PEAK)
     if config.is_balanced or config.train_sampling_strategy == "random":
         return np.concatenate([longest, np.random.default_rng(seed).permutation(len(lengths))])
     if config.train_sampling_strategy == "sequential":
@@ -135,11 +133,6 @@ def row_order(
         drawn = np.random.default_rng(seed).permutation(len(lengths))[: max(per_step, rows - longest_first)]
         rest = _grouped(drawn, lengths, per_step, seed)
     return np.concatenate([longest, _representative(rest, lengths, config.per_device_train_batch_size)])
-
-
-def longest_steps(config: TrainConfig) -> int:
-    """Return how many steps of a trial have the longest rows."""
-    return STEPS_TO_PEAK if config.is_balanced else 1
 
 
 def _grouped(rows: NDArray[np.int64], lengths: NDArray[np.int64], per_step: int, seed: int) -> NDArray[np.int64]:

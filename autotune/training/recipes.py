@@ -24,7 +24,7 @@ import numpy as np
 from autotune.errors import AutotuneError, InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
-from autotune.training.batches import row_lengths
+from autotune.training.batches import STEPS_TO_PEAK, row_lengths
 from autotune.training.corpus import load_tokenizer
 from autotune.training.text_file import check_columns, checked_path, quiet_datasets, read_rows
 from autotune.values.model import Task
@@ -278,7 +278,8 @@ def _order(dataset: Any, longest_first: int, workload: Workload) -> Any:
     order = np.resize(np.random.default_rng(workload.seed).permutation(len(dataset)), max(len(dataset), _MOST_ROWS))
     if workload.dataset is None:
         return order
-    return np.concatenate([np.argsort(-row_lengths(dataset), kind="stable")[:longest_first], order])
+    longest = np.argsort(-row_lengths(dataset), kind="stable")[:longest_first]
+    return np.concatenate([np.tile(longest, STEPS_TO_PEAK), order])
 
 
 def _recipe(workload: Workload) -> Recipe:

@@ -134,7 +134,12 @@ def _asked(entry: str, directory: Path) -> None:
         part = kept.with_suffix(f".{os.getpid()}")
         shutil.copytree(directory, part, ignore=shutil.ignore_patterns("request.json"))
         part.rename(kept)
-    shutil.copytree(kept, directory, dirs_exist_ok=True)
+    for path in sorted(kept.rglob("*")):  # what fails here is raised as it is, with its number
+        target = directory / path.relative_to(kept)
+        if path.is_dir():
+            target.mkdir(exist_ok=True)
+        else:
+            shutil.copyfile(path, target)
 
 
 def run(search: Search, fault: Fault | None = None) -> None:
