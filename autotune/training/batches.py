@@ -1,8 +1,8 @@
 """How samples become batches: their order, and padding or packing of a micro-batch.
 
-In a trial the first two steps have the longest rows, so that the peak of memory is reached at once. The rest is as in training:
-shuffled, in the order of the file, or grouped by length by the Trainer's own sampler. That sampler goes from the
-longest batches to the shortest over thousands of rows, of which a trial sees some dozens, so its micro-batches are
+In a trial the first two steps have the longest rows, so that the peak of memory is reached at once. The rest is as in
+training: shuffled, in the order of the file, or grouped by length by the Trainer's own sampler. That sampler goes from
+the longest batches to the shortest over thousands of rows, of which a trial sees some dozens, so its micro-batches are
 visited in an order in which any few of them represent all. Where micro-batches are balanced by tokens, the Trainer's
 sampler cuts the rows of each step, shuffled as ever, into its micro-batches.
 
