@@ -228,7 +228,8 @@ def _sequence_in_trials(config: TrainConfig, workload: Workload, hardware: Hardw
         return "the Trainer weighs micro-batches alike, however many labels each has: samples must have one length"
     if config.attn_implementation != "sdpa":
         return f"{config.attn_implementation} has not been run so, sdpa has"
-    if model.get("layer_types") or model.get("sliding_window"):
+    kinds = set(model.get("layer_types") or ()) - {"full_attention"}
+    if kinds or (model.get("sliding_window") and model.get("use_sliding_window", True) and "layer_types" not in model):
         return "DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
     for asked, what in (
         (spread.offload != "none", "offload"),

@@ -162,6 +162,10 @@ REFUSED = {
         {**SEQUENCE, "model": make_spec(config={"model_type": "llama", "sliding_window": 64})},
         "DeepSpeed drops the mask of sdpa",
     ),
+    "sequence parallel with windows in some layers": (
+        {**SEQUENCE, "model": make_spec(config={"layer_types": ["full_attention", "sliding_attention"]})},
+        "DeepSpeed drops the mask of sdpa",
+    ),
     "sequence parallel with an adapter": ({**SEQUENCE, "knobs": {"adapter": {}}}, "an adapter has not been run so"),
     "tensor parallel on a CPU": ({"tensor_parallel": 2, "hardware": CPU}, "accelerate refuses it through the Trainer"),
     "tensor parallel without a plan": (
@@ -189,6 +193,17 @@ REFUSED = {
 def test_what_can_not_be_is_refused_with_the_reason(case):
     spread, said = REFUSED[case]
     assert any(said in reason for reason in why(**spread)), why(**spread)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layer_types": ["full_attention"] * 2, "sliding_window": 64},
+        {"sliding_window": 64, "use_sliding_window": False},
+    ],
+)
+def test_ranks_may_share_samples_of_a_model_whose_windows_are_not_used(config):
+    assert why(**SEQUENCE, model=make_spec(config=config)) == why(**SEQUENCE)
 
 
 def test_a_folder_on_an_nvme_disk_is_taken(tmp_path):
