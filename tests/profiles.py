@@ -56,7 +56,7 @@ def make_profile(family: Family | None = None, **fields: Any) -> Profile:
         "peaks_later": (forward_end, backward_end),
         "work": (make_work(),),
         "excerpt": Excerpt(
-            storages=((0, 1, 0.0, float(MB), False),), parameters=(matrix,), workspaces=(0, 0), forward_end=1
+            storages=((0, 1, 0.0, float(MB), False, 0),), parameters=(matrix,), workspaces=(0, 0), forward_end=1
         ),
         "needed_flops": line(0, 10 * MB),
         "traced_by": "meta",

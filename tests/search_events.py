@@ -45,7 +45,6 @@ def make_ended(number: int = 7, *, standing: Standing | None = None, **fields: A
     return TrialEnded(
         result=result,
         changes=(BF16, MICRO_BATCH),
-        best_samples_per_second=34.2,
         standing=standing or make_standing(),
     )
 

@@ -147,16 +147,13 @@ def dashboard(
             return
 
 
-_TARGETS = (
-    "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, dockerfile, "
-    "or all that can train it."
-)
+_KINDS = "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, dockerfile"
 
 
 @guarded
 def export(
     best: Annotated[Path, typer.Argument(help="best-config.json, or the run directory it lies in.")],
-    to: Annotated[str, typer.Option(help=_TARGETS)] = "all",
+    to: Annotated[str, typer.Option(help=f"{_KINDS}, or all that can train it.")] = "all",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File; of several files, a directory.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the names of the files alone.")] = False,
     as_json: Json = False,
@@ -175,7 +172,7 @@ def export(
         found, left_out = {to: targets.draft(result, to, answer)}, {}
     if output is None:
         if to == targets.ALL:
-            raise InputError("--to all needs a directory for the files (--output DIR)")
+            raise InputError(f"the files need a directory (--output DIR); a single one is printed by --to: {_KINDS}")
         if as_json:
             raise InputError("--json lists the files that were written, so it needs --output")
         _print(found[to], quiet=quiet)

@@ -127,7 +127,7 @@ class CachingAllocator:
 
     def _reserve(self, segment: int) -> None:
         if self._capacity is not None and self.reserved + segment > self._capacity:
-            self._return_unused()
+            self.return_unused()
             if self.reserved + segment > self._capacity:
                 raise OutOfMemory(f"{segment} bytes")
         self.reserved += segment
@@ -168,8 +168,8 @@ class CachingAllocator:
         if self._last[block.small] is neighbour:
             self._last[block.small] = block
 
-    def _return_unused(self) -> None:
-        """Give back segments that are wholly free."""
+    def return_unused(self) -> None:
+        """Give back segments that are wholly free, as `torch.cuda.empty_cache` does."""
         for pool in self._pools:
             unused = [entry for entry in pool if entry[2].size == entry[2].segment_size]
             for entry in unused:

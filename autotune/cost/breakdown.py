@@ -168,7 +168,7 @@ def _storages(
     """Yield what the operators made; between steps and in the optimizer's, the gradients alone."""
     if parts.phase in ("evaluation", "saving"):
         return
-    made, freed, fixed, of_sample, gradient, origin = deep.rows.T
+    made, freed, fixed, of_sample, gradient, _, origin = deep.rows[deep.rows[:, 5] == 0].T
     sizes, is_gradient = fixed + of_sample * samples, gradient > 0
     there = np.zeros(len(sizes), dtype=bool)
     if parts.phase == "forward and backward":

@@ -7,11 +7,13 @@ would leave it blind.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
@@ -40,12 +42,29 @@ class Traces(Value):
 
 
 def run_trace(directory: Path) -> None:
-    """Answer the request in `directory`."""
-    write_value(traces_of(read_value(TraceRequest, directory / "request.json")), directory / "answer.json")
+    """Answer the request in `directory`; until then each profile lies there by itself, should this process be ended."""
+    kept: list[Path] = []
+
+    def keep(profile: Profile) -> None:
+        kept.append(directory / f"profile-{len(kept):03}.json")
+        write_value(profile, kept[-1])
+
+    write_value(traces_of(read_value(TraceRequest, directory / "request.json"), keep), directory / "answer.json")
+    for path in kept:
+        path.unlink()
 
 
-def traces_of(request: TraceRequest) -> Traces:
-    """Return the profiles of the families, in this process, which comes to load torch."""
+def traces_left(directory: Path, failure: str) -> Traces:
+    """Return what a child that was ended had traced, and `failure`."""
+    profiles = []
+    for path in sorted(directory.glob("profile-*.json")):
+        with contextlib.suppress(OSError, ValidationError):
+            profiles.append(read_value(Profile, path))
+    return Traces(profiles=tuple(profiles), failures=(failure,))
+
+
+def traces_of(request: TraceRequest, keep: Callable[[Profile], None] = lambda profile: None) -> Traces:
+    """Return the profiles of the families, in this process, which comes to load torch; each is given to `keep`."""
     from autotune.cost.profiler import profile
 
     shape = shape_of(request.workload)
@@ -60,6 +79,7 @@ def traces_of(request: TraceRequest) -> Traces:
             break
         try:
             profiles.append(profile(request.workload.model, family, shape, parameters=request.parameters))
+            keep(profiles[-1])
         except InputError as error:
             failures[str(error)] = None
     return Traces(profiles=tuple(profiles), failures=tuple(failures))

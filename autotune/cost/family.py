@@ -129,7 +129,10 @@ def _arithmetic(config: TrainConfig) -> tuple[Dtype, Half | None]:
 
 def shape_of(workload: Workload) -> Shape:
     """Return the inputs at the peak: the longest samples."""
-    lengths = workload.lengths
+    lengths, recipe = workload.lengths, workload.recipe
+    scored = 0 if recipe is None else recipe.completion_length
+    if workload.own_code is not None and workload.own_code.recipe is not None:
+        scored = workload.sequence_length  # at most
     return Shape(
         task=workload.task,
         length=lengths.maximum if lengths is not None else workload.sequence_length,
@@ -137,8 +140,8 @@ def shape_of(workload: Workload) -> Shape:
         images=workload.images,
         image_size=workload.image_size,
         padded=lengths is not None and lengths.minimum < lengths.maximum,
-        recipe=None if workload.recipe is None else workload.recipe.name,
-        completion=0 if workload.recipe is None else workload.recipe.completion_length,
+        recipe=workload.own_code.recipe if workload.own_code is not None else recipe and recipe.name,
+        completion=scored,
     )
 
 

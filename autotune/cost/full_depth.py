@@ -35,7 +35,7 @@ class FullDepth(NamedTuple):
 
 def deepened(excerpt: Excerpt) -> FullDepth:
     """Return an excerpt at full depth."""
-    storages = np.array(excerpt.storages, dtype=float).reshape(-1, 5)
+    storages = np.array(excerpt.storages, dtype=float).reshape(-1, 6)
     rows = np.column_stack([storages, excerpt.origin or np.zeros(len(storages))])
     workspaces = np.array(excerpt.workspaces, dtype=float)
     parameters, names = list(excerpt.parameters), list(excerpt.names) or [""] * len(excerpt.parameters)

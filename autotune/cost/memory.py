@@ -95,7 +95,8 @@ def largest(found: Sequence[Components]) -> Components:
 
 
 def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Share) -> list[Components]:
-    """Return the two phases of a step."""
+    """Return the two phases of a step, whose inputs are all on the device (`Trainer.get_batch_samples`)."""
+    inputs = profile.inputs_bytes * micro_batch * accumulation
     weights = share.weights + always_bytes(profile)
     found = [_moment(p, weights, share, micro_batch, later=False) for p in profile.peaks_first]
     if accumulation > 1:
@@ -104,14 +105,15 @@ def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Sha
         weights,
         share.gradients,
         share.states,
-        activations=0.0,
+        activations=inputs,
         temporaries=share.stepping,
         paged=share.paged,
         moment="optimizer step",
         communication=share.step_buffers,
         phase="optimizer step",
     )
-    return [max(found, key=lambda c: c.allocated), stepping]
+    highest = max(found, key=lambda c: c.allocated)
+    return [replace(highest, activations=highest.activations + inputs), stepping]
 
 
 def _generating(profile: Profile, share: Share, completions: int) -> list[Components]:
@@ -206,23 +208,25 @@ def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
     return NCCL_BYTES * sum(degree > 1 for degree in (parallelism.sharding_ranks, *degrees))
 
 
-def states_bytes(parameters: int, config: TrainConfig) -> float:
+def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> float:
     """Return what weights, gradients and optimizer states take on one device at least, whatever the operators are.
 
-    Nothing is traced for it: it is the number of parameters, all of them trained unless there is an adapter, times the
-    bytes of each. Adapters, what is paged or offloaded and the states of optimizers that aren't known count nothing.
+    Nothing is traced for it: it is the number of parameters, all but the `frozen` of them trained unless there is an
+    adapter, times the bytes of each. Adapters, what is paged or offloaded and the states of optimizers that aren't
+    known count nothing.
     """
     spread, row = config.parallelism, OPTIMIZERS.get(config.optim)
     if spread.offload != "none":
         return 0.0
     width = 2.0 if config.precision is Precision.PURE_BF16 else 4.0
-    each = width if config.quantization is None else _PACKED_BYTES
+    each, trained = width if config.quantization is None else _PACKED_BYTES, 0.0
     if config.adapter is None and config.quantization is None:
-        each += 0.0 if config.optim == "lomo" else width  # which steps a weight as soon as it has its gradient
+        trained += 0.0 if config.optim == "lomo" else width  # which steps a weight as soon as it has its gradient
         if row is not None and not row.paged and row.temporaries != "adafactor":
-            each += row.states * (row.width or width)
+            trained += row.states * (row.width or width)
     model_parts = spread.tensor_parallel * spread.pipeline_parallel
-    return parameters * each / (model_parts if spread.sharding == "none" else spread.world_size)
+    total = parameters * each + (parameters - frozen) * trained
+    return total / (model_parts if spread.sharding == "none" else spread.world_size)
 
 
 @dataclass(frozen=True)
@@ -262,8 +266,9 @@ class Footprints:
         is_replayed = profile.family.device == "cuda" and (config.parallelism.is_single or buckets_of(config))
         if is_replayed and config.activation_memory_budget is None:
             held = self._held(config, profile, size, accumulation)
+            inputs = profile.inputs_bytes * size * accumulation
             blocks = zip(found, (held.micro_steps, held.optimizer_steps), strict=True)
-            found = [replace(c, temporaries=c.temporaries + peak - c.allocated) for c, peak in blocks]
+            found = [replace(c, temporaries=c.temporaries + inputs + peak - c.allocated) for c, peak in blocks]
         found += _generating(profile, share, config.generation_batch_size or round(size * accumulation))
         shards = WAYS[config.parallelism.sharding].weights
         return found + _between_steps(profile, evaluation or Evaluation(), share, shards=shards)

@@ -30,6 +30,7 @@ from autotune.cost.trace import make_inputs
 from autotune.training.build import build_model
 from autotune.value import read_value, write_value
 from autotune.values.estimate import Timings
+from autotune.values.hardware import keep_freed_blocks
 from autotune.values.model import ModelSpec, Task
 
 # Times that each piece of work is run, and how often in a row: a GPU is waited for after some.
@@ -58,6 +59,7 @@ class _Piece(NamedTuple):
 
 def run_measure(directory: Path) -> None:
     """Answer the request in `directory`."""
+    keep_freed_blocks()
     write_value(timings_of(read_value(OperatorRequest, directory / "request.json")), directory / "answer.json")
 
 

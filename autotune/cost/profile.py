@@ -90,11 +90,12 @@ class Repeat(Value):
 class Excerpt(Value):
     """A micro-step of the model with few layers, storage by storage, for what the allocator makes of it.
 
-    Storages are rows of (position made, position freed, constant bytes, bytes per sample, whether a gradient); a
-    gradient's position freed is where it would be added to one that is there already.
+    Storages are rows of (position made, position freed, constant bytes, bytes per sample, whether a gradient, 0); a
+    gradient's position freed is where it would be added to one that is there already. The scratch memory of a sum over
+    the rows of a matrix has rows in place of bytes, and the columns in place of the 0.
     """
 
-    storages: tuple[tuple[int, int, float, float, bool], ...]
+    storages: tuple[tuple[int, int, float, float, bool, int], ...]
     parameters: tuple[ParameterGroup, ...] = Field(description="in the order they are made, each with count 1")
     repeats: tuple[Repeat, ...] = Field(
         default=(), description="a layer of each stack, in the order of the forward pass"
@@ -147,6 +148,7 @@ class Profile(Value):
     attention: tuple[str, ...] = Field(default=(), description="kernels that fused attention takes on a CUDA device")
     evaluation: ForwardPass | None = Field(default=None, description="None: it was not traced")
     generation: Generation | None = Field(default=None, description="of a recipe; None: nothing is generated")
+    inputs_bytes: float = Field(default=0.0, description="of a sample's inputs on a CUDA device; 0 on a CPU")
     hidden_bytes: float = Field(default=0.0, description="of a sample's hidden states between layers; 0: not known")
 
     @property

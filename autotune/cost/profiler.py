@@ -21,7 +21,7 @@ from autotune.cost.family import Family, Shape
 from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
 from autotune.cost.scoring import generation_of, scored
 from autotune.cost.tape import ACTIVATION, Tape
-from autotune.cost.trace import evaluation_step, micro_step
+from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
 from autotune.errors import InputError, one_line
 from autotune.training.depth import Stack, shallower, stacks, without_chance
@@ -156,6 +156,7 @@ class _Profiler:
             layer=found_layers[0].largest,
             outside=found_layers[0].outside,
             layers=max(1, layers),
+            inputs_bytes=inputs_bytes(config, self.shape) if self.family.device == "cuda" else 0.0,
             hidden_bytes=self._hidden_bytes(config),
         )
         return self._scored(made, config, step, traced, more, (deeper, lacks))
@@ -258,11 +259,12 @@ def _repeat(shallow: Shallow, deeper: Shallow, times: int) -> Repeat:
 def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
     pair = traced.pair
     tape = pair.tapes[0]
-    made, freed, _, gradient = tape.storages.T
+    made, freed, _, gradient, columns = tape.storages.T
     if pair.tapes[1].storages.shape != tape.storages.shape:
         raise NotLinear("the tensors change with the micro-batch")
     sizes = pair.lines("storages")[:, 2]
-    rows = zip(made.astype(int), freed.astype(int), sizes[:, 0], sizes[:, 1], gradient > 0, strict=True)
+    places, kinds = (made.astype(int), freed.astype(int)), (gradient > 0, columns.astype(int))
+    rows = zip(*places, sizes[:, 0], sizes[:, 1], *kinds, strict=True)
     products = np.flatnonzero(np.isin(tape.kinds, PRODUCTS))
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
     firsts = [products[products < tape.forward_end][:1], products[products >= tape.forward_end][:1]]

@@ -6,6 +6,8 @@ blocks that stay unused, and those that are larger than what was asked for, depe
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +21,13 @@ from autotune.cost.profile import Excerpt, ParameterGroup
 
 # In the second step optimizer states are there; what a third brings is little.
 STEPS = 3
+
+# Threads that fill the device that most have of a generation: T4, A100, A40, H100.
+_THREADS: dict[Generation, int] = {
+    "turing": 40 * 1024, "ampere": 108 * 2048, "small_ampere": 84 * 1536, "hopper": 132 * 2048,
+}  # fmt: skip
+
+_UNPACKED = 2  # bytes of an element that isn't quantized, the fewest
 
 _BROADCAST_BYTES = 250 << 20  # `broadcast_bucket_size` of DistributedDataParallel
 
@@ -72,7 +81,7 @@ def held_bytes(
         expandable: Whether the allocator's segments are.
         buckets: Of DDP; None: there is one device.
     """
-    run = _Run(excerpt, optim, micro_batch, workspace_bytes(generation), expandable=expandable)
+    run = _Run(excerpt, optim, micro_batch, generation, expandable=expandable)
     if buckets is not None:
         run.wrap(buckets)
     micro_steps = optimizer_steps = 0
@@ -92,7 +101,9 @@ def held_bytes(
 class _Run:
     """A training run, as the allocator sees it."""
 
-    def __init__(self, excerpt: Excerpt, optim: str, micro_batch: float, workspace: int, *, expandable: bool) -> None:
+    def __init__(
+        self, excerpt: Excerpt, optim: str, micro_batch: float, generation: Generation, *, expandable: bool
+    ) -> None:
         self.allocator = CachingAllocator(expandable=expandable)
         self._optim = optim
         self._row: Optimizer = optimizer(optim)
@@ -103,14 +114,31 @@ class _Run:
         self._gradients: list[Block] = []
         self._states: list[Block] = []
         self._buckets: list[Block] = []
-        self._sizes = (rows[:, 2] + rows[:, 3] * micro_batch).tolist()
+        sizes = rows[:, 2] + rows[:, 3] * micro_batch
+        for at in np.flatnonzero(rows[:, 5]):
+            sizes[at] = sum_bytes(int(sizes[at]), int(rows[at, 5]), generation)
+        takes = (rows[:, 5] == 0) | (sizes > 0)  # a sum whose blocks share nothing takes nothing
+        rows, self._sizes = rows[takes], sizes[takes].tolist()
         self._is_gradient = (rows[:, 4] > 0).tolist()
         self._order = _order(rows, workspaces)
-        self._workspace, self._has_workspaces = workspace, False
+        self._workspace, self._has_workspaces = workspace_bytes(generation), False
         self._weights = [group.elements * group.element_bytes for group in parameters]
         self._trained = [g.elements * g.element_bytes for g in trained]
-        for size in self._weights:
-            self.allocator.allocate(size)
+        self._pack([group for group in parameters if group.element_bytes < _UNPACKED])
+        for group, size in zip(parameters, self._weights, strict=True):
+            if group.element_bytes >= _UNPACKED:
+                self.allocator.allocate(size)
+        self.allocator.return_unused()  # as a trial does before its first step, from which on peaks count
+        self.allocator.take_peak()
+        self.allocator.peak_reserved = self.allocator.reserved
+
+    def _pack(self, quantized: Sequence[ParameterGroup]) -> None:
+        """Quantize one weight after the other: in fp32 first, for 8 bits then in 16 (`Int8Params._quantize`)."""
+        for group in quantized:
+            widths = (4, 2) if group.element_bytes >= 1 else (4,)
+            before = [self.allocator.allocate(group.elements * width) for width in widths]
+            self.allocator.allocate(group.elements * group.element_bytes)
+            self._free(before[::-1])
 
     def wrap(self, buckets: Buckets) -> None:
         """Broadcast the weights in flat copies, of which there are two at a time, and make the first buckets."""
@@ -183,6 +211,29 @@ class _Run:
     def _free(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             self.allocator.release(block)
+
+
+@functools.cache
+def sum_bytes(rows: int, columns: int, generation: Generation) -> int:
+    """Return the scratch memory of a sum over the rows of a matrix: `setReduceConfig` in aten's native/cuda/Reduce.cuh.
+
+    A block sums up 32 times 4 columns. Several share them where a thread of one would have 256 rows or more.
+    """
+    vector = math.gcd(columns, 4)
+    most, wide = 512 // vector, columns // vector
+    width = min(_power(wide, most), 32)
+    height = min(_power(rows, most), most // width)
+    width = min(_power(wide, most), most // height)
+    each, blocks, room = -(-rows // height), -(-wide // width), _THREADS[generation] // (width * height)
+    if each < 256 or blocks > room:
+        return 0
+    sharing = max(min(-(-room // blocks), -(-each // 16)), -(-each // 256))
+    return 4 * columns * sharing * width * vector if sharing > 1 else 0
+
+
+def _power(size: int, most: int) -> int:
+    """Return the largest power of two that is no more than `size` and `most`."""
+    return 1 << (min(size, most).bit_length() - 1)
 
 
 def grouped(sizes: Sequence[float], first: int, others: int) -> list[float]:

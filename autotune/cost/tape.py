@@ -58,6 +58,7 @@ class _Storage:
     accumulated: int = -1  # a gradient: position after which it is added to another or kept
     origin: tuple[str, str] = ("", "")  # module and operator that made it
     sum_of: _Storage | None = None  # the first summand, where autograd may have added in place
+    columns: int = 0  # of a sum over rows, whose scratch this is; its size then counts rows: `Excerpt`
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Tape:
     live: NDArray[np.float64]
     recomputed: NDArray[np.bool_]  # a part of the forward pass that runs again
     forward_end: int  # operators of the forward pass, the loss included
-    storages: NDArray[np.float64]  # (made, freed or added to another gradient, bytes, whether a gradient), a row each
+    storages: NDArray[np.float64]  # as in `Excerpt`, a row each
     attention: tuple[str, ...] = ()  # kernels that attention took
     origins: tuple[tuple[str, str], ...] = ()  # of each storage: the module, and the operator that made it
     outputs_bytes: float = 0.0  # of a forward pass alone: what an evaluation with metrics keeps of it
@@ -180,10 +181,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.note(name, kind, flops, moved, half=half, call=call)
         for tensor in fresh:
             self._watch(tensor, origin=origin)
-        taken = 0 if self._scratch is None else self._scratch(name, args, out)
-        if taken:
-            now = len(self._operators)
-            self._storages.append(_Storage(nbytes=taken, made=now - 1, freed=now, origin=origin))
+        if self._scratch is not None:
+            now, taken = len(self._operators), (self._scratch(name, args, out), 0)
+            for size, columns in (taken, _summed(*args) if name == "sum" else (0, 0)):
+                if size:
+                    self._storages.append(_Storage(size, made=now - 1, freed=now, origin=origin, columns=columns))
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
@@ -220,13 +222,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storages = []
         for storage in self._storages:
             end = storage.freed if storage.freed >= 0 else count
-            live[storage.made, self._category(storage)] += storage.nbytes
-            live[end, self._category(storage)] -= storage.nbytes
+            nbytes = 0 if storage.columns else storage.nbytes  # of a sum's scratch, which is no line, see `reserve`
+            live[storage.made, self._category(storage)] += nbytes
+            live[end, self._category(storage)] -= nbytes
             if storage.accumulated >= 0:
                 live[storage.made, FRESH] += storage.nbytes
                 live[storage.accumulated, FRESH] -= storage.nbytes
             gradient = storage.accumulated >= 0
-            storages.append((storage.made, storage.accumulated if gradient else end, storage.nbytes, gradient))
+            freed = storage.accumulated if gradient else end
+            storages.append((storage.made, freed, storage.nbytes, gradient, storage.columns))
         return Tape(
             names=tuple(o.name for o in self._operators),
             kinds=np.array([o.kind for o in self._operators], dtype=np.int8),
@@ -236,7 +240,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             recomputed=np.array([o.recomputed for o in self._operators], dtype=bool),
             live=np.cumsum(live, axis=0)[:count],
             forward_end=self._forward_end,
-            storages=np.array(storages, dtype=float).reshape(-1, 4),
+            storages=np.array(storages, dtype=float).reshape(-1, 5),
             attention=tuple(sorted(self.attention)),
             origins=tuple(storage.origin for storage in self._storages),
             outputs_bytes=self.outputs_bytes,
@@ -281,6 +285,14 @@ def _add_in_place(storage: _Storage) -> None:
     first = storage.sum_of
     if first is not None and first.freed == storage.made + 1 and first.nbytes == storage.nbytes:
         storage.made += 1
+
+
+def _summed(tensor: torch.Tensor, dims: Any = (), *_: Any) -> tuple[int, int]:
+    """Return rows and columns of a sum over the rows of a matrix, (0, 0) of any other."""
+    shape, count = tensor.shape, len(dims or ())
+    if not 0 < count < len(shape) or not tensor.is_contiguous() or {d % len(shape) for d in dims} != set(range(count)):
+        return 0, 0
+    return shape[:count].numel(), shape[count:].numel()
 
 
 def _key(tensor: torch.Tensor) -> int:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates import request
+from autotune.estimates.fitting import would_fit
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
 from autotune.estimates.profiles import Profiles
@@ -163,7 +164,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         device=device,
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
-        would_fit=None if found.fits_at_all else forecast.would_fit(config, Allowance.METHOD),
+        would_fit=None if found.fits_at_all else would_fit(forecast, config, Allowance.METHOD),
         alive=forecast.alive(config) if question.options.explain else (),
         run=question.run(found, device.name),
         notes=(*notes, *_knob_notes(config, question.point), *forecast.basis(config, found.traced_by), *found.notes),
@@ -176,6 +177,8 @@ def _knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, 
     values = make_point(config)
     if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
         notes.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
+    if config.adapter is not None and config.precision in ("bf16", "fp16") and config.quantization is None:
+        notes.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
     if loading := [in_words(name, value) for name, value in point.items() if name.startswith(_LOADING)]:
         notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
     return tuple(notes)

@@ -1,22 +1,35 @@
-"""Says what would make a model fit where nothing does; entered by the launcher like a trial.
+"""What would make a model fit where a configuration doesn't, or none does.
 
-What isn't traced yet is traced with torch, which the launcher has loaded and the search hasn't. No device is touched.
+In a search a child of the launcher answers that, which has loaded torch: what isn't traced yet is traced there, and no
+device is touched.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from autotune.cost.model import CostModel
 from autotune.cost.profile import Profile
+from autotune.errors import NothingFitsError
 from autotune.estimates.forecast import Forecast
 from autotune.estimates.profiles import Profiles
-from autotune.estimates.report import Device
-from autotune.planning.plan import SearchPlan
+from autotune.estimates.report import Device, larger_device, miss
+from autotune.planning.plan import SearchPlan, least_states, too_large
+from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
+from autotune.space.points import Scalar, differing
+from autotune.space.space import SearchSpace
 from autotune.storage.home import read_observations
+from autotune.units import show_memory
 from autotune.value import Value, read_value, write_value
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Rates
+from autotune.values.knob import Allowance
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
 
@@ -50,4 +63,157 @@ def fitting(request: FitRequest) -> FitAnswer:
     profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
     forecast = Forecast(plan, device, model, profiles)
     configs = [config for config in request.configs if model.profile(config) is not None]
-    return FitAnswer(text=str(forecast.nothing_fits(configs, plan.allowance, whole=False)))
+    return FitAnswer(text=str(nothing_fits(forecast, configs, plan.allowance, whole=False)))
+
+
+def nothing_fits(
+    forecast: Forecast, configs: Sequence[TrainConfig], allowance: Allowance, *, whole: bool = True
+) -> NothingFitsError:
+    """Return an error that names the tightest configuration, the memory it takes, and what would make it fit."""
+    config = forecast.tightest(configs)
+    took = miss(forecast.predicted(config), forecast.device)
+    what = shown_changes(changes(config, forecast.plan))
+    return NothingFitsError(
+        f"nothing fits: {what} comes nearest and {took}; {would_fit(forecast, config, allowance, whole)}"
+    )
+
+
+def would_fit(forecast: Forecast, config: TrainConfig, allowance: Allowance, whole: bool = True) -> str:
+    """Return a clause on what would make a configuration fit, and on the device that it fits as it is.
+
+    Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone, beside which a search
+    tries everything else. One change is preferred: that of the smallest allowance class, then the fastest. Where none
+    is enough, several are named, of those that the user allows if they do; for others the clause names the `--allow`
+    that they need.
+    """
+    needed = round(forecast.predicted(config).memory.device_interval.high)
+    device, ways = larger_device(needed, forecast.device), _Ways(forecast, config)
+    chosen = ways.alone()
+    for admitted in dict.fromkeys((allowance, Allowance.METHOD)):
+        chosen = chosen or ways.together(admitted)
+    changed = ways.changed(chosen) if chosen else None
+    if not chosen or changed is None:
+        return f"no change makes it fit; {device}"
+    depth = allowance_of(changed, forecast.plan.model_copy(update={"baseline": config}))
+    ranks = " ranks such changes" if whole and "quantization" not in chosen else ""
+    allowing = "" if allowance.admits(depth) else f" (--allow {depth}{ranks})"
+    fixed = {**(differing(config, forecast.plan.baseline) if whole else {}), **chosen}
+    fix, takes = ",".join(in_words(*change) for change in fixed.items()), show_memory(forecast.device_bytes(changed))
+    fits = "fits" if forecast.predicted(changed).fits == "yes" else "probably fits"
+    return f"with --fix {fix}{allowing} it takes {takes}, which {fits}; as it is, {device}"
+
+
+class _Change(NamedTuple):
+    """One knob of a configuration changed."""
+
+    config: TrainConfig
+    knob: str
+    choice: Scalar
+    depth: Allowance
+
+
+class _Ways:
+    """Changes of a configuration that doesn't fit.
+
+    Nothing is traced for one whose weights, gradients and optimizer states alone are too large.
+    """
+
+    def __init__(self, forecast: Forecast, config: TrainConfig) -> None:
+        self._forecast = forecast
+        self._config = config
+
+    @functools.cached_property
+    def _space(self) -> SearchSpace:
+        """The search space of all allowance classes."""
+        return self._forecast.plan.model_copy(update={"allowance": Allowance.METHOD}).search_space()
+
+    @functools.cached_property
+    def _changes(self) -> list[_Change]:
+        """All possible changes of one knob, the smallest allowance class first."""
+        problem, found = self._forecast.plan.model_copy(update={"baseline": self._config}), []
+        for dimension in self._space.dimensions:
+            for choice in dimension.choices:
+                if (changed := self.changed({dimension.name: choice})) not in (None, self._config):
+                    found.append(_Change(changed, dimension.name, choice, allowance_of(changed, problem)))
+        return sorted(found, key=lambda change: change.depth.rank)
+
+    def changed(self, choices: Mapping[str, Scalar]) -> TrainConfig | None:
+        """Return the configuration with other knobs; None if that is refused."""
+        changed = self._space.config({**self._space.point(self._config), **choices})
+        return None if self._space.refusal(changed) else changed
+
+    def alone(self) -> dict[str, Scalar] | None:
+        """Return the fastest change of the smallest class that fits."""
+        forecast = self._forecast
+        possible = [change for change in self._changes if not too_large(forecast.plan, change.config)]
+        for _, group in itertools.groupby(possible, key=lambda change: change.depth):
+            members = list(group)
+            predicted = forecast.predict([change.config for change in members])
+            fastest: list[int] = np.argsort(-predicted.samples_per_second, kind="stable").tolist()
+            for row in fastest:
+                # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
+                within = predicted.least_bytes[row] <= forecast.device.memory_bytes
+                if within and forecast.fits(members[row].config):
+                    return {members[row].knob: members[row].choice}
+        return None
+
+    def together(self, admitted: Allowance) -> dict[str, Scalar] | None:
+        """Return changes that fit together, and none of which can be left out; None if all together don't fit.
+
+        Of each knob the lightest choice is taken, those that save most first: of weights, gradients and states, which
+        needs no trace, and then of the whole. The loss in chunks, which a short search leaves out, comes after them,
+        and weights in 4 bits last, as only an adapter can be trained on them; before that if nothing fits without them.
+        """
+        changes = [change for change in self._changes if admitted.admits(change.depth)]
+        chunks: dict[str, Scalar] = {"chunked_loss": True} if admitted.admits(Allowance.NUMERICS) else {}
+        packed: dict[str, Scalar] = {"quantization": "nf4"} if admitted is Allowance.METHOD else {}
+        chosen, fits = self._widened({}, self._by_states(changes))
+        if not fits and self._is_too_large(chosen):
+            chosen, fits = self._widened(chosen, packed)
+            if self._is_too_large(chosen):
+                return None
+        if not fits:
+            chosen, fits = self._widened(chosen, {**self._by_prediction(changes), **chunks, **packed})
+        if not fits:
+            return None
+        for knob in list(chosen):
+            fewer = {name: choice for name, choice in chosen.items() if name != knob}
+            chosen = fewer if self._fits_with(fewer) else chosen
+        return chosen
+
+    def _widened(self, chosen: dict[str, Scalar], choices: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], bool]:
+        """Return what is chosen and one choice after the other until all fit together, and whether they do."""
+        for knob, choice in choices.items():
+            wider = {**chosen, knob: choice}
+            if knob not in chosen and self.changed(wider) is not None:
+                chosen = wider
+                if self._fits_with(chosen):
+                    return chosen, True
+        return chosen, False
+
+    def _by_states(self, changes: Sequence[_Change]) -> dict[str, Scalar]:
+        plan = self._forecast.plan
+        return _lightest(changes, [least_states(plan, c.config) for c in changes], least_states(plan, self._config))
+
+    def _by_prediction(self, changes: Sequence[_Change]) -> dict[str, Scalar]:
+        least = self._forecast.predict([self._config, *(change.config for change in changes)]).least_bytes.tolist()
+        return _lightest(changes, least[1:], least[0])
+
+    def _is_too_large(self, choices: Mapping[str, Scalar]) -> bool:
+        changed = self.changed(choices)
+        return changed is not None and too_large(self._forecast.plan, changed) is not None
+
+    def _fits_with(self, choices: Mapping[str, Scalar]) -> bool:
+        changed = self.changed(choices)
+        if changed is None or too_large(self._forecast.plan, changed):
+            return False
+        return self._forecast.fits(changed)
+
+
+def _lightest(changes: Sequence[_Change], taken: Sequence[float], before: float) -> dict[str, Scalar]:
+    """Return the lightest choice of each knob that takes fewer bytes than `before`, those that save most first."""
+    lighter = [(nbytes, change) for nbytes, change in zip(taken, changes, strict=True) if nbytes < before]
+    found: dict[str, Scalar] = {}
+    for _, change in sorted(lighter, key=lambda pair: pair[0]):
+        found.setdefault(change.knob, change.choice)
+    return found

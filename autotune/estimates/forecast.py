@@ -1,4 +1,4 @@
-"""Predictions for one device: which configurations fit, which are fastest, and what would make one fit.
+"""Predictions for one device: which configurations fit, and which are fastest.
 
 The model is traced once for each family of configurations and kind of device; all devices of that kind share the trace.
 """
@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
-import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,17 +16,14 @@ from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.predictions import Predictions
-from autotune.errors import NothingFitsError
 from autotune.estimates.profiles import Profiles
-from autotune.estimates.report import Device, Predicted, RunCost, larger_device, miss, predicted
+from autotune.estimates.report import Device, Predicted, RunCost, predicted
 from autotune.estimates.request import EstimateOptions, Target, plan_of
 from autotune.estimates.run_cost import Prices, run_cost
 from autotune.planning.plan import SearchPlan
-from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
-from autotune.space.points import Scalar, differing
-from autotune.space.space import MICRO_BATCH, SearchSpace, micro_batches
+from autotune.space.points import Scalar
+from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
-from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Alive, CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.knob import Allowance
@@ -189,114 +183,6 @@ class Forecast:
             return float(found.needed_bytes[row]) + self._model.paged_bytes(configs[row])
 
         return configs[min(lowest.values(), key=taken, default=0)]
-
-    def nothing_fits(
-        self, configs: Sequence[TrainConfig], allowance: Allowance, *, whole: bool = True
-    ) -> NothingFitsError:
-        """Return an error that names the tightest configuration, the memory it takes, and what would make it fit."""
-        config = self.tightest(configs)
-        took = miss(self.predicted(config), self.device)
-        what = shown_changes(changes(config, self.plan))
-        return NothingFitsError(
-            f"nothing fits: {what} comes nearest and {took}; {self.would_fit(config, allowance, whole)}"
-        )
-
-    def would_fit(self, config: TrainConfig, allowance: Allowance, whole: bool = True) -> str:
-        """Return a clause on what would make a configuration fit, and on the device that it fits as it is.
-
-        Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone, beside which a
-        search tries everything else. One change is preferred: that of the smallest allowance class, then the fastest.
-        Where none is enough, several are named, of those that the user allows if they do; for others the clause names
-        the `--allow` that they need.
-        """
-        device = larger_device(self.device_bytes(config), self.device)
-        singles = self._changes(config)
-        one = self._that_fits(singles)
-        chosen = {one.knob: one.choice} if one else None
-        for admitted in dict.fromkeys((allowance, Allowance.METHOD)):
-            chosen = chosen or self._together(config, [c for c in singles if admitted.admits(c.depth)], admitted)
-        changed = self._changed(config, chosen) if chosen else None
-        if not chosen or changed is None:
-            return f"no change makes it fit; {device}"
-        depth = allowance_of(changed, self.plan.model_copy(update={"baseline": config}))
-        allowing = "" if allowance.admits(depth) else f" (--allow {depth}{' ranks such changes' * whole})"
-        fixed = {**(differing(config, self.plan.baseline) if whole else {}), **chosen}
-        fix, takes = ",".join(in_words(*change) for change in fixed.items()), show_memory(self.device_bytes(changed))
-        return f"with --fix {fix}{allowing} it takes {takes}, which fits; as it is, {device}"
-
-    def _changes(self, config: TrainConfig) -> list[_Change]:
-        """Return all possible changes of one knob, the smallest allowance class first."""
-        problem, found = self.plan.model_copy(update={"baseline": config}), []
-        for dimension in self._anything.dimensions:
-            for choice in dimension.choices:
-                if (changed := self._changed(config, {dimension.name: choice})) not in (None, config):
-                    found.append(_Change(changed, dimension.name, choice, allowance_of(changed, problem)))
-        return sorted(found, key=lambda change: change.depth.rank)
-
-    def _changed(self, config: TrainConfig, choices: Mapping[str, Scalar]) -> TrainConfig | None:
-        """Return `config` with other knobs; None if that is refused."""
-        changed = self._anything.config({**self._anything.point(config), **choices})
-        return None if self._anything.refusal(changed) else changed
-
-    @functools.cached_property
-    def _anything(self) -> SearchSpace:
-        """The search space of all allowance classes."""
-        return self.plan.model_copy(update={"allowance": Allowance.METHOD}).search_space()
-
-    def _that_fits(self, changes: Sequence[_Change]) -> _Change | None:
-        """Return the fastest change of the smallest class that fits."""
-        for _, group in itertools.groupby(changes, key=lambda change: change.depth):
-            members = list(group)
-            predicted = self._model.predict([change.config for change in members])
-            fastest: list[int] = np.argsort(-predicted.samples_per_second, kind="stable").tolist()
-            for row in fastest:
-                # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
-                if predicted.least_bytes[row] <= self.device.memory_bytes and self.fits(members[row].config):
-                    return members[row]
-        return None
-
-    def _together(
-        self, config: TrainConfig, changes: Sequence[_Change], admitted: Allowance
-    ) -> dict[str, Scalar] | None:
-        """Return changes that fit together, and none of which can be left out; None if all together don't fit.
-
-        Of each knob the lightest choice is taken, those that save most first. The loss in chunks, which a short search
-        leaves out, comes after them, and weights in 4 bits last, as only an adapter can be trained on them.
-        """
-        least = self._model.predict([config, *(change.config for change in changes)]).least_bytes
-        lightest: dict[str, Scalar] = {}
-        for taken, change in sorted(zip(least[1:].tolist(), changes, strict=True), key=lambda pair: pair[0]):
-            if taken < least[0]:
-                lightest.setdefault(change.knob, change.choice)
-        if admitted.admits(Allowance.NUMERICS):
-            lightest.setdefault("chunked_loss", True)
-        if admitted is Allowance.METHOD:
-            lightest.setdefault("quantization", "nf4")
-        chosen: dict[str, Scalar] = {}
-        for knob, choice in lightest.items():
-            if self._changed(config, wider := {**chosen, knob: choice}) is not None:
-                chosen = wider
-            if self._fits_with(config, chosen):
-                break
-        else:
-            return None
-        for knob in list(chosen):
-            fewer = {name: choice for name, choice in chosen.items() if name != knob}
-            chosen = fewer if self._fits_with(config, fewer) else chosen
-        return chosen
-
-    def _fits_with(self, config: TrainConfig, choices: Mapping[str, Scalar]) -> bool:
-        changed = self._changed(config, choices)
-        return changed is not None and self.fits(changed)
-
-
-class _Change(NamedTuple):
-    """One knob of a configuration changed."""
-
-    config: TrainConfig
-    knob: str
-    choice: Scalar
-    depth: Allowance
 
 
 def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:

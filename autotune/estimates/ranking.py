@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autotune.errors import InputError
+from autotune.estimates.fitting import nothing_fits
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, RankingReport
 from autotune.estimates.request import config_of, refusal, table_target, with_packages
@@ -45,7 +46,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
     configs = plan.every_config()
     best, fitting = fastest(forecast, configs, BEST)
     if not best:
-        raise forecast.nothing_fits(configs, plan.allowance)
+        raise nothing_fits(forecast, configs, plan.allowance)
     rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
     return RankingReport(
         workload=plan.workload,
@@ -84,7 +85,7 @@ def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str,
     ]
     if not behind:
         return tuple(refused)
-    return (*refused, f"predicted too, and behind these or too large: {', '.join(behind)}")
+    return (*refused, f"predicted too, but slower than these or too large: {', '.join(behind)}")
 
 
 def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
@@ -111,7 +112,7 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
         raise InputError(f"not possible on any device of the table: {rows[0].why_not}")
     if not any(row.best for row in rows):
         forecast, configs = max(tried, key=lambda pair: pair[0].device.memory_bytes)
-        raise forecast.nothing_fits(configs, Allowance.METHOD if question.point else question.allowance)
+        raise nothing_fits(forecast, configs, Allowance.METHOD if question.point else question.allowance)
     return DevicesReport(
         workload=question.workload,
         allowance=None if question.point else question.allowance,

@@ -25,6 +25,9 @@ from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
 
+# The least chance with which something probably fits.
+_LIKELY = 0.5
+
 # Of what the allocator reserves beyond the allocated peak, the part that isn't given back where memory runs short.
 _NEEDED_OF_UNUSED = 0.25
 
@@ -64,10 +67,11 @@ class Predicted(Value):
     accumulation_steps: int
     fits: Fit = Field(
         description="whether the predicted device peak is within the memory: yes, with its whole interval; probably, "
-        "with its middle; probably not, with the lower end of its interval alone; no, not even with that"
+        "with its middle or by a chance to fit of a half; probably not, with the lower end of its interval alone; no, "
+        "not even with that"
     )
     chance_to_fit: float | None = Field(
-        default=None, ge=0, le=1, description="near capacity the allocator gives unused blocks back, so not as `fits`"
+        default=None, ge=0, le=1, description="near capacity the allocator gives blocks back that it holds unused"
     )
     memory: MemoryBreakdown
     speed: Speed | None = Field(description="None: only the memory of the device is known")
@@ -82,7 +86,7 @@ class Predicted(Value):
 
     @property
     def fits_at_all(self) -> bool:
-        """Whether the predicted device peak is within the memory."""
+        """Whether it fits, at least probably."""
         return self.fits in ("yes", "probably")
 
     @property
@@ -223,7 +227,7 @@ def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
     """Return whether a predicted peak fits in `memory_bytes`; see `Predicted.fits`."""
     if memory.device_interval.high <= memory_bytes:
         return "yes"
-    if memory.device_peak_bytes <= memory_bytes:
+    if memory.device_peak_bytes <= memory_bytes or chance_to_fit(memory, memory_bytes) >= _LIKELY:
         return "probably"
     return "probably not" if memory.device_interval.low <= memory_bytes else "no"
 
@@ -254,7 +258,8 @@ def larger_device(needed_bytes: int, device: Device) -> str:
         needed_bytes += round(framework_bytes(hypothetical(gpus()[0]))[0])
     enough = [gpu for gpu in gpus() if gpu.memory_bytes >= needed_bytes]
     if not enough:
-        return f"it takes a device of {show_memory(needed_bytes)}, more than any GPU of the table has"
+        needed = show_memory(needed_bytes)
+        return f"it takes a device of {needed}, more than any GPU of the table has (--devices N: several share it)"
     gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
     return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
 

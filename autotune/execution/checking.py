@@ -111,8 +111,10 @@ def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: Memo
         found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
         if reading.evaluation is not None:
             found = evaluated(task.eval_batch_sizes, trainer, reading.evaluation, guard)
-        soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
-        return {"soaked": soaked, "memory": guard.peak()}
+        memory = guard.peak()
+        peak = memory.peak_bytes if memory.is_known else None
+        soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved, peak_bytes=peak)
+        return {"soaked": soaked, "memory": memory}
     return {}
 
 

@@ -24,16 +24,17 @@ from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_limits
 from autotune.execution.gradients import reported_split
 from autotune.execution.step_facts import examined
-from autotune.execution.user_data import first_batch, has_rows, lengths_of, profile_of, record_lengths, view
+from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, trained_by, view
 from autotune.execution.user_limits import Seen, overrides, split_of_trainer, width_of
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
-from autotune.training import recipes
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
+from autotune.training.batches import profile_of, row_lengths
 from autotune.training.build import describe
 from autotune.training.dataset import prepare
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, kind_of, tasks_for
+from autotune.training.recipe_data import checked_data
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
@@ -88,8 +89,9 @@ def _described(request: DescribeRequest, directory: Path) -> Description:
     facts = describe(workload.model, workload.task)
     if workload.recipe is not None:
         coupled = workload.recipe.kind.coupled
-        notes = recipes.checked_data(workload, data_directory)
-        return Description(facts=facts.model_copy(update={"split_changes": coupled}), notes=notes)
+        lengths, notes = checked_data(workload, data_directory)
+        notes += () if lengths is None else (_shown(lengths),)
+        return Description(facts=facts.model_copy(update={"split_changes": coupled}), lengths=lengths, notes=notes)
     corpus = prepare(workload, data_directory)
     if corpus is None:
         return Description(facts=facts)
@@ -129,12 +131,16 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     batches = user_limits.user_batches(trainer)
     lengths = lengths_of(trainer.train_dataset) if batches is None else None
-    if lengths is not None:
-        record_lengths(lengths, data_directory)
+    task = _task(base)
+    recipe = trained_by(trainer, task)
+    tokens = row_lengths(trainer.train_dataset) if recipe is not None and batches is None else lengths
+    if tokens is not None:
+        tokens = np.minimum(tokens, getattr(trainer.args, "max_length", None) or tokens)
+        record_lengths(tokens, data_directory)
     rows = batches is None and has_rows(trainer, lengths)
     batch, width, pads = _batch(trainer, batches, lengths)
     seen = Seen(trainer, model, base, batches, lengths, batch, user_limits.weights_of(model))
-    task, normalizes = _task(base), user_limits.is_normalizable(trainer, base)
+    normalizes = user_limits.is_normalizable(trainer, base)
     searched = {name: value for name, value in arguments.items() if name in SEARCHED_ARGUMENTS}
     held = user_limits.held(seen)
     if _tf32_is_on():
@@ -148,7 +154,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     found = OwnFound(
         spec=_spec(base, code),
         task=task,
-        sequence_length=max(1, width),
+        sequence_length=max(1, width, 0 if tokens is None else int(tokens.max())),
         target_length=width_of(batch, "labels") if task.has_targets else None,
         arguments=searched,
         fixed=_fixed(trainer, arguments),
@@ -161,6 +167,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         normalizes=normalizes,
         not_predicted=user_limits.not_predicted(seen, task),
         generates=hasattr(trainer.args, "steps_per_generation"),
+        recipe=recipe,
     )
     profile = None
     if lengths is not None:

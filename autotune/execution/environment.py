@@ -25,13 +25,8 @@ from pathlib import Path
 from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.parallel_arguments import ZERO_STAGES
 from autotune.value import Value, read_value
-from autotune.values.hardware import allocator_settings
+from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD, allocator_settings
 from autotune.values.trial import TrialRequest
-
-# glibc's malloc hands out larger blocks by mmap, and takes them back at once; see `guard`, which undoes it in time. At
-# glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, by which blocks of a micro-batch
-# are below it: a BERT of a million weights spread by 1.5 MiB around what its tensors take, and at 16 KiB by 0.3 MiB.
-MMAP_THRESHOLD, OWN_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_", str(16 << 10)
 
 # See each library's reason. A value that the user has set stays.
 ENVIRONMENT = {
@@ -45,9 +40,11 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # what a trial printed before it was killed is in its log
 }
 
-# Where the host's memory is what is measured: glibc would come to keep freed blocks of up to 32 MiB, and the peak would
-# be that of the heap's history. Nothing undoes it for processes that collate batches beside a GPU, and each batch of
-# images would be mapped and cleared anew.
+# Where the host's memory is what is measured, freed blocks go back at once; see `guard`, which undoes it in time. At
+# glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, by which blocks of a micro-batch
+# are below it: a BERT of a million weights spread by 1.5 MiB around what its tensors take, and at 16 KiB by 0.3 MiB.
+# Later glibc would come to keep freed blocks of up to 32 MiB, and the peak would be that of the heap's history. Nothing
+# undoes it for processes that collate batches beside a GPU, and each batch of images would be mapped and cleared anew.
 CPU_ENVIRONMENT = {MMAP_THRESHOLD: OWN_MMAP_THRESHOLD}
 
 # What a trial has no business with: the URL of the lasting record may hold a password, the token opens a cluster.
@@ -133,11 +130,14 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def forget_unfinished(since: float) -> None:
-    """Remove libraries from inductor's cache that a compiler which was killed with its trial didn't write to their end.
+_ABANDONED_S = 600
 
-    Every later training would load them: "file too short". Those older than `since`, in seconds since 1970, are not
-    looked at.
+
+def forget_unfinished(since: float) -> None:
+    """Remove libraries from inductor's cache that a killed compiler didn't write to their end.
+
+    Every later training would load them: "file too short". They are those written at `since` (in seconds since 1970) or
+    later, by a trial that has ended, and those that nobody has written to for ten minutes.
     """
     if "torch" not in sys.modules:  # in a process that forks no trials
         return
@@ -146,7 +146,8 @@ def forget_unfinished(since: float) -> None:
     cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
     for library in cache.glob("*/*.so"):
         with contextlib.suppress(OSError):  # another process removes it
-            if library.stat().st_mtime >= since and not _is_whole(library):
+            written = library.stat().st_mtime
+            if (written >= since or written < time.time() - _ABANDONED_S) and not _is_whole(library):
                 library.unlink()
 
 

@@ -27,19 +27,15 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import ctypes
 import os
 import resource
 from pathlib import Path
 from typing import Self
 
-from autotune.execution.environment import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
 from autotune.execution.ranks import open_channels
 from autotune.units import show_memory
-from autotune.values.hardware import cuda_used_bytes
+from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD, cuda_used_bytes, keep_freed_blocks
 from autotune.values.trial import Memory, worst_memory
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 # The kernels that oneDNN generates lie in mappings of their own, which count as data and are hardly ever resident: 9
 # MiB of them in a vision transformer of a million weights.
@@ -163,11 +159,7 @@ class CpuGuard(MemoryGuard):
         self._final = self.peak()
         self.check()
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
-        # What glibc's malloc comes to by itself when blocks of up to 32 MiB are freed (mallopt(3)).
-        libc = ctypes.CDLL(None)
-        for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 64 << 20)):
-            with contextlib.suppress(AttributeError):  # another C library, which has no such thresholds
-                libc.mallopt(parameter, value)
+        keep_freed_blocks()
 
 
 def _status_bytes(key: str) -> int:

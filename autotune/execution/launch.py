@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from autotune.execution.environment import trial_device
+from autotune.execution.environment import forget_unfinished, trial_device
 from autotune.execution.job import END_LIMIT_S, LOOK_EVERY_S, Host, has_ended, run_job, tell_where_it_stands
 from autotune.execution.processes import become_subreaper, die_with_parent, end_descendants
 from autotune.execution.ranks import own_rank
@@ -69,6 +69,7 @@ def main() -> None:
     started = time.monotonic()
     forkable = not arguments.fresh and _preload(trial_device(arguments.device))
     _reply(arguments.replies, {"ready": True, "forkable": forkable, "import_s": time.monotonic() - started})
+    forget_unfinished(since=time.time())  # those of earlier searches and trainings
     host = Host(os.getpid(), (arguments.replies,), _run_here if forkable else _run_afresh)
     for line in sys.stdin:
         _reply(arguments.replies, run_job(json.loads(line), host))

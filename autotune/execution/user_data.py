@@ -20,9 +20,10 @@ from autotune.errors import InputError, NoEffectError
 from autotune.execution.checking import distinct_samples
 from autotune.training.batches import STEPS_TO_PEAK, row_order
 from autotune.value import write_bytes
+from autotune.values.model import Task
 from autotune.values.trial import TrialRequest
 from autotune.values.user_code import LENGTHS_FILE
-from autotune.values.workload import LengthProfile
+from autotune.values.workload import RECIPES
 
 _LIMIT_S = 10.0  # for reading samples one by one
 
@@ -89,19 +90,6 @@ def _read(dataset: Any, column: str) -> NDArray[np.int64] | None:
         if time.monotonic() > deadline:
             return None
     return np.array(lengths, dtype=np.int64) if lengths else None
-
-
-def profile_of(lengths: NDArray[np.int64], mean_target: float | None) -> LengthProfile:
-    """Return how the lengths are spread."""
-    return LengthProfile(
-        samples=len(lengths),
-        mean=float(lengths.mean()),
-        minimum=int(lengths.min()),
-        median=int(np.median(lengths)),
-        p95=int(np.percentile(lengths, 95)),
-        maximum=int(lengths.max()),
-        mean_target=mean_target,
-    )
 
 
 def record_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
@@ -183,6 +171,18 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
     with few, patch.multiple(trainer.args, **alone):
         return next(iter(trainer.get_train_dataloader()))
+
+
+def trained_by(trainer: Any, task: Task) -> Any:
+    """Return the recipe whose Trainer of TRL's it is, with its usual loss and reference; None if it is of none."""
+    names = {kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")}
+    args = trainer.args
+    if getattr(args, "precompute_ref_log_probs", False) or getattr(args, "padding_free", False):
+        return None
+    if "SFTTrainer" in names and (args.loss_type != "nll" or args.packing or trainer.compute_loss_func is not None):
+        return None
+    kinds = (n for n, k in RECIPES.items() if k.trainer in names and k.task is task and not k.generates)
+    return next(kinds, None)
 
 
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:

@@ -33,6 +33,9 @@ _USAGE = 2
 # Attributes of TrainingArguments that remember what the code had asked for, and what was made of what was laid over it.
 _THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
 
+# What a code may read before it makes its Trainer, to which it may then give no evaluation data: laid over it there.
+_READ = ("eval_strategy",)
+
 # Learning-rate schedules that wait for evaluations, of which a trial has none.
 _BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 
@@ -81,8 +84,9 @@ def overlaid(overlay: Overlay) -> Iterator[None]:
     post_init, init = TrainingArguments.__post_init__, Trainer.__init__
     signature = inspect.signature(init)
 
-    def lay(arguments: Any) -> None:
-        given = {name: v for name, v in overlay.arguments(arguments).items() if hasattr(arguments, name)}
+    def lay(arguments: Any, *, leave: tuple[str, ...] = _READ) -> None:
+        laid = overlay.arguments(arguments)
+        given = {name: v for name, v in laid.items() if hasattr(arguments, name) and name not in leave}
         own = vars(arguments).setdefault(_THEIRS, {})
         for name, value in given.items():
             own.setdefault(name, getattr(arguments, name))
@@ -94,8 +98,8 @@ def overlaid(overlay: Overlay) -> Iterator[None]:
     def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(trainer, *args, **kwargs)
         given = bound.arguments
-        if given.get("args") is not None and strayed(given["args"]):
-            lay(given["args"])
+        if given.get("args") is not None:
+            lay(given["args"], leave=())
         if given.get("model") is not None:
             given["model"] = overlay.fit(given["model"])
         elif given.get("model_init") is not None:

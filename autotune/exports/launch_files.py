@@ -296,7 +296,8 @@ def _changed_arguments(result: ResultData) -> dict[str, Any]:
     mapping = plan(result.best.config, result.workload, result.hardware)
     left_out = _OF_DEVICE | (_OLDER_NAMES if "activation_checkpointing" in code.arguments else frozenset())
     changed = {}
-    for name, value in laid_over(mapping, result.workload).items():
+    soaked = result.soaked.arguments if result.soaked is not None else {}
+    for name, value in {**laid_over(mapping, result.workload), **soaked}.items():
         before = code.arguments.get(name)
         if name not in left_out and value != before and (value, before) != (_DEFAULT_CHECKPOINTING, None):
             changed[name] = value

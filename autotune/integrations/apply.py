@@ -1,19 +1,22 @@
 """Runs a user's unchanged script with the answer of a search in place of its arguments: `autotune script --apply`.
 
 The same arguments and changes of the model as in trials are applied, without those that only a trial needs: the script
-saves, evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one.
+saves, evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one. An
+answer that was found for another model, other data or another batch is said to be so in a line, and applied.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.errors import InputError
 from autotune.planning.user_trainer import code_of
 from autotune.storage.results import read_result
+from autotune.units import visible
 from autotune.values.result import ResultData
 from autotune.values.user_code import OwnCode
 
@@ -59,12 +62,45 @@ def run(prepared_run: Run) -> None:
     soaked = result.soaked.arguments if result.soaked is not None else {}
     arguments = {**laid_over(mapping, result.workload), **soaked}
 
+    seen: list[int] = []  # parameters of the model as the code made it
+
     def made(trainer: Any) -> None:
+        if others := "; ".join(other_training(result, trainer, seen[-1] if seen else None)):
+            sys.stderr.write(visible(f"autotune: the answer was found for another training: {others}") + "\n")
         if result.best.measurement is not None:  # otherwise there is no promise to compare with
             trainer.add_callback(AutotuneCallback(result))
 
     def fitted(model: Any) -> Any:
+        seen.append(sum(parameter.numel() for parameter in model.parameters()))
         return fit_user_model(model, mapping.model, mapping.adapter, code)
 
     with overlaid(Overlay(lambda _: arguments, fitted, made)):
         run_script(code)
+
+
+def other_training(result: ResultData, trainer: Any, parameters: int | None) -> Iterator[str]:
+    """Yield how a Trainer, whose model had so many parameters, trains otherwise than what the answer was found for."""
+    from autotune.execution.user_data import lengths_of
+    from autotune.execution.user_overlay import theirs
+
+    workload, known = result.workload, result.facts.parameters
+    if parameters is not None and known and parameters != known:
+        yield f"a model of {known:,} parameters, not {parameters:,}"
+    if workload.own_code is None:  # whose batch and data are those of a search by name
+        return
+    own = {**vars(trainer.args), **theirs(trainer.args)}
+    batch = own["per_device_train_batch_size"] * own["gradient_accumulation_steps"]
+    if batch != workload.global_batch_size:
+        yield f"{workload.global_batch_size} samples a step, not {batch}"
+    has_rows = workload.lengths is not None and hasattr(trainer.train_dataset, "__len__")
+    lengths = lengths_of(trainer.train_dataset) if has_rows else None
+    if workload.lengths is not None and lengths is not None:
+        before, now = (
+            f"{samples:,} samples of up to {longest} tokens"
+            for samples, longest in (
+                (workload.lengths.samples, workload.lengths.maximum),
+                (len(lengths), int(lengths.max())),
+            )
+        )
+        if before != now:
+            yield f"{before}, not {now}"

@@ -32,10 +32,14 @@ from autotune.values.workload import Workload
 
 _FITS = {
     "yes": "fits {memory}",
-    "probably": "fits {memory} by the prediction, but not by the upper end of its interval",
-    "probably not": "does not fit {memory} by the prediction, but does by the lower end of its interval",
+    "probably": "probably fits {memory}",
+    "probably not": "probably does not fit {memory}",
     "no": "does not fit {memory}",
 }
+
+_UNSURE = "? the upper end of the interval is beyond the memory"
+# Where no micro-batch surely does, by whether this one may.
+_NONE_FITS = {True: "unused blocks have to be given back, which takes time", False: "no micro-batch does, as it is"}
 
 
 def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
@@ -68,7 +72,7 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
         table_of(("", *figures), rows, right=figures, whole=figures),
         *([phases_line(found.memory), alive_table(report.alive)] if report.alive else []),
         f"{_FITS[found.fits].format(memory=show_memory(report.device.memory_bytes))}{_chance(found)}; "
-        + (f"largest micro-batch that fits: {largest}" if largest else "no micro-batch does"),
+        + (f"largest micro-batch that fits: {largest}" if largest else _NONE_FITS[found.fits_at_all]),
         *_run_lines(report.run),
     ]
 
@@ -123,19 +127,19 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
         figures = [f"{_unit(report.workload)}\n(95 %)", *["MFU"] * with_share, *figures]
     rows = []
     for found in report.best:
-        sure = "" if found.fits == "yes" else " ?"
         cells = []
         if found.speed is not None:
             cells = [_rate(found.speed), *[_share(found.speed.mfu)] * with_share]
-        rows.append((*cells, f"{show_memory(found.memory.device_peak_bytes)}{sure}", shown_changes(found.changes)))
-    unsure = any(found.fits != "yes" for found in report.best)
+        rows.append(
+            (*cells, f"{show_memory(found.memory.device_peak_bytes)}{_mark(found)}", shown_changes(found.changes))
+        )
     return [
         f"{_about(report.workload)}, on {_device(report.device)}",
         table_of((*figures, "what changes"), rows, right=figures, whole=figures[-1:]),
         f"the baseline: {show_config(report.baseline)}",
         f"{report.considered} configurations predicted (--allow {report.allowance}), {report.fitting} may fit; of each "
         "kind the best micro-batch",
-        *["? the upper end of the interval is beyond the memory"] * unsure,
+        *[_UNSURE] * any(_mark(found) != "" for found in report.best),
         *_run_lines(report.run),
     ]
 
@@ -159,6 +163,7 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
     return [
         _about(report.workload),
         table_of(headings, rows, right=figures, whole=figures),
+        *[_UNSURE] * any(row.best is not None and _mark(row.best) != "" for row in report.rows),
         *(f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()),
         *_work_lines(next(iter(runs), None)),
     ]
@@ -166,7 +171,7 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
 
 def _device_cells(row: DeviceRow, best: Predicted, *, with_share: bool, with_run: bool, with_money: bool) -> list[str]:
     speed, run = best.speed, row.run
-    hours = "" if run is None or run.hours is None else f"{run.hours:,.0f}"
+    hours = "" if run is None or run.hours is None else show_rate(run.hours)
     money = "" if run is None or run.money is None else f"{run.money:,.0f}"
     return [
         f"{row.device.name}\n{row.device.memory_bytes / GIB:.1f}",
@@ -175,7 +180,7 @@ def _device_cells(row: DeviceRow, best: Predicted, *, with_share: bool, with_run
         *["" if speed is None else _share(speed.mfu)] * with_share,
         *[hours] * with_run,
         *[money] * with_money,
-        f"{_brief(best.config)}; {show_memory(best.memory.device_peak_bytes)}",
+        f"{_brief(best.config)}; {show_memory(best.memory.device_peak_bytes)}{_mark(best)}",
     ]
 
 
@@ -245,6 +250,10 @@ def _work_lines(run: RunCost | None) -> list[str]:
         f"as traced, attention counted and what a token doesn't pass through left out: {run.needed_flops:.3e} "
         f"FLOP = {run.needed_petaflop_s_days:,.3g} PetaFLOP/s-days",
     ]
+
+
+def _mark(found: Predicted) -> str:
+    return "" if found.fits == "yes" else " ?"
 
 
 def _about(workload: Workload) -> str:

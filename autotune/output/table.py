@@ -171,7 +171,8 @@ def measurement_detail(measurement: Measurement, prediction: Prediction | None =
 
 def about(workload: Workload) -> str:
     """Return a workload in words: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
-    parts = (f"{workload.model.name} ({workload.task})", workload.shown_batch, workload.shown_length)
+    frozen = "vision part frozen" * workload.model.freeze_vision
+    parts = (f"{workload.model.name} ({workload.task})", frozen, workload.shown_batch, workload.shown_length)
     return ", ".join(filter(None, parts))
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from autotune.cost.memory import states_bytes
 from autotune.errors import InputError
 from autotune.planning.options import SearchOptions
 from autotune.space.file import Parameter, SpaceFile, load_space
@@ -14,6 +15,7 @@ from autotune.space.knobs import fixed_values, knob_named, knobs
 from autotune.space.points import Scalar, fitting, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.space.space import SearchSpace
+from autotune.units import show_memory
 from autotune.values.budget import Budget, Effort
 from autotune.values.checks import CheckTask, LossTask, RoutingTask
 from autotune.values.config import TrainConfig
@@ -156,6 +158,27 @@ def _with(plan: SearchPlan, fixed: dict[str, Scalar], written: str) -> TrainConf
         if reason not in before:
             raise InputError(f"{written}: {reason}")
     return baseline
+
+
+def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
+    """Return the reason if weights, gradients and optimizer states alone exceed the memory budget, or None.
+
+    It needs no trace. Of the user's own training, which may freeze weights, nothing is known; experts that no token is
+    routed to have no gradients.
+    """
+    if plan.workload.is_users_own or plan.facts.experts:
+        return None
+    least = least_states(plan, config)
+    if least <= plan.memory_bytes:
+        return None
+    has, budget = show_memory(int(least)), show_memory(plan.memory_bytes)
+    return f"weights, gradients and optimizer states alone take {has}; the budget is {budget}"
+
+
+def least_states(plan: SearchPlan, config: TrainConfig) -> float:
+    """Return the bytes that weights, gradients and optimizer states take on one device at least, without a trace."""
+    facts = plan.facts
+    return states_bytes(facts.parameters, config, frozen=facts.vision_parameters * plan.workload.model.freeze_vision)
 
 
 def request_of(

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cost.memory import states_bytes
 from autotune.errors import InputError
 from autotune.planning import devices
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan, restricted
+from autotune.planning.plan import SearchPlan, least_states, restricted
 from autotune.planning.recipe import RecipeSubject, check_recipe
 from autotune.planning.user_loop import Knobs, UserLoop
 from autotune.planning.user_trainer import UserTrainer
@@ -229,7 +228,7 @@ def _states_note(plan: SearchPlan) -> tuple[str, ...]:
     parameters = plan.facts.parameters
     if not parameters:  # the model isn't known
         return (_extent(plan),)
-    states = states_bytes(parameters, plan.baseline)
+    states = least_states(plan, plan.baseline)
     size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
     text = (
         f"{plan.workload.model.name}: {size} parameters; the baseline needs "

@@ -38,21 +38,21 @@ def check_recipe(options: WorkloadOptions) -> None:
     if options.recipe is None:
         for name in ("prompt_len", "completion_len", "generations", "reward"):
             if getattr(options, name, None) is not None:
-                raise InputError(f"--{name.replace('_', '-')}: is said of a --recipe of TRL's")
+                raise InputError(f"--{name.replace('_', '-')}: needs --recipe, which trains with TRL")
         return
     said, kind = f"--recipe {options.recipe}", RECIPES[options.recipe]
     if find_spec("trl") is None:
         raise InputError(f'{said}: needs the package trl: pip install "autotune-train[trl]"')
     for name, reason in _DECIDED.items():
         if getattr(options, name, None) not in (None, 1):
-            raise InputError(f"--{name.replace('_', '-')}: goes with no {said}: {reason}")
+            raise InputError(f"--{name.replace('_', '-')}: can't be used with {said}: {reason}")
     for name in ("generations", "reward"):
         if getattr(options, name, None) is not None and not kind.generates:
             raise InputError(f"--{name}: {options.recipe} generates nothing")
     if options.generations == 1:
         raise InputError("--generations 1: TRL compares the completions of a prompt, which takes two or more")
     if options.global_batch == "any" and kind.generates:
-        raise InputError(f"--global-batch any: goes with no {said}: prompts and generations of a step are fixed")
+        raise InputError(f"--global-batch any: can't be used with {said}: prompts and generations of a step are fixed")
 
 
 def recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, Recipe]:
@@ -119,7 +119,7 @@ class RecipeSubject(Subject):
         said = f"--recipe {options.recipe}"
         assert options.recipe is not None
         if options.check_loss and RECIPES[options.recipe].generates:
-            raise InputError(f"--check-loss: goes with no {said}: other completions have other losses")
+            raise InputError(f"--check-loss: can't be used with {said}: other completions have other losses")
         if options.reward is not None and not all(options.reward.partition(":")):
             raise InputError(f"--reward {options.reward}: expected MODULE:FUNCTION")
 

@@ -208,9 +208,9 @@ def to_examine(plan: SearchPlan) -> ExamineRequest:
 def _check_options(options: SearchOptions) -> None:
     for name, reason in _NOT_WITH_STEP.items():
         if getattr(options, name):
-            raise InputError(f"{name} goes with no step of your own: {reason}")
+            raise InputError(f"{name} can't be used with a step of your own: {reason}")
     if options.task and not options.model:
-        raise InputError("task goes with no step of your own, unless its model is named too")
+        raise InputError("task can't be used with a step of your own, unless its model is named too")
     if options.engine != "local":
         raise InputError("engine: a step of your own runs on this machine; leave engine out")
     if options.devices not in (None, 1):

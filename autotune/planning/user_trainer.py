@@ -69,7 +69,7 @@ class UserTrainer(Subject):
         for name, reason in DECIDED_BY_CODE.items():
             value = getattr(options, name)
             if value not in (None, "", False, "local") and (name, value) not in (("devices", 1), ("workers", 1)):
-                raise InputError(f"{name}: goes with no {given}: {reason.format(given=given)}; leave it out")
+                raise InputError(f"{name}: can't be used with {given}: {reason.format(given=given)}; leave it out")
         if script is not None:
             return cls(options, code_of(script))
         from autotune.training import trainer_pickle

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from autotune.cost import child, operators
 from autotune.cost.calibrate import rates_by_table
-from autotune.cost.child import TraceRequest, Traces
+from autotune.cost.child import TraceRequest, Traces, traces_left
 from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
 from autotune.cost.operators import OperatorRequest, parameter_key
@@ -25,8 +25,8 @@ from autotune.errors import AutotuneError, NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates.fitting import FitAnswer, FitRequest
 from autotune.execution.runner import LocalRunner
-from autotune.planning.plan import SearchPlan
-from autotune.search.guide import Guide, configs_of, too_large
+from autotune.planning.plan import SearchPlan, too_large
+from autotune.search.guide import Guide, configs_of
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import (
     add_observations,
@@ -165,7 +165,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     if missing:
         update = {"families": missing, "within_s": _ANSWERED * timeout_s}
         path = runner.ask("trace", child.ENTRY, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
-        answer = _read(path) or Traces(profiles=(), failures=(_untraced(path.with_name("log.txt"), timeout_s),))
+        answer = _read(path) or traces_left(path.parent, _untraced(path.with_name("log.txt"), timeout_s))
         failures = answer.failures
         for profile in answer.profiles:
             write_trace(*what, profile)

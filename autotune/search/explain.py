@@ -212,11 +212,7 @@ class Explainer:
         )
         trial = runner.run(request)
         self._own.append(trial)
-        best = self._result.best.measurement
-        rate = best.samples_per_second if best is not None else None
-        self._observer(
-            TrialEnded(result=trial, changes=changed, best_samples_per_second=rate, standing=self._standing())
-        )
+        self._observer(TrialEnded(result=trial, changes=changed, standing=self._standing()))
         return trial
 
     def _standing(self) -> Standing:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.memory import states_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.predictions import Predictions, below, density
 from autotune.planning.plan import SearchPlan
@@ -57,22 +56,6 @@ LEAST_TRIALS = 2
 def configs_of(space: SearchSpace) -> list[TrainConfig]:
     """Return the legal configurations of a space, each once; of a large space the first 20,000 points."""
     return list(dict.fromkeys(map(space.config, itertools.islice(space.points(), _MOST_CONFIGS))))
-
-
-def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return the reason if weights, gradients and optimizer states alone exceed the memory budget, or None.
-
-    It needs no trace. Of the user's own training, which may freeze weights, nothing is known; experts that no token is
-    routed to have no gradients.
-    """
-    workload, facts = plan.workload, plan.facts
-    if workload.is_users_own or facts.experts:
-        return None
-    least = states_bytes(facts.parameters, config)
-    if least <= plan.memory_bytes:
-        return None
-    has, budget = show_memory(int(least)), show_memory(plan.memory_bytes)
-    return f"weights, gradients and optimizer states alone take {has}; the budget is {budget}"
 
 
 class Guide:

@@ -170,15 +170,8 @@ class Teller:
 
     def ended(self, result: TrialResult) -> None:
         """Report a trial that has ended and is part of the state."""
-        standing = self._standing()
-        self._observer(
-            TrialEnded(
-                result=result,
-                changes=changes(result.request.config, self._plan),
-                best_samples_per_second=standing.leader.samples_per_second if standing.leader is not None else None,
-                standing=standing,
-            )
-        )
+        changed = changes(result.request.config, self._plan)
+        self._observer(TrialEnded(result=result, changes=changed, standing=self._standing()))
 
     def _report_refusals(self) -> None:
         """Report as details how many configurations were refused since the last trial, and why."""

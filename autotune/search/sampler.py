@@ -30,8 +30,8 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
-from autotune.planning.plan import SearchPlan
-from autotune.search.guide import Guide, configs_of, too_large
+from autotune.planning.plan import SearchPlan, too_large
+from autotune.search.guide import Guide, configs_of
 from autotune.search.proposals import proposals
 from autotune.search.recall import Recall
 from autotune.search.study import StudyTrials

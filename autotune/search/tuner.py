@@ -20,10 +20,9 @@ from optuna.trial import Trial
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.pool import Pool
-from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.plan import SearchPlan, request_of, too_large
 from autotune.planning.reopen import is_over, outlived
 from autotune.search import exhaustive
-from autotune.search.guide import too_large
 from autotune.search.progress import Pace, Teller
 from autotune.search.recall import Recall
 from autotune.search.sampler import CostModelSampler

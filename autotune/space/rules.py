@@ -221,7 +221,7 @@ def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         return f"{said} moves samples between the micro-batches of a step, which has one"
     if config.is_balanced and config.parallelism.data_parallel != config.parallelism.world_size:
         return f"{said}: transformers' sampler deals samples out to all ranks, of which some should have the same"
-    if config.is_balanced and (workload.recipe is not None or workload.is_users_own):
+    if workload.recipe is not None or (config.is_balanced and workload.is_users_own):
         return f"{said} is tried with the models' own training alone, without code of yours or a recipe"
     return None
 
@@ -267,8 +267,8 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
         return f"checkpointing {config.checkpointing}: TRL switches it off in each step, and on again for all layers"
     if recipe.name == "kto" and micro < 2:
         return "kto compares the samples of a micro-batch: 2 or more"
-    if not config.parallelism.is_single:
-        return "a recipe is tuned on one device"
+    if not config.parallelism.is_single or config.packing:
+        return "a recipe is tuned on one device, without packing"
     if config.adapter is not None and config.adapter.kind == "bitfit":
         return "bitfit: TRL takes adapters of peft, which hasn't it"
     if config.precompute_ref_log_probs and config.adapter is not None:

@@ -199,10 +199,6 @@ class SearchSpace:
             for value in dimension.choices:
                 yield from self._grown({**point, dimension.name: value}, depth + 1)
 
-    def size(self) -> int:
-        """Return the number of legal points."""
-        return sum(1 for _ in self.points())
-
 
 def micro_batches(global_batch: int | None) -> tuple[int, ...]:
     """Return the lattice of micro-batches in ascending order.

@@ -53,6 +53,9 @@ _MOST_OBSERVATIONS = 300
 
 _MOST_TIMINGS = 20_000  # of operators: some hundred models
 
+# What says where a model is from, and nothing of the model.
+_NAMES_OF_A_MODEL = {"reference", "name", "source", "path", "revision"}
+
 # All traces together, compressed; a family takes some 10 KB. Those that were not read for the longest time go.
 _MOST_TRACES_BYTES = 64 << 20
 
@@ -276,7 +279,7 @@ def _trace_path(workload: Workload, parameters: int, family: Family) -> Path | N
     if model.source == "own" or model.trust_remote_code or workload.own_code is not None:
         return None
     decides = (
-        *(model.model_type, model.kind, model.config, parameters),
+        *(model.model_dump(mode="json", exclude=_NAMES_OF_A_MODEL), parameters),
         *(value.model_dump(mode="json") for value in (shape_of(workload), family)),
         *(installed_versions(), _code_digest()),
     )

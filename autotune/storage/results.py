@@ -33,7 +33,9 @@ def read_result(path: str | Path) -> ResultData:
     try:
         text = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+        is_missing = isinstance(error, FileNotFoundError)
+        where = "; a search writes its answer into its run directory, runs/..." if is_missing else ""
+        raise InputError(f"{path}: {error.strerror}{where}") from None
     try:
         found = ResultData.model_validate_json(text)
         check_arguments(found)

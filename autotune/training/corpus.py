@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from autotune.errors import InputError, RunDirectoryError, one_line
+from autotune.training.batches import profile_of
 from autotune.training.text_file import (
     NOT_UTF_8,
     Columns,
@@ -156,7 +157,7 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
 
 def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
     """Return the model's own tokenizer if this machine holds it, otherwise one that needs no vocabulary."""
-    from transformers import AutoTokenizer, ByT5Tokenizer
+    from transformers import AutoTokenizer
 
     name = _tokenizer_name(spec)
     if name is None:
@@ -164,7 +165,7 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
             f"no tokenizer of {spec.name} on this machine: every byte counts as a token, "
             "so the samples are several times longer than with its own"
         )
-        return ByT5Tokenizer(split_special_tokens=True), BYTE_LEVEL
+        return _byte_tokenizer(), BYTE_LEVEL
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name,
@@ -175,6 +176,18 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
     except Exception as error:  # whatever the tokenizer's library or its remote code raises
         raise InputError(f"{name}: the tokenizer can't be loaded ({one_line(error)})") from error
     return tokenizer, name
+
+
+def _byte_tokenizer() -> Any:
+    """Return a tokenizer of bytes; other ids, which a model with a larger vocabulary generates, are no text to it."""
+    from transformers import ByT5Tokenizer
+
+    class ByteTokenizer(ByT5Tokenizer):  # type: ignore[misc]  # transformers is untyped
+        def convert_tokens_to_string(self, tokens: list[str]) -> str:
+            text: str = super().convert_tokens_to_string([t for t in tokens if len(t) > 1 or ord(t) < 256])
+            return text
+
+    return ByteTokenizer(split_special_tokens=True)
 
 
 def _tokenizer_name(spec: ModelSpec) -> str | None:
@@ -266,16 +279,7 @@ def _checked_lengths(tokens: Any, tokenizer: str, config: Any) -> LengthProfile:
             "put the model's own tokenizer beside its config.json"
         )
     lengths = row_lengths(tokens)
-    median, p95 = (int(np.percentile(lengths, p, method="nearest")) for p in (50, 95))
-    return LengthProfile(
-        samples=len(lengths),
-        mean=float(lengths.mean()),
-        minimum=int(lengths.min()),
-        median=median,
-        p95=p95,
-        maximum=int(lengths.max()),
-        mean_target=float(row_lengths(tokens, "labels").mean()) if "labels" in listed else None,
-    )
+    return profile_of(lengths, float(row_lengths(tokens, "labels").mean()) if "labels" in listed else None)
 
 
 def _save(tokens: Any, path: Path) -> None:

@@ -1,17 +1,13 @@
 """Post-training with TRL's Trainers: what one is made of, for a model with random weights.
 
-Synthetic texts have exactly the tokens that the recipe says, by a tokenizer whose words are the ids of the model's
-vocabulary. Generated completions all have the recipe's length, since random weights rarely stop. TRL loads the weights
-of a reference model by name; in a trial they are a copy of the policy's.
+Generated completions all have the recipe's length, since random weights rarely stop. TRL loads the weights of a
+reference model by name; in a trial they are a copy of the policy's.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
-import itertools
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,21 +17,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from autotune.errors import AutotuneError, InputError, NoEffectError, one_line
+from autotune.errors import AutotuneError, NoEffectError
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
-from autotune.training.batches import STEPS_TO_PEAK, row_lengths
-from autotune.training.corpus import load_tokenizer
-from autotune.training.text_file import check_columns, checked_path, quiet_datasets, read_rows
+from autotune.training.recipe_data import order_of, recipe_in, reward_function, rows_of, tokenizer_of
+from autotune.training.text_file import quiet_datasets
 from autotune.values.model import Task
 from autotune.values.workload import Recipe, Workload
-
-_ROWS = "recipe"  # folder of the rows of a user's file
-_MOST_ROWS = 1024  # of a user's file, drawn at random: TRL tokenizes them in each trial
-_LONGEST_ROWS = 16  # of the whole file, which come on top: one decides how long a padded micro-batch is
-_SYNTHETIC_ROWS = 128  # different ones
-
-_PAD, _END = "<pad>", "</s>"
 
 
 def recipe_trainer(
@@ -67,7 +55,7 @@ def recipe_trainer(
     """
     import trl
 
-    recipe = _recipe(workload)
+    recipe = recipe_in(workload)
     trainer_class = getattr(trl, recipe.kind.trainer)
     config = getattr(trl, recipe.kind.config)(**arguments)
     given: dict[str, Any] = {"reward_funcs": [reward_function(recipe)]} if recipe.kind.generates else {}
@@ -75,17 +63,17 @@ def recipe_trainer(
         given["peft_config"] = peft_config(mapping.adapter)
         if given["peft_config"] is None:
             raise AutotuneError("TRL takes adapters of peft, which has no BitFit")
-    rows = _rows(workload, model.config, directory)
+    rows = rows_of(workload, model.config, directory)
     with quiet_datasets(), _copied_reference(trainer_class, model), _timed(trainer_class, precomputed):
         trainer = trainer_class(
             model=model,
             args=config,
             train_dataset=rows,
-            processing_class=_tokenizer(workload, model.config),
+            processing_class=tokenizer_of(workload, model.config),
             callbacks=list(callbacks),
             **given,
         )
-    order = _order(trainer.train_dataset, longest_first, workload)[: distinct // recipe.generations]
+    order = order_of(trainer.train_dataset, longest_first, workload)[: distinct // recipe.generations]
     trainer.train_dataset = trainer.train_dataset.select(np.resize(order, samples // recipe.generations))
     return trainer
 
@@ -169,122 +157,6 @@ class StepCount:
                 f"{self._trainer.state.global_step} steps"
             )
         return self._recipe.shown(self._per_step)
-
-
-def checked_data(workload: Workload, directory: Path) -> tuple[str, ...]:
-    """Put the rows of the user's file where trials find them; return notes.
-
-    Raises:
-        InputError: The file, the tokenizer or the reward function can't be used.
-    """
-    recipe = _recipe(workload)
-    if recipe.kind.generates:
-        reward_function(recipe)
-    if workload.dataset is None:
-        return ()
-    directory.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
-        rows = read_rows(checked_path(workload.dataset), workload.dataset, Path(scratch))
-        check_columns(rows.features, recipe, workload.dataset)
-        drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
-        longest = np.argsort(-row_lengths(rows), kind="stable")[:_LONGEST_ROWS]
-        kept = np.concatenate([drawn, np.setdiff1d(longest, drawn)])
-        rows.select(kept).save_to_disk(str(directory / _ROWS))
-    said = f"{len(kept):,} of the {len(rows):,} rows of {workload.dataset}, the longest of all first"
-    cut = (
-        "" if recipe.kind.generates else f", cut to {workload.sequence_length} tokens (--prompt-len, --completion-len)"
-    )
-    notes = [said + cut]
-    if load_tokenizer(workload.model, notes)[0].eos_token is None:
-        raise InputError(f"--data {workload.dataset}: the tokenizer of {workload.model.name} has no end of text")
-    return tuple(notes)
-
-
-def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
-    """Return the user's reward function, or one that counts unlike tokens.
-
-    Raises:
-        InputError: The user's can't be imported.
-    """
-    if recipe.reward is None:
-        return _unlike_tokens
-    module, _, name = recipe.reward.partition(":")
-    if recipe.directory is not None and recipe.directory not in sys.path:
-        sys.path.insert(0, recipe.directory)
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the user's module raises
-        raise InputError(f"--reward {recipe.reward}: {type(error).__name__}: {one_line(error)}") from error
-    if not callable(found):
-        raise InputError(f"--reward {recipe.reward}: {type(found).__name__} is no function")
-    return found  # type: ignore[no-any-return]
-
-
-def _unlike_tokens(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [len(set(ids)) / max(1, len(ids)) for ids in completion_ids]
-
-
-def _rows(workload: Workload, config: Any, directory: Path) -> Any:
-    """Return the rows of the user's file, or synthetic ones, as a `datasets.Dataset`."""
-    import datasets
-
-    recipe = _recipe(workload)
-    if workload.dataset is not None:
-        return datasets.load_from_disk(str(directory / _ROWS))
-    random = np.random.default_rng(workload.seed)
-    names, size, (pad, end) = recipe.kind.columns, config.get_text_config().vocab_size, _special(config)
-    ids = np.setdiff1d(np.arange(size), [pad, end])
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    for row, name in itertools.product(range(_SYNTHETIC_ROWS), names):
-        if name == "label":
-            columns[name].append(row % 2 == 0)
-            continue
-        length = recipe.prompt_length
-        if name != "prompt":  # one token is the end that TRL adds
-            length = recipe.completion_length - 1 + (0 if "prompt" in names else recipe.prompt_length)
-        text = " ".join(f"w{i}" for i in random.choice(ids, length))
-        columns[name].append(text if name == "prompt" or "prompt" not in names else f" {text}")
-    return datasets.Dataset.from_dict(columns)
-
-
-def _tokenizer(workload: Workload, config: Any) -> Any:
-    """Return the model's own tokenizer for a user's file, otherwise one whose words are the ids of its vocabulary."""
-    if workload.dataset is not None:
-        return load_tokenizer(workload.model, [])[0]
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    pad, end = _special(config)
-    names = {pad: _PAD, end: _END}
-    words = {names.get(i, f"w{i}"): i for i in range(config.get_text_config().vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=_PAD))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=_PAD, eos_token=_END)
-
-
-def _special(config: Any) -> tuple[int, int]:
-    """Return the ids of padding and of the end of a text, which differ."""
-    text = config.get_text_config()
-    end = text.eos_token_id[0] if isinstance(text.eos_token_id, list) else text.eos_token_id
-    end = end if isinstance(end, int) and 0 <= end < text.vocab_size else 1
-    pad = text.pad_token_id
-    if not isinstance(pad, int) or not 0 <= pad < text.vocab_size or pad == end:
-        pad = 0 if end != 0 else 1
-    return pad, end
-
-
-def _order(dataset: Any, longest_first: int, workload: Workload) -> Any:
-    """Return the numbers of rows in the order in which they are read, the longest first."""
-    order = np.resize(np.random.default_rng(workload.seed).permutation(len(dataset)), max(len(dataset), _MOST_ROWS))
-    if workload.dataset is None:
-        return order
-    longest = np.argsort(-row_lengths(dataset), kind="stable")[:longest_first]
-    return np.concatenate([np.tile(longest, STEPS_TO_PEAK), order])
-
-
-def _recipe(workload: Workload) -> Recipe:
-    assert workload.recipe is not None
-    return workload.recipe
 
 
 def head_figures(workload: Workload) -> dict[str, int]:

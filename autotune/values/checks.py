@@ -64,6 +64,7 @@ class Soaked(Value):
         default=None, description="samples whose predictions were kept for compute_metrics; None: none were"
     )
     predictions_bytes: int | None = Field(default=None, description="size of those predictions on the host")
+    peak_bytes: int | None = Field(default=None, description="peak of training, saving and evaluating")
     metrics_failed: str | None = Field(
         default=None, description="why predictions could not be kept, or compute_metrics failed on them"
     )
@@ -86,9 +87,10 @@ class Soaked(Value):
             batch += "" if self.predictions_bytes is None else f" ({show_memory(self.predictions_bytes)})"
         if self.eval_accumulation_steps is not None:
             batch += f", eval_accumulation_steps {self.eval_accumulation_steps}"
+        peak = "" if self.peak_bytes is None else f", peak memory {show_memory(self.peak_bytes)}"
         if self.checkpoint_bytes is None:
-            return f"{batch}; {self.not_saved}"
-        return f"{batch}, checkpoint saved ({show_memory(self.checkpoint_bytes)})"
+            return f"{batch}{peak}; {self.not_saved}"
+        return f"{batch}, checkpoint saved ({show_memory(self.checkpoint_bytes)}){peak}"
 
 
 class Routed(Value):

@@ -95,7 +95,6 @@ class TrialEnded(Value):
 
     result: TrialResult
     changes: tuple[Change, ...]
-    best_samples_per_second: float | None
     standing: Standing | None = None
 
 

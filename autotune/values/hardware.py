@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import importlib.metadata
 import os
@@ -26,6 +28,11 @@ DEFAULT_MARGIN = 0.08
 
 # Environment variable with settings of torch's allocator, and its older name.
 ALLOCATOR_VARIABLE, _OLD_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+
+# glibc's malloc hands out larger blocks by mmap, and takes them back at once. The value with which processes of trials
+# on a CPU start: see `keep_freed_blocks`, which undoes it before anything is timed.
+MMAP_THRESHOLD, OWN_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_", str(16 << 10)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 # Environment variable that switches TF32 on when torch starts; vendors' images set it, and no argument of the Trainer
 # switches it off again.
@@ -228,6 +235,21 @@ def _cuda(index: int) -> Hardware:
 def allocator_settings() -> str | None:
     """Return the settings that the user's environment has for torch's allocator."""
     return os.environ.get(ALLOCATOR_VARIABLE, os.environ.get(_OLD_ALLOCATOR_VARIABLE))
+
+
+def keep_freed_blocks() -> None:
+    """Let malloc keep what this process frees, as it usually does; not if the user's environment says otherwise.
+
+    Mapping each block of more than `OWN_MMAP_THRESHOLD` bytes anew lets memory be measured, and costs time that a
+    user's own training doesn't take.
+    """
+    if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:
+        return
+    # What glibc's malloc comes to by itself when blocks of up to 32 MiB are freed (mallopt(3)).
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 64 << 20)):
+        with contextlib.suppress(AttributeError):  # another C library, which has no such thresholds
+            libc.mallopt(parameter, value)
 
 
 def installed_versions() -> dict[str, str]:

@@ -92,6 +92,7 @@ class ModelFacts(Value):
 
     task: Task
     parameters: int = Field(description="number of parameters, tied ones counted once")
+    vision_parameters: int = Field(default=0, description="number of those in the part that sees images")
     attn_implementations: tuple[str, ...] = Field(
         description="attention kernels that the class supports, transformers' default first; empty: no attention"
     )

@@ -99,10 +99,6 @@ class Table(Value):
     header: TableHeader
     points: tuple[RecordedPoint, ...]
 
-    def best(self) -> RecordedPoint | None:
-        """Return the point with the highest mean throughput, None if nothing completed."""
-        return max((p for p in self.points if p.rates), key=lambda p: p.samples_per_second or 0.0, default=None)
-
 
 def write_table(table: Table, path: Path) -> None:
     """Write `table` to `path` atomically.

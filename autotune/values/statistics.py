@@ -70,11 +70,18 @@ def rate_interval(step_times_s: Sequence[float], samples_per_step: int) -> Inter
     return Interval(low=low, high=samples_per_step / (mean - half) if half < mean else math.inf)
 
 
+class Comparison(NamedTuple):
+    """A ratio and its 95 % interval."""
+
+    ratio: float
+    interval: Interval
+
+
 def ratio_of_means(
     numerator: Sequence[Sequence[float]],
     denominator: Sequence[Sequence[float]],
     others: Sequence[Sequence[Sequence[float]]] = (),
-) -> tuple[float, Interval]:
+) -> Comparison:
     """Return the ratio of two mean times and its 95 % interval.
 
     Deviations that all trials of a round share, as when the machine became slower, don't widen the interval.
@@ -87,15 +94,15 @@ def ratio_of_means(
     steps_half = _pooled_half_width(_flat(numerator), _flat(denominator))
     if not math.isfinite(steps_half):
         ratio = statistics.fmean(_flat(numerator)) / statistics.fmean(_flat(denominator))
-        return ratio, Interval(low=0.0, high=math.inf)
+        return Comparison(ratio, Interval(low=0.0, high=math.inf))
     spread = trial_spread([numerator, denominator], others)
     ours, theirs = _log_means(numerator), _log_means(denominator)
     ratio = math.exp(statistics.fmean(ours) - statistics.fmean(theirs))
     half = max(steps_half, t95(spread.degrees) * spread.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs)))
-    return ratio, Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half))
+    return Comparison(ratio, Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)))
 
 
-def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, Interval]:
+def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> Comparison:
     """Return the ratio of two times that were measured in turn, and its 95 % interval.
 
     What both of a pair share, such as a slower machine, cancels out, and of twelve pairs or more one may be disturbed
@@ -109,19 +116,27 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, 
     logs = [math.log(a / b) for run in runs for a, b in run]
     averages = sorted((x + y) / 2 for i, x in enumerate(logs) for y in logs[i:])
     if not averages:
-        return math.nan, Interval(low=0.0, high=math.inf)
+        return Comparison(math.nan, Interval(low=0.0, high=math.inf))
     middle = statistics.median(averages)
     count = len(logs)
     # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
     outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
     if count < _LEAST_PAIRS or outside < 1:
-        return math.exp(middle), Interval(low=0.0, high=math.inf)
+        return Comparison(math.exp(middle), Interval(low=0.0, high=math.inf))
     kept_for_life = 1.96 * PROCESS_SPREAD * math.sqrt(1 / len(runs))
     below, above = middle - averages[outside - 1], averages[-outside] - middle
-    return math.exp(middle), Interval(
-        low=math.exp(middle - math.hypot(below, kept_for_life)),
-        high=math.exp(middle + math.hypot(above, kept_for_life)),
-    )
+    low, high = middle - math.hypot(below, kept_for_life), middle + math.hypot(above, kept_for_life)
+    return Comparison(math.exp(middle), Interval(low=math.exp(low), high=math.exp(high)))
+
+
+def quotient(one: Comparison, other: Comparison) -> Comparison:
+    """Return the quotient of two ratios to the same reference that were measured apart, and its 95 % interval."""
+    ratio = one.ratio / other.ratio
+    if not all(c.interval.low > 0 and c.interval.high < math.inf for c in (one, other)):
+        return Comparison(ratio, Interval(low=0.0, high=math.inf))
+    below = math.hypot(math.log(one.ratio / one.interval.low), math.log(other.interval.high / other.ratio))
+    above = math.hypot(math.log(one.interval.high / one.ratio), math.log(other.ratio / other.interval.low))
+    return Comparison(ratio, Interval(low=ratio * math.exp(-below), high=ratio * math.exp(above)))
 
 
 class Spread(NamedTuple):

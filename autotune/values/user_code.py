@@ -71,6 +71,9 @@ class Traits(Value):
     normalizes: bool = Field(default=False, description="whether the loss is averaged over the global batch")
     not_predicted: str | None = Field(default=None, description="why the cost model makes no predictions")
     generates: bool = Field(default=False, description="whether steps begin with samples that the model generates")
+    recipe: Literal["sft", "dpo", "reward", "kto"] | None = Field(
+        default=None, exclude_if=lambda name: name is None, description="whose Trainer of TRL's it is"
+    )
 
 
 class OwnCode(Traits):

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import DEFAULT_MARGIN
 from autotune.values.statistics import (
     PARTS,
+    Comparison,
     next_run_interval,
     paired_ratio,
     parts_of,
+    quotient,
     ratio_of_means,
     spread_of_parts,
     trial_spread,
@@ -35,8 +36,8 @@ MOST_ROUNDS = 2.0
 WORTH_DECIDING = 1.02  # with a smaller lead the simpler configuration would win anyway
 TOO_WIDE = 1.3  # a speed-up whose interval has a larger ratio of its ends needs more rounds
 
-
-_Turns = dict[tuple[int, ...], list[float]]
+# A share of the machine: trials beside which other processes took so much more tell nothing of a throughput.
+FAR_MORE = 0.5
 
 
 class Finals:
@@ -80,8 +81,7 @@ class Finals:
         seen, times = self.state.measured(config), self._step_times(config)
         if seen is None or not times or self._rounds(config) < self.plan.budget.final_rounds:
             return False
-        pairs = self._pairs(self._turns(self.plan.baseline), self._turns(config))
-        if pairs and paired_ratio(pairs)[1].low > 1.0:
+        if (lead := self._in_turn(config, self.plan.baseline)) is not None and lead.interval.low > 1.0:
             return False
         rate = self.plan.workload.samples_per_step(config) / statistics.fmean(t for steps in times for t in steps)
         return rate < FINALIST_SHARE * seen.samples_per_second
@@ -162,8 +162,7 @@ class Finals:
 
     def others_share(self) -> float:
         """Return the mean share of the machine that other processes took in the final trials, as far as it matters."""
-        seen = [r.measurement.conditions for r in self._series() if r.measurement and r.measurement.conditions]
-        return statistics.fmean([c.could_cost(c.others_share) or 0.0 for c in seen] or [0.0])
+        return statistics.fmean([_share_of_others(r.measurement) for r in self._series() if r.measurement] or [0.0])
 
     def _checks_began(self) -> bool:
         """Whether a check has followed the finals."""
@@ -231,7 +230,7 @@ class Finals:
 
     def merged(self, config: TrainConfig) -> Measurement | None:
         """Return the final trials of `config` as one measurement: all steps, the highest memory; None without any."""
-        measured = [r.measurement for r in self.trials(config) if r.measurement is not None]
+        measured = self._measured(config)
         if not measured:
             return None
         times = tuple(t for m in measured for t in m.step_times_s)
@@ -265,14 +264,28 @@ class Finals:
         ours, theirs = self._sample_times(config), self._sample_times(reference)
         if not ours or not theirs:
             return None
-        theirs_in_turn = self._turns(reference, start_s=self._start_s(reference))
-        if pairs := self._pairs(theirs_in_turn, self._turns(config, start_s=self._start_s(config))):
-            return Comparison(*paired_ratio(pairs))
+        if (compared := self._in_turn(config, reference)) is not None:
+            return compared
+        one, other = (self._in_turn(c, self.plan.baseline) for c in (config, reference))
+        if one is not None and other is not None:
+            return quotient(one, other)
         others = [t for c in self.contenders() if c not in (config, reference) and (t := self._sample_times(c))]
-        return Comparison(*ratio_of_means(theirs, ours, others))
+        return ratio_of_means(theirs, ours, others)
+
+    def _in_turn(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
+        """Return the speed-up by trials that ran in turn; None if there are none."""
+        ours, theirs = self._turns(config), self._turns(reference)
+        pairs = [list(zip(theirs[numbers], ours[numbers], strict=False)) for numbers in theirs.keys() & ours.keys()]
+        return paired_ratio(pairs) if pairs else None
+
+    def _measured(self, config: TrainConfig) -> list[Measurement]:
+        """Return the final trials of `config` less those beside which others took far more than beside the quietest."""
+        found = [r.measurement for r in self.trials(config) if r.measurement is not None]
+        taken = [_share_of_others(m) for m in found]
+        return [m for m, share in zip(found, taken, strict=True) if share <= min(taken) + FAR_MORE]
 
     def _step_times(self, config: TrainConfig) -> list[tuple[float, ...]]:
-        return [r.measurement.step_times_s for r in self.trials(config) if r.measurement]
+        return [m.step_times_s for m in self._measured(config)]
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
         """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""
@@ -283,16 +296,11 @@ class Finals:
 
     def _start_s(self, config: TrainConfig) -> float:
         """Return the seconds per sample that the start of a run of the objective's length adds."""
-        whole = self.merged(config)
-        return self.plan.objective.start_s_per_sample(whole) if whole else 0.0
+        return max(map(self.plan.objective.start_s_per_sample, self._measured(config)), default=0.0)
 
-    def _pairs(self, a: _Turns, b: _Turns) -> list[list[tuple[float, float]]]:
-        """Return the times of both in each pair of turns, a list for each pair of trials in turn."""
-        return [list(zip(a[numbers], b[numbers], strict=False)) for numbers in a.keys() & b.keys()]
-
-    def _turns(self, config: TrainConfig, *, start_s: float = 0.0) -> _Turns:
-        """Return the mean seconds per sample of each turn, `start_s` added, by the numbers of the trials in turn."""
-        samples, found = self.plan.workload.samples_per_step(config), {}
+    def _turns(self, config: TrainConfig) -> dict[tuple[int, ...], list[float]]:
+        """Return the mean seconds per sample of each turn, by the numbers of the trials in turn; as `_sample_times`."""
+        samples, start_s, found = self.plan.workload.samples_per_step(config), self._start_s(config), {}
         for r in self.trials(config):
             if r.measurement is not None and (size := r.measurement.steps_per_turn) is not None:
                 times = r.measurement.step_times_s
@@ -301,12 +309,11 @@ class Finals:
         return found
 
 
+def _share_of_others(measured: Measurement) -> float:
+    """Return the share of the machine that other processes took, as far as it matters."""
+    seen = measured.conditions
+    return (seen.could_cost(seen.others_share) or 0.0) if seen is not None else 0.0
+
+
 def _ran_in_turn(result: TrialResult) -> bool:
     return result.measurement is not None and result.measurement.steps_per_turn is not None
-
-
-class Comparison(NamedTuple):
-    """A ratio of throughputs and its 95 % interval."""
-
-    ratio: float
-    interval: Interval

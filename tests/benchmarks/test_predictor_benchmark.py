@@ -12,6 +12,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import predictor  # noqa: E402
+import ranking  # noqa: E402
 from published.intervals import estimated, left_out, time_figures  # noqa: E402
 from published.rows import NotPredicted, Row, load_rows  # noqa: E402
 from published.scatter import scatter  # noqa: E402
@@ -48,6 +49,14 @@ def predicted(row: Row) -> Prediction:
 )
 def test_allocated_peaks_are_reproduced(rows, row):
     assert predicted(rows[row]).allocated_error == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["fms_acceleration-170", "fms_acceleration-266"])
+def test_with_the_fast_loss_the_allocator_holds_a_block_of_the_logits_more(rows, row):
+    found = predicted(rows[row])
+    assert found.allocated_error == pytest.approx(0, abs=0.01)
+    assert found.device_error == pytest.approx(0, abs=0.02)
 
 
 @pytest.mark.slow
@@ -169,3 +178,13 @@ def test_a_source_is_judged_by_the_others(rows):
 def test_a_time_that_says_too_little_is_passed_over(rows, changes, reason):
     with pytest.raises(NotPredicted, match=reason):
         _check(rows["fms_acceleration-001"].model_copy(update=changes))
+
+
+def test_trials_are_held_against_what_was_predicted_before_them():
+    pairs = ((10.0, 10.0), (12.0, 10.5), (20.0, 11.0))
+    rows = [{"model": "a", "samples_per_second": m, "predicted": {"sheet": [p, 0.8 * p, 1.25 * p]}} for m, p in pairs]
+    figures = ranking.figures_of_trials([*rows, {"model": "a", "predicted": {}}])
+    assert (figures["trials"], figures["completed"]) == (4, 3)
+    assert figures["sheet"]["median"] == pytest.approx(12 / 10.5 - 1, abs=1e-4)  # seconds predicted over measured
+    assert figures["sheet"]["in interval"] == pytest.approx(2 / 3, abs=1e-4)
+    assert (figures["sheet"]["half width"], figures["sheet"]["spearman"]) == (0.25, 1.0)

@@ -40,10 +40,10 @@ def test_debug_shows_the_traceback(autotune):
     assert "Traceback" in done.stderr
 
 
-def test_an_unwritable_run_directory_is_refused_first(autotune, tmp_path):
+def test_an_unwritable_run_directory_is_refused_first(command, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    done = autotune("find", "--model", "gpt2", "--run-dir", "file/run")
-    assert done.returncode == 2
+    done = command("find", "--model", "gpt2", "--run-dir", "file/run")
+    assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
     assert "file/run" in done.stderr
 

@@ -176,7 +176,7 @@ ERRORS = {
     "prices without tokens": (("--prices", "prices.yaml"), 2, "--prices prices.yaml: needs --tokens"),
     "missing prices": (("--prices", "no.yaml", "--tokens", "1B"), 2, "--prices no.yaml: No such file"),
     "device that isn't there": (("--device", "cuda:99"), 3, "cuda:99"),
-    "nothing fits": (("--memory", "512MiB"), 5, "nothing fits: micro-batch 1"),
+    "nothing fits": (("--memory", "512MiB", "--allow", "exact"), 5, "nothing fits: micro-batch 1"),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from factories import Clock, make_workload
 from profiles import make_family, make_profile
 
 from autotune.cost import child, profiler
-from autotune.cost.child import TraceRequest, Traces, run_trace, traces_of
+from autotune.cost.child import TraceRequest, Traces, run_trace, traces_left, traces_of
 from autotune.cost.family import Family
 from autotune.errors import InputError
 from autotune.value import read_value, write_value
@@ -93,6 +93,22 @@ def test_the_answer_lies_beside_the_request(tracing, tmp_path):
     write_value(request(), tmp_path / "request.json")
     run_trace(tmp_path)
     assert read_value(Traces, tmp_path / "answer.json") == traces_of(request())
+    assert {path.name for path in tmp_path.iterdir()} == {"request.json", "answer.json"}
+
+
+def test_what_an_ended_child_had_traced_is_kept(tracing, tmp_path):
+    def ended_at_the_third(family):
+        if family == FAMILIES[2]:
+            raise SystemExit
+        return make_profile(family)
+
+    tracing(ended_at_the_third)
+    write_value(request(), tmp_path / "request.json")
+    with pytest.raises(SystemExit):
+        run_trace(tmp_path)
+    left = traces_left(tmp_path, "too slow")
+    assert [p.family for p in left.profiles] == list(FAMILIES[:2])
+    assert left.failures == ("too slow",)
 
 
 def test_a_real_models_profile_survives_its_file(profile_of, tmp_path):

@@ -23,7 +23,7 @@ def rows_of(excerpt: Excerpt) -> list[tuple[float, ...]]:
 def three_layers(*storages: tuple[int, int, int], times: int = 2) -> Excerpt:
     """Of ten operators a layer, 0 to 29 forward and 40 to 69 backward."""
     return Excerpt(
-        storages=tuple((made, freed, float(size), 0.0, False) for made, freed, size in storages),
+        storages=tuple((made, freed, float(size), 0.0, False, 0) for made, freed, size in storages),
         parameters=(BASE, LAYER, LAYER, LAYER, HEAD),
         repeats=(Repeat(forward=(10, 10), backward=(50, 10), parameters=(2, 1), times=times),),
         forward_end=40,

@@ -36,7 +36,13 @@ def peak(profile, samples=8):
     return components(profile, "adamw_torch", samples, 1).allocated
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# The others are each close to one of these: Qwen2-VL to Qwen2.5-VL, LLaVA-NeXT to LLaVA, SmolVLM to Idefics3.
+BY_DEFAULT = ("qwen2_5_vl", "qwen3_vl", "llava", "paligemma", "gemma3", "idefics3", "internvl")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in FAMILIES]
+)
 def test_every_family_is_traced_without_values_from_few_layers(traced, name):
     few, whole = traced(name), traced(name, whole=True)
     assert few.traced_by == "meta"

@@ -129,6 +129,18 @@ def test_full_fine_tuning_in_pure_bf16_peaks_in_the_optimizers_step_at_10_bytes_
     assert fused.allocated == 8 * parameters + WORKSPACES_BYTES
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_inputs_of_all_micro_batches_are_there_throughout_a_step(device):
+    """The Trainer fetches all of them before the first runs."""
+    family = make_family(device=device)
+    with_inputs, without = (
+        Footprints().phases(make_config(4), make_profile(family, inputs_bytes=nbytes), 4.0, 3, None)
+        for nbytes in (float(MB), 0.0)
+    )
+    for phase in range(2):
+        assert with_inputs[phase].allocated - without[phase].allocated == 4 * 3 * MB
+
+
 def test_a_line_is_constant_plus_per_sample():
     assert line(3.0, 2.0).at(10) == 23.0
 
@@ -166,6 +178,7 @@ def test_weights_gradients_and_states_need_no_trace():
     assert states_bytes(10**6, make_config(adapter=LoraAdapter())) == 4 * MB
     assert states_bytes(10**6, make_config(adapter=LoraAdapter(), quantization="nf4")) == MB / 2
     assert states_bytes(10**6, make_config(optim="galore_adamw")) == 8 * MB
+    assert states_bytes(10**6, make_config(), frozen=250_000) == 13 * MB  # those have neither gradient nor state
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)

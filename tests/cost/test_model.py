@@ -43,7 +43,7 @@ def large_profile(family=None, **fields):
         ),
         "peaks_later": (make_point(activations=(0, gb)),),
         "excerpt": Excerpt(
-            storages=((0, 2, 0.0, float(gb), False), (3, 4, 4.0 * gb, 0.0, True)),
+            storages=((0, 2, 0.0, float(gb), False, 0), (3, 4, 4.0 * gb, 0.0, True, 0)),
             parameters=(make_group(1000, 1000),) * 1000,
             workspaces=(0, 0),
         ),

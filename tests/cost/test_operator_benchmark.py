@@ -1,10 +1,12 @@
 """A trace's operators can be run again by their calls, at micro-batches that weren't traced, and optimizers stepped."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from factories import make_spec
 from profiles import make_family, make_group
 
 from autotune.cost.calls import bytes_of, runnable, written
@@ -14,10 +16,30 @@ from autotune.cost.operators import ADDING, CLIPPING, OperatorRequest, at, param
 from autotune.cost.profile import VIEW
 from autotune.cost.profiler import profile
 from autotune.values.estimate import Timings
+from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
 from autotune.values.model import Task
 
 CPU = torch.device("cpu")
 KNOWN = Timings(operator_s=1e-6, micro_step_s=1e-3)
+
+# Prints the pages that one run of an operator of 4 MiB touched for the first time, in the middle of being measured.
+NEW_PAGES = """
+import pathlib, resource, sys
+from autotune.cost import operator_benchmark
+
+block = operator_benchmark.Stopwatch.block
+seen = []
+
+def counted(stopwatch, work, runs):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    seconds = block(stopwatch, work, runs)
+    seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return seconds
+
+operator_benchmark.Stopwatch.block = counted
+operator_benchmark.run_measure(pathlib.Path(sys.argv[1]))
+print(sorted(seen)[len(seen) // 2])
+"""
 
 
 def test_a_call_is_run_again_with_tensors_of_its_sizes_strides_and_types():
@@ -35,11 +57,23 @@ def test_indices_are_within_their_table():
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_every_operator_of_a_small_model_can_be_measured(attention):
-    traced = profile(make_spec(), make_family(attn_implementation=attention), Shape(task=Task.CAUSAL_LM, length=8))
+def test_every_operator_of_a_small_model_can_be_measured(spec_of, attention):
+    traced = profile(spec_of("llama"), make_family(attn_implementation=attention), Shape(task=Task.CAUSAL_LM, length=8))
     calls = tuple({at(work.call, 1) for work in traced.work if work.kind != VIEW})
     request = OperatorRequest(device="cpu", calls=calls, limit_s=60, most_bytes=1e9, known=KNOWN)
     assert timings_of(request).operators.keys() == set(calls)
+
+
+def test_operators_run_with_the_memory_that_others_have_freed_as_in_a_training(tmp_path):
+    """A trial on a CPU starts with each block mapped anew, so that its memory can be read, and ends that in time."""
+    call = written("aten.neg.default", (torch.zeros(1 << 20),), {})
+    request = OperatorRequest(device="cpu", calls=(call,), limit_s=60, most_bytes=1e9, known=KNOWN)
+    (tmp_path / "request.json").write_text(request.model_dump_json())
+    found = subprocess.run(
+        [sys.executable, "-c", NEW_PAGES, tmp_path],
+        env={**os.environ, MMAP_THRESHOLD: OWN_MMAP_THRESHOLD}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert int(found.stdout) < 10, "of 1,024 pages"
 
 
 def test_what_has_too_many_bytes_is_left_out():

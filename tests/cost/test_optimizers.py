@@ -41,6 +41,12 @@ AS_ON_A_GPU = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_overrides(monkeypatch):
+    """bitsandbytes remembers by `id` which weights the Trainer of an earlier test kept in 32 bits."""
+    monkeypatch.setattr(bitsandbytes.optim.GlobalOptimManager, "_instance", None)
+
+
 def stepped(make: Callable, shapes=SHAPES, dtype=torch.float32) -> torch.optim.Optimizer:
     """An optimizer after its first step."""
     weights = [torch.nn.Parameter(torch.randn(*shape).to(dtype)) for shape in shapes]

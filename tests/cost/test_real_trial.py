@@ -15,6 +15,7 @@ from autotune.storage.home import rates_of
 from autotune.training.build import build_config
 from autotune.training.corpus import prepare
 from autotune.training.image_text import image_text
+from autotune.training.recipe_data import checked_data
 from autotune.training.resolve import resolve
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
@@ -88,10 +89,10 @@ def test_the_measured_peak_is_within_10_percent_of_the_predicted_one(runner, wor
     assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.1)
 
 
-def assert_peak_is_predicted(runner, trained, fields, number):
+def assert_peak_is_predicted(runner, trained, fields, number, *, below=0.05):
     """Run a trial of micro-batches of 8 samples or as `fields` say, two of them or all of a step where they differ.
 
-    Its peak is to be within 5 % of the predicted one.
+    Its peak is to be within 5 % of the predicted one, or down to `below` under it.
     """
     hardware = detect("cpu")
     usual = {"attn_implementation": "sdpa", "dataloader_pin_memory": False, "per_device_train_batch_size": 8}
@@ -107,7 +108,8 @@ def assert_peak_is_predicted(runner, trained, fields, number):
             limits=make_limits(memory_bytes=4 * GIB, timeout_s=300.0, measure_steps=2),
         )
     )
-    assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.05)
+    assert result.measurement is not None, result.outcome
+    assert (1 - below) * predicted <= result.measurement.memory.peak_bytes <= 1.05 * predicted
 
 
 TEXTS = {
@@ -164,3 +166,29 @@ def test_a_recipe_takes_the_predicted_peak_within_5_percent(runner, workload, ca
         update={"model": model, "task": kind.task, "sequence_length": 128, "global_batch_size": 16, "recipe": recipe}
     )
     assert_peak_is_predicted(runner, trained, fields, 200 + case)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL 1.16 asks for it
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_on_rows_of_a_file_takes_the_predicted_peak_and_less_where_rows_are_shorter(
+    runner, run_directory, workload, tmp_path, name, alike
+):
+    """It is predicted of the longest rows together, which a few random batches of unlike rows don't bring."""
+    pytest.importorskip("trl")
+    kind, model, columns = RECIPES[name], workload.model, RECIPES[name].columns
+    if kind.task is not Task.CAUSAL_LM:
+        model = model.model_copy(update={"config": {**model.config, "num_labels": 1}})
+    rows = [
+        {c: c[0] * (40 if alike else 8 + n) for c in columns} | ({"label": n % 2 == 0} if "label" in columns else {})
+        for n in range(40)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = Recipe(name=name, prompt_length=128, completion_length=128, generations=4 if kind.generates else 1)
+    changes = {"model": model, "task": kind.task, "sequence_length": 256, "global_batch_size": 16, "recipe": recipe}
+    trained = workload.model_copy(update={**changes, "dataset": str(file)})
+    lengths, _ = checked_data(trained, run_directory / "data")
+    trained = trained.model_copy(update={"lengths": lengths})
+    number = 400 + 10 * alike + list(RECIPES).index(name)
+    assert_peak_is_predicted(runner, trained, {}, number, below=0.05 if alike else 0.15)

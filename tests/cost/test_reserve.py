@@ -6,7 +6,7 @@ import pytest
 from profiles import make_group
 
 from autotune.cost.profile import Excerpt
-from autotune.cost.reserve import Buckets, grouped, held_bytes
+from autotune.cost.reserve import Buckets, grouped, held_bytes, sum_bytes
 
 MIB = 1 << 20
 WEIGHT = make_group(4 * MIB)  # 16 MiB
@@ -15,7 +15,7 @@ WEIGHT = make_group(4 * MIB)  # 16 MiB
 def excerpt(*storages, parameters=(WEIGHT,)) -> Excerpt:
     """Rows of (made, freed, MiB constant, MiB per sample, whether a gradient)."""
     rows = tuple(
-        (made, freed, constant * MIB, slope * MIB, gradient) for made, freed, constant, slope, gradient in storages
+        (made, freed, constant * MIB, slope * MIB, gradient, 0) for made, freed, constant, slope, gradient in storages
     )
     return Excerpt(storages=rows, parameters=parameters)
 
@@ -90,3 +90,40 @@ def test_ddp_holds_a_copy_of_the_gradients(rebuilt):
     )
     assert two.allocated == one.allocated + 16 * MIB
     assert two.reserved >= one.reserved + 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "generation", "nbytes"),
+    [
+        (6107, 768, "ampere", 37_748_736),
+        (6107, 3072, "ampere", 113_246_208),
+        (1021, 768, "ampere", 6_291_456),
+        (1020, 768, "ampere", 0),
+        (4096, 30_522, "ampere", 15_627_264),
+        (4096, 130, "ampere", 1_064_960),
+        (4096, 50_257, "ampere", 0),
+        (6107, 3072, "turing", 22_020_096),
+        (6107, 3072, "small_ampere", 66_060_288),
+    ],
+)
+def test_a_sum_over_many_rows_takes_what_torch_takes(rows, columns, generation, nbytes):
+    """Seen on torch's allocator, where it is rounded up to a block."""
+    assert sum_bytes(rows, columns, generation) == nbytes
+
+
+def test_scratch_of_sums_grows_in_steps_with_the_micro_batch():
+    """Of 768 columns and 1,000 rows a sample."""
+    summing = Excerpt(storages=((0, 1, 0.0, 1000.0, False, 768),), parameters=(WEIGHT,))
+    one, two, six = (held_bytes(summing, "sgd", size, accumulated=False).allocated for size in (1, 2, 6))
+    assert one == held_bytes(excerpt(), "sgd", 6, accumulated=False).allocated
+    assert two - one == sum_bytes(2000, 768, "ampere")
+    assert six - one == pytest.approx(sum_bytes(6000, 768, "ampere"), abs=MIB)
+
+
+@pytest.mark.parametrize(("element_bytes", "unused"), [(1, (128 - 16) * MIB), (0.5, (256 - 8) * MIB)])
+def test_weights_are_quantized_one_after_the_other(element_bytes, unused):
+    """The second is packed into a segment of the first one's 16 or 32 bits, which so isn't given back."""
+    weights = [make_group(size * MIB, element_bytes=element_bytes, trained=False) for size in (64, 16)]
+    held = held_bytes(excerpt(parameters=tuple(weights)), "sgd", 1, accumulated=False)
+    assert held.allocated == 80 * MIB * element_bytes
+    assert held.unused == unused

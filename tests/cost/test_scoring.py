@@ -1,6 +1,7 @@
 """Passes without gradients of TRL's Trainers: their memory on top of the policy's activations, and their work."""
 
 import functools
+from itertools import product
 
 import pytest
 
@@ -38,9 +39,18 @@ def peak(found, samples=8, accumulation=2):
     return components(found, "adamw_torch", samples, accumulation).allocated
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", ["dpo", "reward", "rloo"])
-@pytest.mark.parametrize("fields", [{}, {"checkpointing": "full", "autocast": "bfloat16"}, {"adapter": True}], ids=str)
+PLAIN, CHECKPOINTED, ADAPTER = {}, {"checkpointing": "full", "autocast": "bfloat16"}, {"adapter": True}
+PAIRS = [
+    ("cuda", "dpo", PLAIN), ("cpu", "rloo", PLAIN), ("cuda", "reward", CHECKPOINTED), ("cpu", "dpo", CHECKPOINTED),
+    ("cuda", "rloo", ADAPTER), ("cpu", "reward", ADAPTER),
+]  # fmt: skip
+OTHERS = [case for case in product(("cpu", "cuda"), ("dpo", "reward", "rloo"), (PLAIN, CHECKPOINTED, ADAPTER))
+          if case not in PAIRS]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "fields"), [*PAIRS, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)], ids=str
+)
 def test_few_layers_give_what_the_whole_model_does(traced, device, name, fields):
     few, whole = (traced(name, whole=whole, device=device, **fields) for whole in (False, True))
     assert len(few.excerpt.parameters) < len(whole.excerpt.parameters)

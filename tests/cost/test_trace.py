@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.cost.family import Family, Shape
-from autotune.cost.trace import evaluation_step, make_inputs, micro_step
+from autotune.cost.trace import evaluation_step, inputs_bytes, make_inputs, micro_step
 from autotune.training.build import build_config, build_model
 from autotune.training.heads import default_task
 from autotune.values.model import Task
@@ -122,3 +122,8 @@ def test_what_is_computed_again_belongs_to_its_module(llama):
         if module == "model.layers.0.mlp.gate_proj"
     ]
     assert any(again.recomputed[int(at)] for at in made)
+
+
+def test_inputs_of_images_are_their_numbers_in_fp32_and_a_label(spec_of):
+    config = build_config(spec_of("vit"), Task.IMAGE_CLASSIFICATION)
+    assert inputs_bytes(config, Shape(task=Task.IMAGE_CLASSIFICATION, length=1)) == 3 * 32 * 32 * 4 + 8

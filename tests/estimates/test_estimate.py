@@ -94,6 +94,12 @@ def test_what_fits_is_no_shortfall(estimated):
     assert shortfall(estimated()) is None
 
 
+def test_adapters_are_said_to_keep_the_frozen_weights_in_fp32_under_autocast(estimated):
+    notes = {p: estimated(fix={"adapter": "lora", "precision": p}).notes for p in ("bf16", "pure_bf16")}
+    said = "with bf16 the frozen weights stay in fp32; precision=pure_bf16 halves them"
+    assert [said in notes[precision] for precision in notes] == [True, False]
+
+
 def test_compiling_is_said_to_be_a_rule_of_thumb(estimated):
     assert any("rule of thumb" in note for note in estimated(fix={"compile": "inductor"}).notes)
 

@@ -25,6 +25,7 @@ def test_the_chance_to_fit_counts_a_part_of_what_the_allocator_holds_unused(esti
     assert chances[2] == pytest.approx(0.5)  # 800 + 100 + 200 / 4
     assert chances[3] == pytest.approx(0.841, abs=0.001)  # a standard deviation of 50 more
     assert chances == sorted(chances)
+    assert [fit(changed, capacity) for capacity in (940, 960)] == ["no", "probably"]
 
 
 def test_intervals_hold_what_is_predicted(estimated):

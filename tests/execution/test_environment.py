@@ -127,11 +127,13 @@ def test_only_the_lock_of_a_dead_builder_is_removed(age_s, is_left, tmp_path, mo
 def test_libraries_that_a_killed_compiler_left_are_removed_and_whole_ones_stay(tmp_path, monkeypatch):
     importlib.import_module("torch")  # as in the launcher
     whole = Path(_ctypes.__file__).read_bytes()
-    names = {"whole": whole, "empty": b"", "cut": whole[:-1], "begun": whole[:1000], "older": b""}
+    names = {"whole": whole, "empty": b"", "cut": whole[:-1], "begun": whole[:1000], "old": b"", "another's": b""}
     for name, content in names.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "main.so").write_bytes(content)
-    os.utime(tmp_path / "older" / "main.so", (1, 1))
+    now = time.time()
+    os.utime(tmp_path / "old" / "main.so", (1, 1))
+    os.utime(tmp_path / "another's" / "main.so", (now - 90, now - 90))  # who may be writing it
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    forget_unfinished(since=time.time() - 60)
-    assert {path.parent.name for path in tmp_path.glob("*/*.so")} == {"whole", "older"}
+    forget_unfinished(since=now - 60)
+    assert {path.parent.name for path in tmp_path.glob("*/*.so")} == {"whole", "another's"}

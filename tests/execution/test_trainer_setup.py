@@ -77,7 +77,7 @@ def test_a_module_of_ones_own_is_described_by_what_it_is(net):
     assert (facts.batch_coupled, facts.split_changes) == (None, None)
     assert {"adapter", "attn_implementation", "quantization"} <= found.held.keys()
     assert found.fixed == {
-        "learning_rate": 0.25, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
+        "learning_rate": 0.25, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "do_eval": True,
         "remove_unused_columns": False,
     }  # fmt: skip
     assert found.arguments["per_device_train_batch_size"] == 8

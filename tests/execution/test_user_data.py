@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
 
-from autotune.execution.user_data import UserData, View, lengths_of, longest_of, record_lengths, view
+from autotune.cost.family import shape_of
+from autotune.execution.user_data import UserData, View, lengths_of, longest_of, record_lengths, trained_by, view
 from autotune.values.checks import LossTask
+from autotune.values.model import Task
 from autotune.values.user_code import OwnCode
 
 LENGTHS = [3, 9, 1, 7, 5, 2, 8, 4]
@@ -89,3 +93,23 @@ def test_loss_runs_see_the_same_samples_again_and_again_whatever_the_micro_batch
     orders = [[s["number"] for s in data_of(tmp_path, 12, micro_batch=m, task=task).in_order()] for m in (1, 2, 4)]
     assert orders[0] == orders[1] == orders[2]
     assert orders[0][:4] == orders[0][4:8] == orders[0][8:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "recipe"),
+    [
+        ("DPOTrainer", {}, "dpo"),
+        ("DPOTrainer", {"precompute_ref_log_probs": True}, None),
+        ("SFTTrainer", {"loss_type": "nll", "packing": False}, "sft"),
+        ("SFTTrainer", {"loss_type": "dft", "packing": False}, None),
+        ("GRPOTrainer", {}, None),
+    ],
+    ids=str,
+)
+def test_a_trainer_of_trls_is_predicted_with_its_own_passes_and_reference(kind, fields, recipe):
+    trainer = type(
+        kind, (), {"__module__": "trl.trainer", "args": SimpleNamespace(**fields), "compute_loss_func": None}
+    )()
+    assert trained_by(trainer, Task.CAUSAL_LM) == recipe
+    code = OwnCode(kind="script", shown="train.py", directory="/", recipe=recipe)
+    assert shape_of(make_workload(own_code=code)).recipe == recipe

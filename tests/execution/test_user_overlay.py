@@ -90,6 +90,16 @@ def test_what_code_sets_after_its_arguments_were_made_is_laid_over_again_when_it
         assert strayed(args) == ["per_device_train_batch_size"]
 
 
+def test_code_that_has_evaluation_data_only_if_it_is_to_evaluate_keeps_them():
+    with overlaid(Overlay(harness)):
+        args = TrainingArguments("out", eval_strategy="steps", eval_steps=2, use_cpu=True)
+        rows = [{"x": torch.ones(2), "labels": torch.tensor(0)}] * 2 if args.eval_strategy != "no" else None
+        trainer = Trainer(model=Tiny(), args=args, train_dataset=[1], eval_dataset=rows)
+    assert trainer.eval_dataset == rows
+    assert trainer.args.eval_strategy == "no"
+    assert strayed(args) == []
+
+
 def test_arguments_that_this_version_does_not_have_are_left_out():
     with overlaid(overlay(no_such_argument=1)):
         args = TrainingArguments("out", use_cpu=True)
@@ -113,7 +123,6 @@ def test_a_model_is_fitted_whether_it_is_given_or_made_on_demand():
 def test_a_schedule_that_waits_for_evaluations_is_not_waited_for(schedule):
     with overlaid(Overlay(harness)):
         args = TrainingArguments("out", use_cpu=True, lr_scheduler_type=schedule, eval_strategy="epoch")
-    assert args.eval_strategy == "no"
     assert args.lr_scheduler_type == ("linear" if schedule == "linear" else "constant")
 
 

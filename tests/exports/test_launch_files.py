@@ -13,6 +13,7 @@ from autotune.exports import launch_files, targets
 from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, unsaid, user_launch
 from autotune.training.arguments import laid_over, plan
 from autotune.tuning_result import TuningResult, with_methods
+from autotune.values.checks import Soaked
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
 from autotune.values.trial import Purpose
@@ -250,6 +251,13 @@ def test_flags_say_what_differs_from_the_scripts_own_arguments_and_nothing_else(
         "--optim": "adafactor",
         "--bf16": "True",
     }
+
+
+def test_flags_have_the_evaluation_batch_that_was_checked():
+    answer = user_answer(make_config(16))
+    soaked = answer.model_copy(update={"soaked": Soaked(eval_batch_size=64, checkpoint_bytes=1)})
+    assert dict(zip(flags(soaked)[::2], flags(soaked)[1::2], strict=True))["--per_device_eval_batch_size"] == "64"
+    assert "--per_device_eval_batch_size" not in flags(answer)
 
 
 def test_options_of_checkpointing_are_json_under_the_newer_name_alone():

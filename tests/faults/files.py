@@ -50,6 +50,7 @@ MODELS = [
     *({"model_type": "whisper", name: -1} for name in ("encoder_layers", "decoder_layers", "num_mel_bins", "d_model")),
     {"model_type": "mixtral", "num_local_experts": -1}, {"model_type": "mixtral", "num_experts_per_tok": 0},
     {"model_type": "mixtral", "num_local_experts": 0}, {"model_type": "mixtral", "num_local_experts": 1},
+    {"model_type": "mixtral", "num_local_experts": 0, "num_experts_per_tok": 0},
     {"model_type": "wav2vec2", "conv_dim": []}, {"model_type": "wav2vec2", "conv_dim": 5},
     {"model_type": "mamba", "state_size": -1}, {"model_type": "mamba", "conv_kernel": 0},
     {"model_type": "resnet", "depths": []},

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 from factories import make_config, make_hardware, make_measurement, make_plan, make_result, make_workload
-from own_trainings import SCRIPT, write
+from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 
 from autotune.errors import InputError
 from autotune.integrations.apply import prepared, run
+from autotune.storage.results import read_result
 from autotune.values.config import Parallelism
 from autotune.values.trial import Purpose
 from autotune.values.user_code import OwnCode
@@ -66,6 +67,36 @@ def test_an_applied_answer_trains_the_unchanged_script_to_its_end_and_says_how_f
     production = json.loads((here / "out" / "autotune-production.jsonl").read_text())
     assert production["samples_per_step"] == 16
     assert not [r for r in production["reasons"] if "optim" in r or "bf16" in r]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_answer_of_another_training_is_applied_and_said_to_be_one(answer, here, capfd):
+    path = answer(make_config(4, attn_implementation=None), measurement=None)
+    words = ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]
+    run(prepared(path, [*words, "--gradient_accumulation_steps", "3"]))
+    told = capfd.readouterr()
+    parameters = 16 * 32 + 32 + 32 * 4 + 4
+    assert "trained to step 1" in told.out
+    said = "autotune: the answer was found for another training: "
+    (line,) = [line for line in told.err.splitlines() if line.startswith(said)]
+    known = read_result(path).facts.parameters
+    assert line == f"{said}a model of {known:,} parameters, not {parameters:,}; 16 samples a step, not 24"
+    result = json.loads(path.read_text())
+    result["facts"]["parameters"] = parameters
+    path.write_text(json.dumps(result))
+    run(prepared(path, [*words, "--gradient_accumulation_steps", "2"]))
+    assert said not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_answer_for_other_texts_is_said_to_be_one(answer, here, capfd):
+    write(here, LLAMA_SCRIPT)
+    path = answer(make_config(4, attn_implementation=None), measurement=None)
+    result = json.loads(path.read_text())
+    result["workload"]["lengths"] = {"samples": 7, "mean": 5, "minimum": 3, "median": 5, "p95": 9, "maximum": 9}
+    path.write_text(json.dumps(result))
+    run(prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]))
+    assert "; 7 samples of up to 9 tokens, not " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def search(directory: Path, name: str, *numbers: int, answer: bool = False) -> l
     with Tracking(make_plan(report_to=(name,)), RunDirectory(directory), heard.append) as made:
         assert isinstance(made, Tracking)
         for number in numbers:
-            made(TrialEnded(result=TRIALS[number], changes=(), best_samples_per_second=None))
+            made(TrialEnded(result=TRIALS[number], changes=()))
         if answer:
             made.end(make_search(directory.parent / "finished")[1])
     return [event.text for event in heard if isinstance(event, Note)]

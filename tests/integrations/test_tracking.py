@@ -75,7 +75,7 @@ def directory(tmp_path) -> RunDirectory:
 
 
 def ended(number: int) -> TrialEnded:
-    return TrialEnded(result=make_result(number=number), changes=(), best_samples_per_second=None)
+    return TrialEnded(result=make_result(number=number), changes=())
 
 
 def on_disk(directory: RunDirectory, *numbers: int) -> None:

@@ -14,6 +14,7 @@ from autotune.values.checks import DEFAULT_LOSS_STEPS
 from autotune.values.config import Precision
 from autotune.values.model import Task
 from autotune.values.trial import Purpose
+from autotune.values.workload import LengthProfile
 
 pytest.importorskip("trl")
 
@@ -54,18 +55,21 @@ def test_generating_steps_are_run_whole_and_their_losses_not_compared():
         ({"recipe": "grpo", "global_batch": 12}, "--global-batch 12: is no multiple of the 8 generations"),
         ({"recipe": "grpo", "generations": 1}, "--generations 1: TRL compares"),
         ({"recipe": "dpo", "generations": 2}, "--generations: dpo generates nothing"),
-        ({"recipe": "grpo", "check_loss": 20}, "--check-loss: goes with no --recipe grpo: other completions"),
+        ({"recipe": "grpo", "check_loss": 20}, "--check-loss: can't be used with --recipe grpo: other completions"),
         ({"recipe": "sft", "reward": "a:b"}, "--reward: sft generates nothing"),
         ({"recipe": "grpo", "reward": "ab"}, "--reward ab: expected MODULE:FUNCTION"),
-        ({"recipe": "grpo", "global_batch": "any"}, "--global-batch any: goes with no --recipe grpo"),
-        ({"recipe": "grpo", "seq_len": 9}, "--seq-len: goes with no --recipe grpo: a recipe has --prompt-len"),
-        ({"recipe": "sft", "devices": 2}, "--devices: goes with no --recipe sft: a recipe is tuned on one device"),
+        ({"recipe": "grpo", "global_batch": "any"}, "--global-batch any: can't be used with --recipe grpo"),
+        ({"recipe": "grpo", "seq_len": 9}, "--seq-len: can't be used with --recipe grpo: a recipe has --prompt-len"),
+        (
+            {"recipe": "sft", "devices": 2},
+            "--devices: can't be used with --recipe sft: a recipe is tuned on one device",
+        ),
         (
             {"recipe": "sft", "model": "bert-mini"},
             "--recipe sft: trains decoders, and google/bert_uncased",
         ),
         ({"recipe": "dpo", "completion_len": 1}, "--completion-len 1: TRL ends a completion"),
-        ({"prompt_len": 9}, "--prompt-len: is said of a --recipe"),
+        ({"prompt_len": 9}, "--prompt-len: needs --recipe"),
     ],
     ids=str,
 )
@@ -100,6 +104,8 @@ def test_prompt_and_completion_have_to_fit_the_model():
         ),
         ("kto", {"per_device_train_batch_size": 1}, "kto compares the samples of a micro-batch"),
         ("dpo", {"checkpointing": "every-2nd"}, "checkpointing every-2nd: TRL switches it off in each step"),
+        ("sft", {"packing": True}, "a recipe is tuned on one device, without packing"),
+        ("sft", {"train_sampling_strategy": "group_by_length"}, "grouping by length is tried with the models' own"),
         ("sft", {"adapter": {"kind": "bitfit"}}, "bitfit: TRL takes adapters of peft"),
         (None, {"generation_batch_size": 8}, "generation_batch_size: nothing is generated here"),
     ],
@@ -110,7 +116,8 @@ def test_what_trl_forbids_is_refused_without_a_trial(recipe, knobs, reason):
     before = {"per_device_train_batch_size": 8, "attn_implementation": plan.baseline.attn_implementation}
     legal = type(plan.baseline)(**before)
     config = type(plan.baseline)(**{**before, **knobs})
-    about = (plan.workload, plan.facts, plan.hardware)
+    lengths = LengthProfile(samples=9, mean=20.0, minimum=4, median=20, p95=60, maximum=64)
+    about = (plan.workload.model_copy(update={"lengths": lengths}), plan.facts, plan.hardware)
     assert refusals(legal, *about) == []
     assert any(found.startswith(reason) for found in refusals(config, *about)), refusals(config, *about)
 

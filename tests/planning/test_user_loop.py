@@ -86,7 +86,9 @@ def test_knobs_that_cant_be_are_refused(knobs, said):
     ids=str,
 )
 def test_what_goes_with_no_loop_of_ones_own_is_refused(option):
-    with pytest.raises(InputError, match=f"{next(iter(option))}.*(goes with no step|a step of your own|own loop)"):
+    with pytest.raises(
+        InputError, match=f"{next(iter(option))}.*(can't be used with a step|a step of your own|own loop)"
+    ):
         asked(**option)
 
 

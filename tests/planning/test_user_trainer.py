@@ -79,7 +79,7 @@ def test_two_trainings_at_once_are_refused():
 )
 def test_options_that_the_code_decides_are_refused(options):
     (name,) = options
-    with pytest.raises(InputError, match=f"{name}: goes with no script: "):
+    with pytest.raises(InputError, match=f"{name}: can't be used with script: "):
         subject_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
 
 
@@ -90,7 +90,7 @@ def test_several_devices_are_refused(options):
 
 
 def test_a_model_beside_the_code_is_refused():
-    with pytest.raises(InputError, match="model: goes with no script"):
+    with pytest.raises(InputError, match="model: can't be used with script"):
         subject_of(SearchOptions(model="gpt2"), script=["python", "train.py"])
 
 
@@ -175,7 +175,7 @@ def test_what_the_code_decides_can_not_be_fixed_at_another_value():
 @pytest.mark.parametrize("option", [{"images": 1}, {"seq_len": 1}, {"global_batch": 1}, {"trust_remote_code": True}])
 def test_what_the_code_decides_is_refused_whatever_its_value(option):
     (name,) = option
-    with pytest.raises(InputError, match=f"{name}: goes with no script"):
+    with pytest.raises(InputError, match=f"{name}: can't be used with script"):
         UserTrainer.of(SearchOptions(model="", **option), script=["python", "train.py"])
 
 

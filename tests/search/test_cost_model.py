@@ -163,6 +163,18 @@ def test_a_child_that_dies_leaves_the_search_without_a_model(predict, notes, ans
     assert notes[0].startswith("no prediction: tracing the model took more than ")
 
 
+def test_what_a_child_had_traced_when_it_died_is_used(notes, tmp_path):
+    class Dies(Asker):
+        def ask(self, *args, **kwargs) -> Path:
+            directory = super().ask(*args, **kwargs)
+            write_value(make_profile(FP32), directory / "profile-000.json")
+            return directory
+
+    model = cost_model(make_plan(space=SPACE), Dies(tmp_path, None), tmp_path, lambda e: notes.append(e.text))
+    assert model is not None
+    assert set(model.profiles) == {FP32}
+
+
 def test_a_child_that_says_why_it_dies_is_read_in_its_log(notes, tmp_path):
     class Dies(Asker):
         def ask(self, *args, **kwargs) -> Path:

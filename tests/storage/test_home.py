@@ -309,6 +309,8 @@ def test_a_trace_is_of_one_model_shape_family_and_software(traced, monkeypatch):
     usual = make_workload()
     wider = usual.model.model_copy(update={"config": {**usual.model.config, "hidden_size": 12_345}})
     assert read_trace(usual.model_copy(update={"model": wider}), 10, profile.family) is None
+    frozen = usual.model.model_copy(update={"freeze_vision": True})
+    assert read_trace(usual.model_copy(update={"model": frozen}), 10, profile.family) is None
     assert read_trace(usual.model_copy(update={"sequence_length": 7}), 10, profile.family) is None
     assert read_trace(usual, 11, profile.family) is None
     assert read_trace(usual, 10, make_family(autocast="bfloat16")) is None

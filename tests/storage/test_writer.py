@@ -47,7 +47,7 @@ def heard() -> Heard:
 
 
 def ended(number: int = 0, **fields) -> TrialEnded:
-    return TrialEnded(result=make_result(number=number, **fields), changes=(), best_samples_per_second=None)
+    return TrialEnded(result=make_result(number=number, **fields), changes=())
 
 
 def numbers(database: Record) -> list[int]:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import transformers
 from corpora import config_of, decoded, jsonl, prepared, real, refusal, texts, workload_of
+from factories import make_spec
 
 from autotune.errors import RunDirectoryError
-from autotune.training.corpus import BYTE_LEVEL, MAX_SAMPLES
+from autotune.training.corpus import BYTE_LEVEL, MAX_SAMPLES, load_tokenizer
 from autotune.training.dataset import prepare, training_data
 from autotune.values.model import Task
 
@@ -136,6 +137,13 @@ def test_texts_of_one_token_teach_a_causal_model_nothing(tmp_path: Path) -> None
     path = word_tokenizer(tmp_path / "model", ["alpha"])
     workload = workload_of(dataset=texts(tmp_path / "a.jsonl", "alpha", "alpha alpha"), path=path)
     assert prepared(workload, tmp_path / "run").lengths.samples == 1
+
+
+def test_ids_that_are_no_bytes_are_no_text() -> None:
+    """A model generates any id of its vocabulary, which has thousands."""
+    tokenizer, name = load_tokenizer(make_spec(), [])
+    assert name == BYTE_LEVEL
+    assert tokenizer.decode([*tokenizer("Ab").input_ids[:2], 5_000, 40_000]) == "Ab"
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "bert"])

@@ -9,6 +9,7 @@ from autotune.training.adapters import adapter_arguments, prepare_model
 from autotune.training.batches import IGNORED
 from autotune.training.build import build_config, build_model
 from autotune.training.dataset import training_data
+from autotune.training.facts import facts_of
 from autotune.training.heads import default_task
 from autotune.training.image_text import image_text
 from autotune.values.adapters import LoraAdapter
@@ -46,6 +47,14 @@ def test_the_usual_head_learns_from_two_images_a_sample(tmp_path, name):
     model(**batch)["loss"].backward()
     seen = [p.grad for n, p in model.named_parameters() if "vision" in n or "visual" in n]
     assert any(grad is not None for grad in seen)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_parameters_that_a_frozen_vision_part_has_are_counted(tmp_path, name):
+    spec = tiny_vision_language(tmp_path, name).model_copy(update={"freeze_vision": True})
+    model = build_model(spec, TASK, dtype="float32", device="meta")
+    left = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    assert 0 < left == facts_of(model, TASK).vision_parameters
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "smolvlm"])

@@ -491,6 +491,10 @@ def test_the_librarys_own_class_is_used_if_the_models_code_is_not_trusted(tmp_pa
         ({"attention_dropout": 2}, "attention_dropout: expected a rate from 0 to 1, not 2"),
         ({"model_type": "mixtral", "num_experts_per_tok": 0}, "num_experts_per_tok: 0 of 8 experts"),
         ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts_per_tok: 2 of 1 experts"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 0, "num_experts_per_tok": 0},
+            "num_experts_per_tok: 0 of 0 experts",
+        ),
     ],
 )
 def test_a_senseless_size_is_named_with_its_file(tmp_path, figures, said):

@@ -4,7 +4,12 @@ The models are tiny; a search is its baseline, a trial of a small space and the 
 docs/log.md.
 """
 
+import json
+import math
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from conftest import write_model
@@ -13,6 +18,8 @@ from vision_language import edge, vision_language
 
 import autotune
 from autotune.errors import AutotuneError
+from autotune.training.build import build_model
+from autotune.values.trial import Purpose
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -50,8 +57,30 @@ def test_every_family_is_searched(family, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", vision_language())
-def test_every_vision_language_family_is_searched(model_type, tmp_path):
-    assert_tuned(search(tmp_path, vision_language()[model_type]))
+def test_every_vision_language_family_is_estimated_searched_and_exported(model_type, tmp_path):
+    config = vision_language(wide=4, vocabulary=16000)[model_type]
+    result = search(tmp_path, config)
+    assert_tuned(result)
+    trained = (result.workload.model, result.workload.task)
+    build_model(*trained, dtype="float32", device="cpu").save_pretrained(tmp_path / "model")
+    result.export("python", tmp_path / "exported")
+    script = [sys.executable, "train.py", "--steps", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(script, cwd=tmp_path / "exported", env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    printed = json.loads(ran.stdout.splitlines()[-1])
+    assert math.isfinite(printed["loss"])
+    rows = [
+        row for row in result.trials if row.number is not None and row.purpose in (Purpose.BASELINE, Purpose.SEARCH)
+    ]
+    estimated = [autotune.estimate(config=row.config, workload=result.workload, device="cpu") for row in rows]
+    shares = [row.peak_bytes / found.memory.device_peak_bytes for row, found in zip(rows, estimated, strict=True)]
+    told = [
+        f"{row.config.precision} {row.config.checkpointing}: {share:.3f}"
+        for row, share in zip(rows, shares, strict=True)
+    ]
+    print(model_type, *told, f"loss {printed['loss']:.3f}", sep="; ")
+    assert all(0.95 <= share <= 1.05 for share in shares), told
 
 
 @pytest.mark.parametrize("model_type", STRANGERS)

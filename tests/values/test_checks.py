@@ -5,6 +5,8 @@ from autotune.values.checks import Soaked
 
 def test_a_soak_is_told_in_a_line():
     assert str(Soaked(eval_batch_size=32, checkpoint_bytes=3 << 20)) == "evaluation batch 32, checkpoint saved (3 MiB)"
+    peak = Soaked(eval_batch_size=32, checkpoint_bytes=3 << 20, peak_bytes=895 << 20)
+    assert str(peak) == "evaluation batch 32, checkpoint saved (3 MiB), peak memory 895 MiB"
     kept = Soaked(
         eval_batch_size=8,
         eval_accumulation_steps=1,

@@ -63,11 +63,6 @@ def test_the_throughput_of_a_point_is_the_mean_of_its_completed_trials(table):
     assert [p.samples_per_second for p in table.points] == [10.0, None, 5.0]
 
 
-def test_the_best_point_is_the_fastest_that_completed(table):
-    assert table.best().config == FAST
-    assert table.model_copy(update={"points": table.points[1:2]}).best() is None
-
-
 def test_a_point_needs_a_trial():
     with pytest.raises(ValidationError):
         RecordedPoint(config=FAST, trials=())

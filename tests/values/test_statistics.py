@@ -13,6 +13,7 @@ from autotune.values.statistics import (
     next_run_interval,
     paired_ratio,
     parts_of,
+    quotient,
     rate_interval,
     ratio_of_means,
     relative_half_width,
@@ -246,3 +247,17 @@ def test_intervals_of_pairs_hold_the_truth_under_drift_and_bursts(least):
                 _, interval = paired_ratio([pairs])
         held += interval.low <= 1.2 <= interval.high
     assert held / cases >= 0.95
+
+
+def test_the_quotient_of_two_comparisons_holds_the_truth_as_often_as_they_do():
+    """Two configurations, 1.5 and 1.2 times as fast as a third, each beside it at another time."""
+    random.seed(4)
+
+    def beside(ratio: float) -> list[tuple[float, float]]:
+        return [(math.exp(random.gauss(0, 0.05)) * ratio, math.exp(random.gauss(0, 0.05))) for _ in range(16)]
+
+    found = [quotient(paired_ratio([beside(1.5)]), paired_ratio([beside(1.2)])) for _ in range(300)]
+    assert statistics.fmean(c.ratio for c in found) == pytest.approx(1.25, rel=0.01)
+    assert sum(c.interval.low <= 1.25 <= c.interval.high for c in found) >= 0.93 * len(found)
+    open_ended = paired_ratio([beside(1.5)[:2]])
+    assert quotient(open_ended, found[0]).interval.high == math.inf

@@ -24,6 +24,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.state import SearchState
+from autotune.verification.verdict import verdict_of
 
 BASE, FAST, NEAR, SLOW = make_config(), make_config(16), make_config(4), make_config(2)
 SEARCHED = [(BASE, 10.0), (SLOW, 5.0), (NEAR, 19.0), (FAST, 20.0)]
@@ -309,11 +310,14 @@ class InTurn(Search):
         super().__init__(searched, free_bytes=12 * GIB, **budget)
         self.finals = Finals(self.finals.state, takes_turns=True)
 
-    def take_turns(self, times: dict[TrainConfig, tuple[float, ...]], *, steps_per_turn: int | None = 1) -> None:
+    def take_turns(
+        self, times: dict[TrainConfig, tuple[float, ...]], *, steps_per_turn: int | None = 1, others: float = 0.0
+    ) -> None:
         first = 100 + len(self.results)
         numbers = tuple(range(first, first + len(times)))
         for number, (config, steps_s) in zip(numbers, times.items(), strict=True):
-            measured = make_measurement(step_times_s=steps_s, steps_per_turn=steps_per_turn)
+            conditions = Conditions(others_share=others)
+            measured = make_measurement(step_times_s=steps_s, steps_per_turn=steps_per_turn, conditions=conditions)
             result = make_result(config, measured, purpose=Purpose.FINAL, number=number)
             request = result.request.model_copy(update={"in_turn_with": numbers})
             self.results.append(result.model_copy(update={"request": request}))
@@ -379,6 +383,26 @@ def test_who_comes_late_runs_in_turn_with_the_baseline():
     search = InTurn(SEARCHED, finalists=1)
     search.take_turns({BASE: DRIFTING, FAST: DRIFTING})
     assert search.finals.next_trials() == [BASE, NEAR]
+
+
+def test_who_came_late_on_a_busy_machine_is_compared_with_the_others_by_way_of_the_baseline():
+    """The whole machine has become ten times slower, and the late one, 1.3 times the baseline, is no match for FAST."""
+    search = InTurn(SEARCHED, finalists=1)
+    search.take_turns({BASE: DRIFTING, FAST: tuple(t / 1.8 for t in DRIFTING)})
+    slow = tuple(10 * t for t in DRIFTING)
+    search.take_turns({BASE: slow, NEAR: tuple(t / 1.3 for t in slow)}, others=0.65)
+    lead = search.finals.speedup(FAST, NEAR)
+    assert lead.ratio == pytest.approx(1.8 / 1.3)
+    assert 1.2 < lead.interval.low < lead.ratio < lead.interval.high < 1.6
+    assert verdict_of(search.finals).best == FAST
+
+
+def test_a_throughput_is_told_by_the_trials_that_others_left_the_machine_to():
+    search = InTurn(SEARCHED, finalists=1)
+    search.take_turns({BASE: (1.6,) * 8, FAST: (0.8,) * 8}, others=0.05)
+    search.take_turns({BASE: (16.0,) * 8, NEAR: (8.0,) * 8}, others=0.65)
+    assert search.finals.merged(BASE).samples_per_second == pytest.approx(10.0)
+    assert search.finals.merged(NEAR).samples_per_second == pytest.approx(2.0)  # it has no other
 
 
 def test_expected_time_in_turn_is_that_of_all_who_are_alive_at_once():
