@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from predictor import ROWS
+from provenance import provenance, results_path
 from published.rows import load_rows
 from published.setups import setup_of
 
 from autotune.cost.memory import _CUDA
+from autotune.values.hardware import detect
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 PARTS = (0.01, 0.02, 0.03, 0.05, 0.08)
@@ -47,7 +49,7 @@ def runs_of(results: Path) -> list[Run]:
             rows[p["id"]].group,
             setup_of(rows[p["id"]]).gpu.memory_bytes,
             1e9 * p["allocated_gb"],
-            1e9 * p["reserved_gb"],
+            1e9 * (p["reserved_gb"] - p.get("spare_gb", 0.0)),
             p["ran"],
         )
         for p in predictions
@@ -72,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the calibration curve; the last line is one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("results", type=Path, help="predictions saved by predictor.py")
-    runs = runs_of(parser.parse_args(arguments).results)
+    parser.add_argument("--out", type=Path, help="JSON file for the curve (default: under benchmarks/results)")
+    options = parser.parse_args(arguments)
+    runs = runs_of(options.results)
     judged: list[tuple[float, bool]] = []
     for source in sorted({run.source for run in runs}):
         others = [run for run in runs if run.source != source]
@@ -89,7 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"said {low:4.0%} to {high:4.0%}: {len(inside):4} runs, {said:6.1%} said on average, {ran:6.1%} ran")
     right = sum((c > 0.5) == ran for c, ran in judged)
     best = max(itertools.product(SHARES, PARTS), key=lambda pair: likelihood(runs, *pair))
-    print(json.dumps({"runs": len(judged), "right": right, "curve": curve, "all_sources": best}))
+    figures = {"runs": len(judged), "right": right, "curve": curve, "all_sources": best}
+    hardware = detect("cpu")
+    path = options.out or results_path("calibration", hardware).with_suffix(".json")
+    path.write_text(json.dumps({**provenance(hardware), "figures": figures}, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
     return 0
 
 

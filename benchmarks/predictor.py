@@ -18,12 +18,14 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from provenance import ROOT, provenance, results_path
 from published.context import context_bytes
 from published.intervals import report_time, time_figures
+from published.kernels import SPARES_SINCE
 from published.reasons import reason
 from published.rows import NotPredicted, Row, load_rows
 from published.scatter import scatter
@@ -36,7 +38,7 @@ from autotune.cost.memory import components
 from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import Profile
 from autotune.cost.profiler import profile
-from autotune.cost.reserve import held_bytes
+from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import share_of
 from autotune.errors import AutotuneError, InputError, one_line
 from autotune.units import GIB
@@ -128,17 +130,15 @@ def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Predict
     accumulation = max(setup.accumulation, 2 if setup.keeps_gradients else 1)
     share = share_of(known, setup.optim, setup.spread, accumulated=accumulation > 1)
     parts = components(known, setup.optim, setup.micro_batch, accumulation, share)
-    unused = held_bytes(
-        known.excerpt,
-        setup.optim,
-        setup.micro_batch,
-        accumulated=setup.accumulation > 1,
-        keeps_gradients=setup.keeps_gradients,
-    ).unused
+    held = _held(setup, known)
+    spare = 0.0
+    if setup.software.fast_loss and setup.software.transformers >= SPARES_SINCE:
+        spared = replace(setup, software=replace(setup.software, spare_block=True))
+        spare = _held(spared, traced(_Key(spared))).reserved - held.reserved
     context = context_bytes(setup.gpu, setup.software.torch)
     if setup.spread.parallelism.world_size > 1:
         context += NCCL_BYTES
-    reserved = parts.allocated + unused
+    reserved = parts.allocated + held.unused + spare
     return Prediction(
         row=row,
         setup=setup,
@@ -147,6 +147,18 @@ def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Predict
         least=parts.allocated + context,
         device=min(reserved + parts.paged + context, float(setup.gpu.memory_bytes)),
         moment=parts.moment,
+        spare=spare,
+    )
+
+
+def _held(setup: Setup, known: Profile) -> Held:
+    """Return what torch's allocator gives out and holds."""
+    return held_bytes(
+        known.excerpt,
+        setup.optim,
+        setup.micro_batch,
+        accumulated=setup.accumulation > 1,
+        keeps_gradients=setup.keeps_gradients,
     )
 
 
@@ -287,6 +299,7 @@ def save(
             "measured_allocated_gb": p.row.allocated_bytes and round(p.row.allocated_bytes / 1e9, 3),
             "devices": p.setup.spread.parallelism.world_size,
             "reserved_gb": round(p.reserved / 1e9, 3),
+            "spare_gb": round(p.spare / 1e9, 3),
             "measured_reserved_gb": p.row.reserved_bytes and round(p.row.reserved_bytes / 1e9, 3),
             "device_gb": round(p.device / 1e9, 3),
             "measured_device_gb": p.row.device_bytes and round(p.row.device_bytes / 1e9, 3),

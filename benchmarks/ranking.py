@@ -1,11 +1,17 @@
 """How well predicted throughput orders configurations: rank correlation with recorded and published tables.
 
     python benchmarks/ranking.py [TABLE ...] [--rows FILE]
+    OMP_NUM_THREADS=1 taskset -c 0 python benchmarks/ranking.py --trials 20    # on an otherwise idle machine
 
 Spearman's correlation over the configurations of each table that completed, and the share of pairs in the right order;
 pairs whose measured rates are within 5 % of each other are left out of the latter and, by giving both the same rank, of
 the former. Rates are those of a data sheet, nothing is learned; with `--measure` operators of the recorded tables'
 models are measured on this machine before, as a search does. The last line is one JSON object, which `--out` keeps.
+
+With `--trials` that many points of each recorded table, drawn by a fixed seed, are predicted before any trial, as a
+search does that knows nothing of the machine (operators measured for its few seconds), and then run as trials here. For
+each model and for all together: errors of predicted over measured seconds, with operators measured, by the data sheet,
+and after the first of the trials was learned; how many lie in their 95 % intervals and how wide these are.
 """
 
 from __future__ import annotations
@@ -14,16 +20,20 @@ import argparse
 import functools
 import itertools
 import json
+import os
+import random
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from predictor import _UNTRACED, ROWS, _Key, _traced
-from provenance import provenance
+from provenance import provenance, results_path
 from published.rows import NotPredicted, load_rows
+from published.scores import Score
 from published.setups import Setup, setup_of
 from published.zero import stages_of
 from search import TABLES
@@ -34,12 +44,15 @@ from autotune.cost.model import CostModel
 from autotune.cost.operator_benchmark import timings_of
 from autotune.cost.profile import Profile
 from autotune.cost.time import StepCost
-from autotune.planning.plan import SearchPlan
-from autotune.search.cost_model import wanted_timings
+from autotune.execution.runner import LocalRunner
+from autotune.planning.plan import SearchPlan, request_of
+from autotune.search.cost_model import measured_model, model_by_data_sheet, wanted_timings
 from autotune.search.exhaustive import plan_of
-from autotune.values.estimate import Rates
-from autotune.values.hardware import detect
+from autotune.training.resolve import resolve
+from autotune.values.estimate import CostEstimate, Rates
+from autotune.values.hardware import default_budget_bytes, detect
 from autotune.values.recorded_table import load_table
+from autotune.values.trial import Purpose, TrialResult
 
 NEAR = 0.05
 
@@ -129,13 +142,16 @@ def _figures(name: str, predicted: list[float], measured: list[float]) -> dict[s
 
 
 def main() -> None:
-    """Print the figures of each table."""
+    """Print the figures of each table, or of trials."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tables", type=Path, nargs="*", default=sorted(TABLES.glob("*.jsonl")))
     parser.add_argument("--rows", type=Path, default=ROWS, help="published measurements, one JSON object a line")
     parser.add_argument("--measure", action="store_true", help="measure the operators of recorded models here")
+    parser.add_argument("--trials", type=int, help="run so many points of each recorded table here, and nothing else")
     parser.add_argument("--out", type=Path, help="file for the figures")
     options = parser.parse_args()
+    if options.trials:
+        return _run_trials(options.tables, options.trials, options.out)
     figures = [*recorded(options.tables, measure=options.measure), *published(options.rows)]
     stages = list(by_stage(options.rows))
     for row in stages:
@@ -171,6 +187,75 @@ def _measured(model: CostModel, plan: SearchPlan) -> Rates:
     """Return a model's rates with the timings of all operators and optimizers of a plan."""
     request = wanted_timings(plan, list(model.profiles.values()), model.rates, limit_s=120)
     return model.rates if request is None else model.rates.model_copy(update={"timings": timings_of(request)})
+
+
+def _run_trials(paths: Sequence[Path], count: int, out: Path | None) -> None:
+    """Print and keep what trials here say of predictions before any trial."""
+    rows = [row for path in paths for row in trials_of(path, count)]
+    models = dict.fromkeys(row["model"] for row in rows)
+    figures = {name: figures_of_trials([r for r in rows if r["model"] == name]) for name in models}
+    figures["all"] = figures_of_trials(rows)
+    path = out or results_path("ranking-trials", detect("cpu")).with_suffix(".json")
+    content = {**provenance(detect("cpu")), "figures": figures, "trials": rows}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
+
+
+def trials_of(path: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each of `count` points of a table that were trained here, predictions made before the first."""
+    table = load_table(path)
+    recorded, hardware = plan_of(table, effort=table.header.budget.effort), detect("cpu")
+    spec = resolve(str(TABLES / "models" / recorded.workload.model.name))
+    changes = {"workload": recorded.workload.model_copy(update={"model": spec}), "hardware": hardware}
+    plan = recorded.model_copy(update={**changes, "memory_bytes": default_budget_bytes(hardware)})
+    completed = [p.config for p in table.points if p.samples_per_second]
+    configs = random.Random(0).sample(completed, min(count, len(completed)))
+    with tempfile.TemporaryDirectory() as scratch, LocalRunner(Path(scratch), hardware) as runner:
+        os.environ["AUTOTUNE_HOME"] = scratch  # nothing is known of the machine, and nothing is kept
+        by_sheet = model_by_data_sheet(plan)
+        measured = measured_model(plan, by_sheet, runner)
+        learned: CostModel | None = None
+        for number, config in enumerate(configs):
+            timeout_s = plan.budget.trial_timeout_s
+            result = runner.run(request_of(plan, config, Purpose.SEARCH, number=number, timeout_s=timeout_s))
+            models = {"operators measured": measured, "data sheet": by_sheet, "one trial learned": learned}
+            known = {name: model and model.estimate(config) for name, model in models.items()}
+            row = _row(spec.name, result, {name: found for name, found in known.items() if found})
+            print(json.dumps(row), flush=True)
+            yield row
+            if learned is None and result.measurement:
+                learned = measured.observe(result)
+
+
+def _row(name: str, result: TrialResult, estimates: dict[str, CostEstimate]) -> dict[str, Any]:
+    """Return what is kept of a trial: samples per second, measured, and predicted with their intervals."""
+    config = result.request.config.model_dump(mode="json", exclude_defaults=True)
+    row: dict[str, Any] = {"model": name, "config": config, "status": str(result.status), "predicted": {}}
+    if result.measurement:
+        row["samples_per_second"] = result.measurement.samples_per_second
+    for way, estimate in estimates.items():
+        interval = estimate.samples_per_second_interval
+        row["predicted"][way] = [estimate.samples_per_second, interval.low, interval.high]
+    return row
+
+
+def figures_of_trials(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return errors, coverage and typical half width by the way of predicting; rank correlation of one model's rows."""
+    figures: dict[str, Any] = {"trials": len(rows), "completed": sum("samples_per_second" in row for row in rows)}
+    completed = [row for row in rows if "samples_per_second" in row]
+    for way in dict.fromkeys(way for row in completed for way in row["predicted"]):
+        found = [(row["samples_per_second"], *row["predicted"][way]) for row in completed if way in row["predicted"]]
+        score = Score.of(rate / predicted - 1 for rate, predicted, _, _ in found)
+        assert score is not None
+        figures[way] = {
+            **score.as_json(),
+            "in interval": round(float(np.mean([low <= rate <= high for rate, _, low, high in found])), 4),
+            "half width": round(float(np.median([high / predicted - 1 for _, predicted, _, high in found])), 4),
+        }
+        if len({row["model"] for row in completed}) == 1 and len(found) > 2:
+            rates, predicted, _, _ = (list(values) for values in zip(*found, strict=True))
+            figures[way]["spearman"] = round(spearman(predicted, rates), 4)
+    return figures
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from autotune.values.adapters import LoraAdapter
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 
-MODELS = {"cpu": ["bert-small", "t5-small"], "cuda": ["bert-large-uncased", "t5-base"]}
+MODELS = {"cpu": ["bert-small", "t5-small", "distilgpt2"], "cuda": ["bert-large-uncased", "t5-base"]}
 LARGE, SMALL = 8, 1
 
 PLAIN = {"per_device_train_batch_size": LARGE, "attn_implementation": "eager"}

@@ -5,7 +5,8 @@ the device's error, alike for all configurations, a weight for each knob, on sev
 All is estimated by moments, sources weighing alike, by what is known of the device; where it has one-device rows of two
 sources, by those alone. Factor on the priors of knobs and residual: what one-device rows differ from their source's
 median by, over what the priors would give. The device's error: the medians of source and GPU. Several devices: the
-medians of their rows, and what each differs from them by, beyond the former.
+medians of their rows, and what each differs from them by, beyond the former; both wider by Student's t, as so few
+sources say little of another one.
 
 `left_out` estimates them without a source and asks how many of its rows lie within the interval.
 """
@@ -24,6 +25,9 @@ from autotune.cost.corrections import TimeSpread, known_by, time_process
 from autotune.cost.gaussian_process import Process
 from autotune.cost.predictions import Z
 from published.speed import Timed
+
+# Half the width that holds 95 % of Student's t with 1, 2 ... degrees of freedom, which so many sources' errors are.
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 # A source of fewer rows says little about a share.
 _SOURCE_ROWS = 20
@@ -84,10 +88,11 @@ def estimated(rows: Iterable[Timed]) -> dict[str, TimeSpread]:
 
 
 def _of_several(rows: Sequence[Timed]) -> tuple[float, float]:
-    """Return the deviations of sources' medians and of rows from these, on several devices."""
+    """Return the deviations of a further source's median and of its rows from it, on several devices."""
     sources = _sources(rows)
     within = [_root_mean_square([t.log_factor - _median(source) for t in source]) for source in sources]
-    return _root_mean_square([_median(source) for source in sources]), _root_mean_square(within)
+    wider = _STUDENT[min(len(sources), len(_STUDENT)) - 1] / Z if sources else 1.0
+    return wider * _root_mean_square([_median(source) for source in sources]), wider * _root_mean_square(within)
 
 
 def _ratio(source: Sequence[Timed]) -> float:

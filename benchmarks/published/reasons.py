@@ -16,6 +16,4 @@ def reason(p: Prediction) -> str:
         return "sharded: of the allocator one stream is replayed, and blocks of the others can't be used by it"
     if p.reserved > 0.97 * p.setup.gpu.memory_bytes:
         return "near the device's capacity: when the allocator gives blocks back decides"
-    if p.setup.software.fast_loss:
-        return "the allocator keeps one block of the logits' size more than its rules give; not explained"
     return "not explained"

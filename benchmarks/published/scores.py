@@ -21,6 +21,7 @@ class Prediction:
         reserved: What the allocator would reserve if the device had no end.
         device: What the driver would show.
         moment: The operator at the allocated peak.
+        spare: What of the reserved memory is a whole block that can be given back (`SparingCrossEntropy`).
     """
 
     row: Row
@@ -30,6 +31,7 @@ class Prediction:
     least: float
     device: float
     moment: str
+    spare: float = 0.0
 
     @property
     def fits(self) -> bool:

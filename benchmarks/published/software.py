@@ -22,7 +22,14 @@ from torch import nn
 
 from autotune.cost.checkpointing import reentrant
 from published.attention import EAGER_OF_2022, REPEATED_FLASH
-from published.kernels import FastCrossEntropy, FastNorm, FastRope, FusedLora, linear_cross_entropy
+from published.kernels import (
+    FastCrossEntropy,
+    FastNorm,
+    FastRope,
+    FusedLora,
+    SparingCrossEntropy,
+    linear_cross_entropy,
+)
 from published.quantized import LoraPacked, PackedLinear, Quantization, quantize
 
 Version = tuple[int, ...]
@@ -48,6 +55,7 @@ class Software:
         checkpointing: Whether activations are checkpointed.
         reentrant: Whether, before transformers 5, they were so reentrantly.
         holds_inputs: Whether hooks held the inputs of layers, as torch's first FSDP did where their weights are frozen.
+        spare_block: Whether the trace has one more tensor of the size of the fast loss's input (`FastCrossEntropy`).
     """
 
     transformers: Version = (99,)
@@ -65,6 +73,7 @@ class Software:
     checkpointing: bool = True
     reentrant: bool = True
     holds_inputs: bool = False
+    spare_block: bool = False
 
 
 # Model types whose logits were not put in fp32 for the loss before transformers 4.50 made all share one function.
@@ -174,7 +183,9 @@ def _loss(model: Any, software: Software) -> None:
     early = in_fp32 and software.transformers < (4, 46)
     if early:  # the name `logits` was bound to the copy in fp32, so that the original ended
         head.register_forward_hook(lambda module, inputs, output: output.float())
-    entropy = FastCrossEntropy.loss if software.fast_loss else torch.nn.functional.cross_entropy
+    entropy = torch.nn.functional.cross_entropy
+    if software.fast_loss:
+        entropy = SparingCrossEntropy.loss if software.spare_block else FastCrossEntropy.loss
 
     def loss_function(logits: Any, labels: Any, vocab_size: int, **_: Any) -> Any:
         if in_fp32:
