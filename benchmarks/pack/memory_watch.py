@@ -19,6 +19,7 @@ class MemoryWatch:
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
         self._idle_bytes = self._peak_bytes = 0
+        self._lock = threading.Lock()  # a reading that began before `reset` isn't kept after it
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -35,7 +36,8 @@ class MemoryWatch:
 
     def reset(self) -> None:
         """Begin anew: what is in use now is the idle level."""
-        self._idle_bytes = self._peak_bytes = self.used_bytes()
+        with self._lock:
+            self._idle_bytes = self._peak_bytes = self.used_bytes()
 
     def risen_bytes(self) -> int:
         """Return how far above the idle level the memory has been."""
@@ -55,4 +57,5 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._ended.wait(INTERVAL_S):
-            self._peak_bytes = max(self._peak_bytes, self.used_bytes())
+            with self._lock:
+                self._peak_bytes = max(self._peak_bytes, self.used_bytes())

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -101,6 +102,39 @@ def test_an_unknown_name_is_exit_code_2(option):
     done = run_pack("--device", "cpu", option, "huge")
     assert done.returncode == 2
     assert f"{option} huge: expected some of" in done.stderr
+
+
+# The memory seen from outside
+
+
+class _Slow(MemoryWatch):
+    """A device that holds 100 bytes at the watch's first reading and none afterwards; its second reading takes time."""
+
+    def __init__(self, hardware):
+        super().__init__(hardware)
+        self.readings = 0
+        self.began, self.ends = threading.Event(), threading.Event()
+
+    def used_bytes(self):
+        if threading.current_thread() is not self._thread:
+            return 0
+        self.readings += 1
+        if self.readings == 2:
+            self.began.set()
+            assert self.ends.wait(60)
+        return 100 if self.readings == 1 else 0
+
+
+def test_a_reading_that_began_before_a_reset_does_not_bring_back_an_earlier_peak():
+    with _Slow(make_hardware()) as watch:
+        assert watch.began.wait(60)
+        assert watch.risen_bytes() == 100
+        reset = threading.Thread(target=watch.reset)
+        reset.start()
+        reset.join(0.5)
+        watch.ends.set()
+        reset.join()
+    assert watch.risen_bytes() == 0
 
 
 # Running parts
