@@ -24,6 +24,7 @@ from autotune.cost.time import worth_measuring
 from autotune.errors import AutotuneError, NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates.fitting import FitAnswer, FitRequest
+from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large
 from autotune.search.guide import Guide, configs_of
@@ -33,12 +34,12 @@ from autotune.storage.home import (
     add_timings,
     rates_of,
     read_observations,
-    read_timings,
     read_trace,
     write_trace,
 )
 from autotune.units import show_memory
 from autotune.value import read_value, write_value
+from autotune.values.conditions import QUIET_SHARE
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Rates, Timings
 from autotune.values.events import Note, Observer
@@ -212,7 +213,8 @@ def wanted_timings(
 def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, left_s: float = math.inf) -> CostModel:
     """Return a model that knows what the operators and optimizers of a search take on its device.
 
-    What earlier searches didn't measure is measured by a child process: it is kept, so the machine should be quiet.
+    What earlier searches didn't measure is measured by a child process. It is kept for later ones if other processes
+    left the machine to it.
     """
     limit_s = min(_MEASURING_S, _MEASURING_SHARE * min(plan.budget.max_time_s, left_s))
     profiles = list(model.profiles.values())
@@ -220,13 +222,16 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
     if request is None:
         return model
     timeout_s = min(_GRACE_S, max(1.0, left_s / 4))
+    watch = HostWatch()
+    watch.begin()
     try:
         path = runner.ask("timings", operators.ENTRY, request, timeout_s=timeout_s) / "answer.json"
         found = read_value(Timings, path)
     except (OSError, ValidationError):
         return model
-    add_timings(plan.hardware, found)
-    rates = model.rates.model_copy(update={"timings": read_timings(plan.hardware) or found})
+    if (watch.conditions().others_share or 0.0) <= QUIET_SHARE:
+        add_timings(plan.hardware, found)
+    rates = model.rates.model_copy(update={"timings": (model.rates.timings or found).updated(found)})
     return CostModel.of(plan.workload, plan.hardware, rates, profiles, model.corrections.observations)
 
 

@@ -32,7 +32,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter, record_writer
 from autotune.units import show_time
 from autotune.value import check_savable
-from autotune.values.conditions import other_processes
+from autotune.values.conditions import QUIET_SHARE, other_processes
 from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import Hardware, detect
 from autotune.values.problem import Allotment, Fleet
@@ -45,8 +45,8 @@ from autotune.verification.verdict import assemble
 # "off" in this environment variable is --no-wait.
 WAIT_VARIABLE = "AUTOTUNE_WAIT"
 
-# Shares of the machine that other processes take: up to the first it is quiet, above the second nothing can be told.
-QUIET_SHARE, BUSY_SHARE = 0.10, 0.50
+# Share of the machine that other processes take, above which nothing can be told.
+BUSY_SHARE = 0.50
 
 # How long a quiet machine is waited for: seconds, and the part of the search's time.
 WAIT_LIMIT_S, WAIT_PART = 60.0, 0.1

@@ -224,11 +224,10 @@ def read_timings(hardware: Hardware) -> Timings | None:
 
 def add_timings(hardware: Hardware, found: Timings) -> None:
     """Store what operators took beside what is stored, if the home can be written; the oldest go if there are many."""
-    known = read_timings(hardware) or found
-    both = {name: {**getattr(known, name), **getattr(found, name)} for name in ("operators", "optimizers")}
-    merged = {name: dict(list(seconds.items())[-_MOST_TIMINGS:]) for name, seconds in both.items()}
+    both = (read_timings(hardware) or found).updated(found)
+    latest = {name: dict(list(getattr(both, name).items())[-_MOST_TIMINGS:]) for name in ("operators", "optimizers")}
     with contextlib.suppress(OSError, InputError):
-        write_value(known.model_copy(update=merged), writable("operators") / f"{hardware.fingerprint}.json")
+        write_value(both.model_copy(update=latest), writable("operators") / f"{hardware.fingerprint}.json")
 
 
 def read_trace(workload: Workload, parameters: int, family: Family) -> Profile | None:

@@ -23,6 +23,9 @@ from autotune.values.nvml import index_of, nvml_handle
 # below 1 %, and 5 % is more than the confidence intervals that a search aims at.
 WORTH_A_WARNING = 0.05
 
+# Share of the machine up to which other processes leave it quiet: what is measured then may be kept for later searches.
+QUIET_SHARE = 0.10
+
 # A process that uses more of a core than this is busy.
 BUSY_PERCENT = 10.0
 

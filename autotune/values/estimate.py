@@ -23,6 +23,15 @@ class Timings(Value):
     operator_s: float = Field(ge=0, description="of each operator, views too, what Python and autograd take beside it")
     micro_step_s: float = Field(ge=0, description="of the Trainer for each micro-step")
 
+    def updated(self, later: Timings) -> Timings:
+        """Return these with the operators and optimizers of `later`, which come last and hold where both have one."""
+        return self.model_copy(
+            update={
+                "operators": {**self.operators, **later.operators},
+                "optimizers": {**self.optimizers, **later.optimizers},
+            }
+        )
+
 
 class Rates(Value):
     """Attainable rates of one device, by which the time model divides operations and bytes."""

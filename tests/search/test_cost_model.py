@@ -22,10 +22,12 @@ from autotune.cost.family import family_of
 from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
 from autotune.errors import NothingFitsError
 from autotune.estimates.fitting import FitAnswer, FitRequest
+from autotune.execution.noise import HostWatch
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.storage.home import read_observations, read_timings, write_rates, write_trace
 from autotune.units import GIB
 from autotune.value import read_value, write_value
+from autotune.values.conditions import Conditions
 from autotune.values.estimate import Timings
 from autotune.values.trial import Memory
 
@@ -36,6 +38,17 @@ FP32, BF16 = make_family(), make_family(autocast="bfloat16")
 @pytest.fixture(autouse=True)
 def own_home(monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch):
+    """Return a function that sets the share of the machine that other processes take."""
+
+    def take(share: float | None) -> None:
+        monkeypatch.setattr(HostWatch, "conditions", lambda watch: Conditions(others_share=share))
+
+    take(0.01)
+    return take
 
 
 class Asker:
@@ -311,6 +324,16 @@ def test_operators_are_measured_once_and_decide_what_is_predicted(tmp_path):
     assert read_timings(plan.hardware) == TIMINGS
     second, asker = searched(tmp_path / "two", None)
     assert (asker.measured, second.rates.timings) == ([], TIMINGS)
+
+
+def test_what_was_measured_while_others_took_the_cores_is_not_kept_for_later_searches(tmp_path, others):
+    others(0.5)
+    model, _ = searched(tmp_path / "one", TIMINGS)
+    assert (model.rates.timings, read_timings(make_plan().hardware)) == (TIMINGS, None)
+    others(None)  # no counters to tell by
+    _, asker = searched(tmp_path / "two", TIMINGS)
+    assert len(asker.measured) == 1
+    assert read_timings(make_plan().hardware) == TIMINGS
 
 
 def test_where_no_operator_can_be_measured_rates_alone_predict(tmp_path):
