@@ -105,7 +105,15 @@ def check_task(spec: ModelSpec, task: Task) -> None:
     Raises:
         InputError: There is no such head; the message lists those there are.
     """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     possible = tasks_of(spec)
+    if not possible and spec.model_type not in CONFIG_MAPPING:
+        raise InputError(
+            f"{shown(spec.name)}: transformers {transformers.__version__} has no models of type {spec.model_type!r}; "
+            "a newer version may"
+        )
     if task not in possible:
         raise InputError(
             f"{shown(spec.name)}: model type {spec.model_type!r} has no head for {task.value} "

@@ -12,7 +12,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import transformers
 from tiny_models import TINY, on_cpu, tiny, write_model
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autotune.errors import InputError, UnknownModelError
 from autotune.training.build import build_config, describe
@@ -115,7 +117,15 @@ def test_the_figures_of_an_entry_give_its_parameters(entry):
 @pytest.mark.parametrize("entry", catalogue(), ids=lambda e: e.id)
 def test_an_entry_has_a_head_for_its_usual_task(entry):
     spec = resolve(entry.names[0])
+    if spec.model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no models of type {spec.model_type}")
     check_task(spec, default_task(spec))
+
+
+def test_an_entry_that_the_installed_transformers_does_not_have_is_refused_by_its_version():
+    spec = resolve("gpt2").model_copy(update={"model_type": "of-tomorrow"})
+    with pytest.raises(InputError, match=r"transformers \d.* has no models of type 'of-tomorrow'; a newer version may"):
+        check_task(spec, default_task(spec))
 
 
 def test_the_catalogue_is_wide():
