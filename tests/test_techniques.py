@@ -12,7 +12,6 @@ from conftest import TINY_LLAMA, write_model
 from pydantic import ValidationError
 
 from autotune.space.rules import refusals
-from autotune.training.arguments import transformers_version
 from autotune.training.build import describe
 from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
@@ -20,7 +19,6 @@ from autotune.values.adapters import ADAPTERS
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.optimizers import OPTIMIZERS
-from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import TrialStatus
 from autotune.values.workload import Workload
 
@@ -120,12 +118,6 @@ def config_of(**fields: Any) -> TrainConfig:
     return TrainConfig(**{**usual, **fields})
 
 
-def skip_if_newer(config: TrainConfig) -> None:
-    kind = CHECKPOINTING.get(config.checkpointing)
-    if kind is not None and transformers_version(detect("cpu")) < kind.since:
-        pytest.skip("needs a newer transformers")
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
@@ -145,7 +137,6 @@ def workload_of(spec: Any) -> Workload:
 def test_it_works_in_a_real_trial(models, bench, row, knobs, model, effect):
     spec, facts = models[model]
     config, workload = config_of(**knobs), workload_of(spec)
-    skip_if_newer(config)
     assert refusals(config, workload, facts, detect("cpu")) == []
     result = bench.run(config=dict(config), workload=dict(workload), limits={"memory_bytes": 2 << 30})
     assert result.status is TrialStatus.COMPLETED, result.outcome
@@ -157,7 +148,6 @@ def test_it_works_in_a_real_trial(models, bench, row, knobs, model, effect):
 @pytest.mark.parametrize(("row", "knobs", "model", "reason"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_it_is_refused_without_a_trial(models, row, knobs, model, reason):
     spec, facts = models[model]
-    skip_if_newer(config_of(**knobs))
     reasons = refusals(config_of(**knobs), workload_of(spec), facts, detect("cpu"))
     assert any(reason in given for given in reasons), reasons
     assert all("\n" not in given for given in reasons)

@@ -15,7 +15,7 @@ from autotune.exports import scripts
 from autotune.exports.launch_files import mixed_precision
 from autotune.exports.templating import Code, literal, rendered
 from autotune.exports.winner import Draft, Winner, lost_arguments
-from autotune.training.arguments import effective_tf32, transformers_version
+from autotune.training.arguments import effective_tf32
 from autotune.values.optimizers import OPTIMIZERS
 
 LOOP = "accelerate_loop.py"
@@ -106,12 +106,10 @@ def _checkpointing(winner: Winner) -> Code:
     """Return the call that switches checkpointing on, with the Trainer's arguments; empty without."""
     if winner.config.checkpointing == "none":
         return Code("")
-    version = transformers_version(winner.result.hardware)
     name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in winner.arguments)
     options = dict(winner.arguments[f"{name}_kwargs"])
     own = {key: options.pop(key) for key in ("every_n_layers", "offload") if key in options}
     more = "".join(f", {key}={literal(value)}" for key, value in own.items())
-    assert version >= (5, 23) or not own, "older versions have no such kinds"
     return Code(f"{name}_enable({literal(options)}{more})")
 
 

@@ -7,7 +7,7 @@ only a run can show is left to the trial.
 from __future__ import annotations
 
 from autotune.space import adapter_rules, parallel_rules
-from autotune.training.arguments import asks_for_tf32_the_old_way, transformers_version
+from autotune.training.arguments import asks_for_tf32_the_old_way
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware
 from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
@@ -123,9 +123,6 @@ def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, h
     if not facts.supports_checkpointing:
         return f"{workload.model.model_type} has no activation checkpointing"
     kind = CHECKPOINTING[config.checkpointing]
-    if transformers_version(hardware) < kind.since:
-        needed = ".".join(map(str, kind.since))
-        return f"checkpointing {config.checkpointing} needs transformers {needed} or newer"
     if kind.offload and hardware.is_cpu:
         return "checkpointing offload holds activations in pinned memory of the host, which needs a CUDA device"
     if kind.every > 1 and (facts.layers or kind.every) < kind.every:

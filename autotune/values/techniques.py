@@ -25,21 +25,18 @@ class CheckpointingKind:
         every: Every n-th layer is checkpointed; the others store their activations.
         offload: Inputs of layers are stored in pinned host memory.
         reentrant: torch's older implementation, which always recomputes a whole layer.
-        since: First version of transformers whose `TrainingArguments` offer it.
     """
 
     every: int = 1
     offload: bool = False
     reentrant: bool = False
-    since: tuple[int, int] = (5, 17)
 
 
-# every_n_layers and offload came with transformers 5.23 (`activation_checkpointing_enable` in modeling_utils.py).
 CHECKPOINTING: dict[str, CheckpointingKind] = {
     "full": CheckpointingKind(),
-    "every-2nd": CheckpointingKind(every=2, since=(5, 23)),
-    "every-4th": CheckpointingKind(every=4, since=(5, 23)),
-    "offload": CheckpointingKind(offload=True, since=(5, 23)),
+    "every-2nd": CheckpointingKind(every=2),
+    "every-4th": CheckpointingKind(every=4),
+    "offload": CheckpointingKind(offload=True),
     "reentrant": CheckpointingKind(reentrant=True),
 }
 assert {"none", *CHECKPOINTING} == set(get_args(Checkpointing))

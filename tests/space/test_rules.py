@@ -20,8 +20,8 @@ def why(hardware=GPU, *, model_type: str = "llama", workload: Workload | None = 
     return refusals(make_config(**knobs), workload, facts or make_facts(), hardware)
 
 
-def with_packages(hardware, *packages: str, version: str = "1.0"):
-    return hardware.model_copy(update={"versions": {**hardware.versions, **dict.fromkeys(packages, version)}})
+def with_packages(hardware, *packages: str):
+    return hardware.model_copy(update={"versions": {**hardware.versions, **dict.fromkeys(packages, "1.0")}})
 
 
 FLASH_3 = make_facts(attn_implementations=("sdpa", "flash_attention_3"))
@@ -141,10 +141,6 @@ ILLEGAL = [
         "compiles its step, which needs a C++ compiler",
     ),
     (why(CPU, checkpointing="offload"), "pinned memory of the host, which needs a CUDA device"),
-    (
-        why(with_packages(GPU, "transformers", version="5.17.0"), checkpointing="every-2nd"),
-        "checkpointing every-2nd needs transformers 5.23 or newer",
-    ),
     (why(facts=make_facts(layers=2), checkpointing="every-4th"), "checkpointing every-4th: tiny has 2 layers"),
     (why(torch_compile_mode="max-autotune"), "a mode of torch.compile needs a backend"),
     *(
