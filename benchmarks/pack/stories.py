@@ -38,8 +38,12 @@ class Story(NamedTuple):
 def story_of(
     part: str, result: TrialResult, *, observed_bytes: int | None, named: str = "", changes: Sequence[Change] = ()
 ) -> Story:
-    """Return the story of a trial; its line tells what `changes` against the baseline, or what it is `named`."""
+    """Return the story of a trial; its line tells what `changes` against the baseline, or what it is `named`.
+
+    Of trials that compute in turn, what is seen from outside is the memory of all of them: theirs is left out.
+    """
     outcome, number = result.outcome, result.request.number
+    observed_bytes = None if result.request.in_turn_with else observed_bytes
     detail = outcome.cause if isinstance(outcome, Failure) else measurement_detail(outcome)
     line = f"{named}: {result.status}: {detail}" if named else trial_line(number, result.status, changes, detail)
     seen = f", {show_memory(observed_bytes)} seen from outside" if observed_bytes is not None else ""

@@ -34,7 +34,7 @@ from pack.part import CUDA, Part  # noqa: E402
 from pack.report import Report  # noqa: E402
 from pack.searches import SEARCHES  # noqa: E402
 from pack.session import Session  # noqa: E402
-from pack.stories import Story, check_trials, ran_out_and_went_on  # noqa: E402
+from pack.stories import Story, check_trials, ran_out_and_went_on, story_of  # noqa: E402
 from pack.table import DEADLINE_S, parts  # noqa: E402
 from pack.trials import judged  # noqa: E402
 
@@ -370,6 +370,12 @@ def test_an_evaluation_that_was_given_up_is_seen_from_outside_and_not_reported()
     checks = {"the reported peak is seen from outside"}
     assert failed_of([story(), story(peak=1000, observed=1900)._replace(gave_up=True)]) == set()
     assert failed_of([story(), story(peak=1900, observed=1000)._replace(gave_up=True)]) == checks
+
+
+def test_what_is_seen_of_trials_that_compute_in_turn_is_of_none_of_them():
+    alone, in_turn = (make_result(in_turn_with=numbers) for numbers in ((), (0, 1)))
+    assert story_of("s", alone, observed_bytes=MIB).observed_bytes == MIB
+    assert story_of("s", in_turn, observed_bytes=MIB).observed_bytes is None
 
 
 def test_a_capped_search_in_which_nothing_ran_out_fails():
