@@ -19,6 +19,7 @@ import pkgutil
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def main() -> None:
         return
     if arguments.replies is None:
         parser.error("--replies FD is needed to serve jobs")
+    # From Python 3.12 on: allocators of libraries (pyarrow's jemalloc) have threads, which no trial needs.
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     die_with_parent(os.getppid())
     become_subreaper()
     os.set_inheritable(arguments.replies, False)
