@@ -24,8 +24,17 @@ KNOWN = Timings(operator_s=1e-6, micro_step_s=1e-3)
 
 # Prints the pages that one run of an operator of 4 MiB touched for the first time, in the middle of being measured.
 NEW_PAGES = """
-import pathlib, resource, sys
+import ctypes, pathlib, resource, sys
 from autotune.cost import operator_benchmark
+from autotune.values import hardware
+
+keep = operator_benchmark.keep_freed_blocks
+
+def kept():  # and never given back: free memory at the heap's end is, if importing has left much there
+    keep()
+    ctypes.CDLL(None).mallopt(hardware._M_TRIM_THRESHOLD, 2**31 - 1)
+
+operator_benchmark.keep_freed_blocks = kept
 
 block = operator_benchmark.Stopwatch.block
 seen = []
