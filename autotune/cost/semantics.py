@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from autotune.cost import images
+from autotune.cost import meta
 from autotune.cost.attention import AttentionCall, attention
 from autotune.cost.family import Generation
 from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention_on_cpu
@@ -254,7 +254,7 @@ class Semantics(TorchFunctionMode):
         return args[0].flatten()
 
 
-_IMAGES = {"split": images.split, "to": images.to}
+_IMAGES = {"split": meta.split_images, "to": meta.as_type}
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": Semantics._attention,
     "dropout": Semantics._dropout,
