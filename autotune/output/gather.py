@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.cost.child import Traces
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
+from autotune.estimates.profiles import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchPlan
 from autotune.search.explain import answer_in, refusals
