@@ -12,9 +12,8 @@ from autotune.output.scatter import median_error, misses
 from autotune.output.table import remark_lines, show_config, show_interval, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
-from autotune.values.result import Breakdown, Contender, ResultData, RunReport
+from autotune.values.result import Breakdown, Contender, ResultData, RunReport, TrialRow, shown_rate
 from autotune.values.trial import Measurement, Purpose, TrialStatus
-from autotune.values.trial_row import TrialRow, shown_rate
 
 Row = tuple[str, ...]
 

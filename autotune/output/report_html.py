@@ -25,10 +25,9 @@ from autotune.output.terminal import Console
 from autotune.space.knobs import with_changes
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import visible
-from autotune.values.result import ResultData, RunReport
+from autotune.values.result import ResultData, RunReport, TrialRow
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import TrialStatus
-from autotune.values.trial_row import TrialRow
 
 # Widths of charts in pixels, for screens of 1,400 and of 400 pixels.
 WIDE, NARROW = 620.0, 346.0
