@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from autotune.exports import targets
 from autotune.output import report_facts as facts
-from autotune.output.bars import component_icon, component_sizes
+from autotune.output.memory import component_icon, component_sizes
 from autotune.output.panels import panels
 from autotune.output.svg import tag, variables
 from autotune.output.table import result_table
