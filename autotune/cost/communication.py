@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.cost.network import Channel, Network
+from autotune.cost.predictions import Vector
 from autotune.cost.profile import Profile, total_bytes
 from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
 from autotune.values.config import Parallelism, Sharding
 from autotune.values.estimate import Rates
-
-Vector = NDArray[np.float64]
 
 # DDP's messages hold 25 MiB by default (`bucket_cap_mb`).
 _DDP_BUCKET = 25 * (1 << 20)

@@ -20,10 +20,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.cost.model import CostModel
-from autotune.cost.predictions import Predictions, below, density
+from autotune.cost.predictions import Predictions, Vector, below, density
 from autotune.planning.plan import SearchPlan
 from autotune.space.history import LOADING, WORTHWHILE_DATA_WAIT, History
 from autotune.space.points import Scalar
@@ -31,8 +30,6 @@ from autotune.space.space import MICRO_BATCH, Dimension, Point, SearchSpace
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
-
-Vector = NDArray[np.float64]
 
 # Configurations that are ranked and traced; of a larger space the first ones are.
 _MOST_CONFIGS = 20_000
