@@ -155,14 +155,7 @@ def _messages(profile: Profile, parallelism: Parallelism, size: float) -> int:
 
 def tensor_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
     """Return the seconds that a micro-batch waits for all-reduces of hidden states; nothing hides them."""
-    degree = parallelism.tensor_parallel
-    if degree == 1:
-        return np.zeros_like(samples)
-    channel = network.channel(degree, stride=1)
-    passes = 2 + (profile.family.checkpointing not in ("none", "offload"))
-    count = _REDUCTIONS * passes * profile.layers
-    size = 2 * (degree - 1) / degree * profile.hidden_bytes * samples
-    return count * (size / channel.bandwidth + channel.latency_s)
+    return _in_layers(profile, network, parallelism.tensor_parallel, samples, count=_REDUCTIONS, factor=2)
 
 
 def sequence_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
@@ -171,13 +164,17 @@ def sequence_seconds(profile: Profile, parallelism: Parallelism, network: Networ
     Each device sends all but its own part of queries, keys, values and outputs (DeepSpeed-Ulysses, arXiv:2309.14509,
     section 3.2); keys and values count as wide as queries. Nothing hides it.
     """
-    degree = parallelism.sequence_parallel
+    return _in_layers(profile, network, parallelism.sequence_parallel, samples, count=_EXCHANGED, factor=1)
+
+
+def _in_layers(profile: Profile, network: Network, degree: int, samples: Vector, *, count: int, factor: int) -> Vector:
+    """Return the seconds of so many exchanges of hidden states in each pass of a layer, by ring (see `Exchange`)."""
     if degree == 1:
         return np.zeros_like(samples)
     channel = network.channel(degree, stride=1)
     passes = 2 + (profile.family.checkpointing not in ("none", "offload"))
-    size = (degree - 1) / degree * profile.hidden_bytes * samples
-    exchanged: Vector = _EXCHANGED * passes * profile.layers * (size / channel.bandwidth + channel.latency_s)
+    size = factor * (degree - 1) / degree * profile.hidden_bytes * samples
+    exchanged: Vector = count * passes * profile.layers * (size / channel.bandwidth + channel.latency_s)
     return exchanged
 
 
