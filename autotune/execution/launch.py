@@ -30,8 +30,8 @@ from unittest.mock import patch
 
 from autotune.errors import InfrastructureError
 from autotune.execution.environment import forget_unfinished, launcher_environment, trial_device
+from autotune.execution.failures import read_tail
 from autotune.execution.job import END_LIMIT_S, LOOK_EVERY_S, Host, has_ended, run_job, tell_where_it_stands
-from autotune.execution.logtail import read_tail
 from autotune.execution.places import Place
 from autotune.execution.processes import MARK_VARIABLE, become_subreaper, die_with_parent, end_descendants, end_marked
 from autotune.execution.ranks import own_rank

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.execution.logtail import place_in, read_tail
-from autotune.execution.shortage import is_out_of_memory_log
+from autotune.execution.failures import is_out_of_memory_log, place_in, read_tail
 from autotune.units import show_memory
 from autotune.value import read_value
 from autotune.values.conditions import worst_of

@@ -25,12 +25,12 @@ from autotune.errors import InputError
 from autotune.execution import checking, noise
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import trial_device
+from autotune.execution.failures import is_out_of_memory
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.job import PROCESS_FILE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.ranks import agree, own_rank
-from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.turns import Turns
 from autotune.execution.user_overlay import unpickled
 from autotune.training.batches import STEPS_TO_PEAK

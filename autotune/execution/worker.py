@@ -12,10 +12,10 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution.environment import choose_segments, cold_compile_cache, trial_device
+from autotune.execution.failures import first_line, is_out_of_memory, shortage
 from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import meet, own_rank
-from autotune.execution.shortage import first_line, is_out_of_memory, shortage
 from autotune.execution.turns import Turns
 from autotune.value import read_value, write_value
 from autotune.values.time_spent import Stopwatch

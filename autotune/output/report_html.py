@@ -41,7 +41,6 @@ SCOPE = ".autotune-result"
 
 # Charts that need no more than the trials of a result.
 _CHARTS = ("pareto", "predicted_rate")
-_CHART_WIDTH = 620.0
 
 _WIDTH = 120  # columns of a printed table
 
@@ -179,7 +178,7 @@ def result_html(report: RunReport) -> str:
     charts = [
         {"title": panel.title, "drawing": Markup(chart.svg())}
         for panel in panels(report)
-        if panel.name in _CHARTS and (chart := panel.draw(_CHART_WIDTH)) is not None
+        if panel.name in _CHARTS and (chart := panel.draw(WIDE)) is not None
     ]
     return environment.get_template("result.html.j2").render(**summary(report), style=sheet, charts=charts)
 
