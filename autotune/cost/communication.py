@@ -112,14 +112,11 @@ def exposed_seconds(
     if ranks > 1:
         channel = network.channel(ranks, stride=parallelism.tensor_parallel)
         for exchange in EXCHANGES[parallelism.sharding]:
-            total = total + _times(exchange, accumulation) * _added(exchange, profile, parallelism, channel, passes)
+            times = accumulation if exchange.when in ("forward", "backward") else np.ones_like(accumulation)
+            total = total + times * _added(exchange, profile, parallelism, channel, passes)
     total = total + accumulation * tensor_seconds(profile, parallelism, network, samples)
     total = total + accumulation * sequence_seconds(profile, parallelism, network, samples)
     return total + pipeline_seconds(profile, parallelism, network, passes, samples, accumulation)
-
-
-def _times(exchange: Exchange, accumulation: Vector) -> Vector:
-    return accumulation if exchange.when in ("forward", "backward") else np.ones_like(accumulation)
 
 
 def _added(exchange: Exchange, profile: Profile, parallelism: Parallelism, channel: Channel, passes: Passes) -> Vector:

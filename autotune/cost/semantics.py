@@ -200,7 +200,8 @@ class Semantics(TorchFunctionMode):
         return fused_attention_on_cpu(self._recorder, call)
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensor, p, training = _dropout_arguments(args, kwargs)
+        given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+        tensor, p, training = given["input"], float(given.get("p", 0.5)), bool(given.get("training", True))
         if self._device == "cpu" or not training or p == 0.0 or not _is_traced(tensor):
             return NotImplemented
         return torch.native_dropout(tensor, p, True)[0]
@@ -289,8 +290,3 @@ def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_map(item, change) for item in value)
     return value
-
-
-def _dropout_arguments(args: Any, kwargs: Any) -> tuple[Any, float, bool]:
-    given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-    return given["input"], float(given.get("p", 0.5)), bool(given.get("training", True))
