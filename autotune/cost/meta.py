@@ -125,7 +125,7 @@ def run_beside_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     if name == "masked_scatter_backward":  # (gradient, mask, sizes), not there for the meta device
         return args[0].new_empty(args[2])
     args = [_positions(arg) if isinstance(arg, list) and "index" in name else arg for arg in args]
-    return run_once(func, _sizes_only(args), {key: _sizes_only(value) for key, value in kwargs.items()})
+    return run_once(func, mapped(args, _sizes_only), {key: mapped(v, _sizes_only) for key, v in kwargs.items()})
 
 
 def _positions(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -137,14 +137,19 @@ def _positions(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
     return found
 
 
-def _sizes_only(value: Any) -> Any:
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return `value` with each tensor in it changed."""
     if isinstance(value, torch.Tensor):
-        if value.is_meta:
-            return value
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return change(value)
     if isinstance(value, list | tuple):
-        return type(value)(_sizes_only(item) for item in value)
+        return type(value)(mapped(item, change) for item in value)
     return value
+
+
+def _sizes_only(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def as_type(func: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

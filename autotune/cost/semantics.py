@@ -150,7 +150,9 @@ class Semantics(TorchFunctionMode):
             to = torch.float32
         else:
             return args, kwargs
-        return _map(args, lambda t: self._to(t, to)), {k: _map(v, lambda t: self._to(t, to)) for k, v in kwargs.items()}
+        return meta.mapped(args, lambda t: self._to(t, to)), {
+            k: meta.mapped(v, lambda t: self._to(t, to)) for k, v in kwargs.items()
+        }
 
     def _to(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64) or not _is_traced(tensor):
@@ -281,12 +283,3 @@ def _is_valueless(value: Any) -> bool:
 def _is_traced(value: torch.Tensor) -> bool:
     """Return whether `value` stands for one on the device: on the meta device numbers of the host do not."""
     return value.is_meta or value.dim() > 0
-
-
-def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `value` with each tensor in it changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_map(item, change) for item in value)
-    return value
