@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.cost.calibrate import calibrate, rates_by_table
-from autotune.errors import MachineError
+from autotune.cost.calibrate import calibrate, known_rates
 from autotune.execution.environment import ENVIRONMENT
 from autotune.storage.home import rates_path, read_rates, writable, write_rates
 from autotune.units import show_memory
@@ -135,7 +134,7 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
         versions=hardware.versions,
         rates=rates,
         rates_file=str(rates_path(hardware)) if rates else None,
-        table_rates=_table_rates(hardware),
+        table_rates=known_rates(hardware),
     )
 
 
@@ -145,13 +144,6 @@ def _rates(hardware: Hardware, kept: Rates | None, busy: list[OtherProcess]) -> 
         return Finding(name="measured rates", available=False, detail=detail)
     beside = f"; measured beside {len(busy)} busy process(es), which makes them low" if busy else ""
     return Finding(name="measured rates", available=True, detail=f"kept in {rates_path(hardware)}{beside}")
-
-
-def _table_rates(hardware: Hardware) -> Rates | None:
-    try:
-        return rates_by_table(hardware)
-    except MachineError:
-        return None
 
 
 def _libraries() -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from factories import make_budget, make_config, make_failure, make_measurement, make_plan, make_result
 
+from autotune.planning.plan import SearchState
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 Trials = list[tuple[TrainConfig, Outcome | float]]

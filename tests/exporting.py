@@ -10,6 +10,7 @@ from factories import make_config, make_gpu, make_hardware, make_plan, make_resu
 
 from autotune.exports.targets import draft
 from autotune.exports.winner import Draft
+from autotune.planning.plan import SearchState
 from autotune.training.arguments import plan as mapped
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.config import Parallelism, TrainConfig
@@ -17,7 +18,6 @@ from autotune.values.model import Task
 from autotune.values.result import Arguments
 from autotune.values.trial import Purpose
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 GPU = make_gpu(cores=8)

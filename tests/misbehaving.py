@@ -204,8 +204,8 @@ def use_memory(directory: Path) -> None:
 
     import torch
 
+    from autotune.execution.failures import is_out_of_memory
     from autotune.execution.guard import memory_guard
-    from autotune.execution.shortage import is_out_of_memory
 
     budget = read_value(TrialRequest, directory / "request.json").limits.memory_bytes
     seen = {}

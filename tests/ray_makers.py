@@ -9,7 +9,7 @@ from pathlib import Path
 from factories import make_measurement, make_result, product_rate
 
 from autotune.errors import InfrastructureError
-from autotune.execution import launcher
+from autotune.execution import launch
 from autotune.execution.ray_worker import Job
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.values.hardware import detect
@@ -29,7 +29,7 @@ def behaving(job: Job) -> Runner:
 
 def light(job: Job) -> Runner:
     """Misbehaving trials that train nothing."""
-    launcher.launch_command = lambda *arguments: [sys.executable, "-P", "-c", _LIGHT, *arguments]
+    launch.launch_command = lambda *arguments: [sys.executable, "-P", "-c", _LIGHT, *arguments]
     runner = behaving(job)
     return Noting(runner)
 

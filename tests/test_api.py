@@ -307,7 +307,7 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
 def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(found, monkeypatch):
     _, run, _ = found
     before = results(run)
-    monkeypatch.setattr("autotune.execution.launcher.launch_command", light_command)  # there is nothing to train
+    monkeypatch.setattr("autotune.execution.launch.launch_command", light_command)  # there is nothing to train
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     done = CliRunner().invoke(app, ["resume", str(run), "--json"])
     assert done.exit_code == 0, done.stderr

@@ -8,6 +8,7 @@ import torch
 from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_problem, make_result
 
 from autotune.errors import InputError
+from autotune.planning.plan import SearchState
 from autotune.training.arguments import plan
 from autotune.training.parallel_arguments import parallel_variables
 from autotune.tuning_result import TuningResult, load, with_methods
@@ -18,7 +19,6 @@ from autotune.values.problem import Change
 from autotune.values.result import Contender
 from autotune.values.trial import Interval, Purpose
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 BEST = make_config(16, precision="bf16", optim="adafactor", adapter={"rank": 4})

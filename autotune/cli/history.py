@@ -34,7 +34,7 @@ def listed(
     if context.invoked_subcommand is not None:
         return
 
-    from autotune.output.history_table import groups, history_table
+    from autotune.output.listings import groups, history_table
 
     database = _database()
     found = groups(_of_model(database.searches(brief=True), model))
@@ -57,7 +57,7 @@ def shown(
     if as_json:
         print_json(_document(found))
         return
-    from autotune.output.history_table import trials_table
+    from autotune.output.listings import trials_table
 
     stdout().print(trials_table(found), highlight=False)
 

@@ -114,7 +114,7 @@ def explain(
     if as_json:
         print_json({**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled})
         return
-    from autotune.output.explanation_table import explanation_table
+    from autotune.output.explanation import explanation_table
 
     stdout().print(explanation_table(found), highlight=False)
     if not quiet:

@@ -122,7 +122,10 @@ def alive(
     groups: dict[tuple[str, str, str], list[_Tensor]] = defaultdict(list)
     for tensor in found:
         if totals[tensor.kind]:
-            groups[tensor.kind, _shown(tensor.module), tensor.operator].append(tensor)
+            module = _NUMBER.sub(
+                ".*", _WRAPPERS.sub("", tensor.module)
+            )  # layers alike together, as the model names them
+            groups[tensor.kind, module, tensor.operator].append(tensor)
     rows = []
     rest = {kind: total for kind, total in totals.items() if total > 0}
     for (kind, module, operator), tensors in groups.items():
@@ -191,11 +194,6 @@ def _storages(
             if group.trained:
                 nbytes = group.elements * group.element_bytes
                 yield _Tensor("gradients", name.rpartition(".")[0], "parameter", nbytes, is_fixed=True)
-
-
-def _shown(module: str) -> str:
-    """Return a module's name with layers alike, and without those that peft wraps around."""
-    return _NUMBER.sub(".*", _WRAPPERS.sub("", module))
 
 
 def _knob(config: TrainConfig, kind: str, module: str, operator: str, *, is_fixed: bool) -> str | None:

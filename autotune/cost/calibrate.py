@@ -110,7 +110,8 @@ def calibrate(hardware: Hardware, sizes: BenchmarkSizes | None = None) -> Rates:
         raise InfrastructureError(
             f"measuring {hardware.device} gave {too_much}: not stored, its work was not what was timed"
         )
-    return rates.model_copy(update={"peak_flops": _peaks(hardware)})
+    known = known_rates(hardware)
+    return rates.model_copy(update={"peak_flops": known.peak_flops if known is not None else {}})
 
 
 def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
@@ -146,6 +147,14 @@ def rates_by_table(hardware: Hardware) -> Rates:
     return table_rates(gpu.peak_flops, gpu.bandwidth, gpu.capability, name=gpu.name)
 
 
+def known_rates(hardware: Hardware) -> Rates | None:
+    """Return what the device should attain; None if no data sheet of it is known."""
+    try:
+        return rates_by_table(hardware)
+    except MachineError:
+        return None
+
+
 def _arithmetics(hardware: Hardware) -> tuple[Arithmetic, ...]:
     """Return the arithmetics that training on a device can use."""
     offered: dict[Arithmetic, bool] = {
@@ -166,14 +175,6 @@ def _environment() -> dict[str, str]:
     """Return the environment of the benchmark: the parent's, devices counted as the driver does, its module path."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, "PYTHONPATH": path}
-
-
-def _peaks(hardware: Hardware) -> dict[Arithmetic, float]:
-    """Return the peaks of the data sheet; empty if there is none."""
-    try:
-        return rates_by_table(hardware).peak_flops
-    except MachineError:
-        return {}
 
 
 def _cores_per_thread() -> float:

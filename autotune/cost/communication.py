@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.cost.network import Channel, Network
+from autotune.cost.predictions import Vector
 from autotune.cost.profile import Profile, total_bytes
 from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
 from autotune.values.config import Parallelism, Sharding
 from autotune.values.estimate import Rates
-
-Vector = NDArray[np.float64]
 
 # DDP's messages hold 25 MiB by default (`bucket_cap_mb`).
 _DDP_BUCKET = 25 * (1 << 20)
@@ -114,14 +112,11 @@ def exposed_seconds(
     if ranks > 1:
         channel = network.channel(ranks, stride=parallelism.tensor_parallel)
         for exchange in EXCHANGES[parallelism.sharding]:
-            total = total + _times(exchange, accumulation) * _added(exchange, profile, parallelism, channel, passes)
+            times = accumulation if exchange.when in ("forward", "backward") else np.ones_like(accumulation)
+            total = total + times * _added(exchange, profile, parallelism, channel, passes)
     total = total + accumulation * tensor_seconds(profile, parallelism, network, samples)
     total = total + accumulation * sequence_seconds(profile, parallelism, network, samples)
     return total + pipeline_seconds(profile, parallelism, network, passes, samples, accumulation)
-
-
-def _times(exchange: Exchange, accumulation: Vector) -> Vector:
-    return accumulation if exchange.when in ("forward", "backward") else np.ones_like(accumulation)
 
 
 def _added(exchange: Exchange, profile: Profile, parallelism: Parallelism, channel: Channel, passes: Passes) -> Vector:
@@ -157,14 +152,7 @@ def _messages(profile: Profile, parallelism: Parallelism, size: float) -> int:
 
 def tensor_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
     """Return the seconds that a micro-batch waits for all-reduces of hidden states; nothing hides them."""
-    degree = parallelism.tensor_parallel
-    if degree == 1:
-        return np.zeros_like(samples)
-    channel = network.channel(degree, stride=1)
-    passes = 2 + (profile.family.checkpointing not in ("none", "offload"))
-    count = _REDUCTIONS * passes * profile.layers
-    size = 2 * (degree - 1) / degree * profile.hidden_bytes * samples
-    return count * (size / channel.bandwidth + channel.latency_s)
+    return _in_layers(profile, network, parallelism.tensor_parallel, samples, count=_REDUCTIONS, factor=2)
 
 
 def sequence_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
@@ -173,13 +161,17 @@ def sequence_seconds(profile: Profile, parallelism: Parallelism, network: Networ
     Each device sends all but its own part of queries, keys, values and outputs (DeepSpeed-Ulysses, arXiv:2309.14509,
     section 3.2); keys and values count as wide as queries. Nothing hides it.
     """
-    degree = parallelism.sequence_parallel
+    return _in_layers(profile, network, parallelism.sequence_parallel, samples, count=_EXCHANGED, factor=1)
+
+
+def _in_layers(profile: Profile, network: Network, degree: int, samples: Vector, *, count: int, factor: int) -> Vector:
+    """Return the seconds of so many exchanges of hidden states in each pass of a layer, by ring (see `Exchange`)."""
     if degree == 1:
         return np.zeros_like(samples)
     channel = network.channel(degree, stride=1)
     passes = 2 + (profile.family.checkpointing not in ("none", "offload"))
-    size = (degree - 1) / degree * profile.hidden_bytes * samples
-    exchanged: Vector = _EXCHANGED * passes * profile.layers * (size / channel.bandwidth + channel.latency_s)
+    size = factor * (degree - 1) / degree * profile.hidden_bytes * samples
+    exchanged: Vector = count * passes * profile.layers * (size / channel.bandwidth + channel.latency_s)
     return exchanged
 
 

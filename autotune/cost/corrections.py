@@ -220,11 +220,11 @@ class Corrections:
         each = [self._time_spread.each * f.get("several", 0.0) for f in features]
         return mean.tolist(), np.hypot(np.hypot(deviation, self._time.noise), each).tolist()
 
-    def log_slowdown(
+    def gain_deviations(
         self, features: Sequence[Mapping[str, float]], reference: Mapping[str, float]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return logarithms of the factors over that of `reference`, and their standard deviations, without noise."""
-        return self._time.differences(features, reference)
+    ) -> NDArray[np.float64]:
+        """Return standard deviations of the logarithms of the factors over that of `reference`, without noise."""
+        return self._time.differences(features, reference)[1]
 
 
 def _run_noise(memory_features: Mapping[str, float]) -> float:

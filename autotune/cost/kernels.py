@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autotune.cost import images
+from autotune.cost import meta
 from autotune.cost.attention import AttentionCall, by_position, flash, output_of
 from autotune.cost.profile import NORMALISATION
 from autotune.cost.tape import Recorder
@@ -49,7 +49,7 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
         if (ends := kwargs.get("cu_seq_lens_q")) is None or ends.is_meta:
             return flash(recorder, query, key, value, causal=bool(causal)).transpose(1, 2), None
         sizes = ends.diff().tolist()  # one image after another, without a copy
-        parts = zip(*(images.split(torch.split, t, sizes, 2) for t in (query, key, value)), strict=True)
+        parts = zip(*(meta.split_images(torch.split, t, sizes, 2) for t in (query, key, value)), strict=True)
         outputs = [flash(recorder, *part, causal=bool(causal)).transpose(1, 2) for part in parts]
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0], None
 

@@ -13,12 +13,10 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from autotune.cost.predictions import Vector
 from autotune.values.config import TrainConfig
 from autotune.values.workload import LengthProfile, Workload
-
-Vector = NDArray[np.float64]
 
 # Weight of the square of the length in the cost of a sample: `BatchRebalanceSampler.QUADRATIC_COST_COEF`.
 QUADRATIC_COST = 0.001

@@ -1,8 +1,17 @@
-"""Runs operators on the meta device, equal ones once: of the rest only the results' shapes are made anew."""
+"""Runs operators on the meta device: equal ones once, and those of models that are shown images.
+
+Of equal operators only the results' shapes are made anew.
+
+Models that are shown images ask for values: where the placeholders of images stand, how an image is cut. The inputs
+that they ask are on the host and stay there, whatever device a model moves them to. With tensors of the meta device
+only their sizes count. Such models loop over images. Those of a trace are all of one size, so they are a dimension
+instead, and a trace has the same operators whatever the micro-batch. Sizes and lifetimes are those of the loop.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,3 +111,95 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     if isinstance(values, list | tuple):
         return [t for value in values for t in tensors_in(value)]
     return []
+
+
+def run_beside_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operator returns of tensors of the meta device, of the host, or of both."""
+    given = tensors_in(args) + tensors_in(tuple(kwargs.values()))
+    on_host = sum(not tensor.is_meta for tensor in given)
+    if not on_host:
+        return run_once(func, args, kwargs)
+    if on_host == len(given):
+        return func(*args, **({**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs))
+    name = func._schema.name.partition("::")[2]
+    if name == "masked_scatter_backward":  # (gradient, mask, sizes), not there for the meta device
+        return args[0].new_empty(args[2])
+    args = [_positions(arg) if isinstance(arg, list) and "index" in name else arg for arg in args]
+    return run_once(func, mapped(args, _sizes_only), {key: mapped(v, _sizes_only) for key, v in kwargs.items()})
+
+
+def _positions(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Return indices with masks of the host as the positions that are true."""
+    found: list[torch.Tensor | None] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
+        found += index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
+    return found
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return `value` with each tensor in it changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(item, change) for item in value)
+    return value
+
+
+def _sizes_only(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def as_type(func: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Return a tensor as another type, on the device where it is."""
+    kept = [arg.dtype if isinstance(arg, torch.Tensor) else arg for arg in args]
+    kept = [arg for arg in kept if not isinstance(arg, torch.device | str)]
+    kwargs.pop("device", None)
+    return func(tensor, *kept, **kwargs) if kept or kwargs else tensor
+
+
+def split_images(func: Callable[..., Any], tensor: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
+    """Return a split into the parts of images, where parts that repeat are one with a dimension for the images.
+
+    Of rows these are the rows of all images. Of the (1, heads, length, width) that attention looks at one image after
+    another, it is a batch of them. Any other split is left as it is.
+    """
+    sizes = list(split_size) if isinstance(split_size, list | tuple) else []
+    if dim == 0 and len(set(sizes)) == 1:
+        return (tensor,)
+    if not sizes or dim != 2 or tensor.dim() != 4 or tensor.shape[0] != 1:
+        return func(tensor, split_size, dim)
+    period = next(p for p in range(1, len(sizes) + 1) if sizes == sizes[:p] * (len(sizes) // p))
+    times = len(sizes) // period
+    images = tensor[0].view(tensor.shape[1], times, -1, tensor.shape[3]).transpose(0, 1)
+    return func(images, sizes[:period], 2)
+
+
+def pack_at_once(model: Any) -> None:
+    """Let LLaVA-NeXT join the tiles of all images at once: `LlavaNextModel.pack_image_features`."""
+    config = model.config
+    edge = config.vision_config.image_size
+    side = edge // config.vision_config.patch_size
+
+    def pack(features: Any, sizes: torch.Tensor, image_newline: torch.Tensor, **kwargs: Any) -> Any:
+        from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
+
+        (rows,) = features  # of all tiles
+        whole, tiles = rows.unflatten(0, (len(sizes), -1)).tensor_split((1,), dim=1)
+        down, across = get_anyres_image_grid_shape(sizes[0], config.image_grid_pinpoints, edge)
+        tiles = tiles.reshape(len(sizes), down, across, side, side, -1).permute(0, 5, 1, 3, 2, 4).contiguous()
+        tiles = tiles.flatten(2, 3).flatten(3, 4)
+        height, width = tiles.shape[2:]
+        if width < height:
+            tiles = tiles[:, :, (height - width) // 2 : height - (height - width) // 2]
+        else:
+            tiles = tiles[..., (width - height) // 2 : width - (width - height) // 2]
+        ends = image_newline[:, None, None].expand(*tiles.shape[:-1], 1).to(tiles.dtype)
+        tiles = torch.cat((tiles, ends), dim=-1).flatten(2, 3).transpose(1, 2)
+        return [torch.cat((whole[:, 0], tiles), dim=1).flatten(0, 1)], None
+
+    model.pack_image_features = lambda features, sizes, image_newline=None, **kwargs: pack(
+        features, sizes, image_newline
+    )

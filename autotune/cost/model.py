@@ -114,7 +114,7 @@ class CostModel:
 
         What is unsure of both alike, as the device's speed, doesn't count.
         """
-        return self.corrections.log_slowdown([time_features(c) for c in configs], time_features(reference))[1]
+        return self.corrections.gain_deviations([time_features(c) for c in configs], time_features(reference))
 
     def _counted(self, kind: TrainConfig, micro_batches: Sequence[int]) -> Counted:
         """Return what micro-batches of one kind take, uncorrected; counted now or before."""

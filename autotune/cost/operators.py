@@ -13,14 +13,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from autotune.cost.predictions import Vector
 from autotune.cost.profile import ParameterGroup, Profile
 from autotune.value import Value
 from autotune.values.estimate import Timings
-
-Vector = NDArray[np.float64]
 
 ENTRY = "autotune.cost.operator_benchmark:run_measure"
 

@@ -18,8 +18,8 @@ import torch
 from autotune.cost import quantized
 from autotune.cost.extend import Extended, NotLinear, Pair, extend, line, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
+from autotune.cost.post_training import generation_of, scored
 from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
-from autotune.cost.scoring import generation_of, scored
 from autotune.cost.tape import ACTIVATION, Tape
 from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of

@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from autotune.cost import images
+from autotune.cost import meta
 from autotune.cost.attention import AttentionCall, attention
 from autotune.cost.family import Generation
 from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention_on_cpu
@@ -150,7 +150,9 @@ class Semantics(TorchFunctionMode):
             to = torch.float32
         else:
             return args, kwargs
-        return _map(args, lambda t: self._to(t, to)), {k: _map(v, lambda t: self._to(t, to)) for k, v in kwargs.items()}
+        return meta.mapped(args, lambda t: self._to(t, to)), {
+            k: meta.mapped(v, lambda t: self._to(t, to)) for k, v in kwargs.items()
+        }
 
     def _to(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64) or not _is_traced(tensor):
@@ -200,7 +202,8 @@ class Semantics(TorchFunctionMode):
         return fused_attention_on_cpu(self._recorder, call)
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensor, p, training = _dropout_arguments(args, kwargs)
+        given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+        tensor, p, training = given["input"], float(given.get("p", 0.5)), bool(given.get("training", True))
         if self._device == "cpu" or not training or p == 0.0 or not _is_traced(tensor):
             return NotImplemented
         return torch.native_dropout(tensor, p, True)[0]
@@ -254,7 +257,7 @@ class Semantics(TorchFunctionMode):
         return args[0].flatten()
 
 
-_IMAGES = {"split": images.split, "to": images.to}
+_IMAGES = {"split": meta.split_images, "to": meta.as_type}
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": Semantics._attention,
     "dropout": Semantics._dropout,
@@ -280,17 +283,3 @@ def _is_valueless(value: Any) -> bool:
 def _is_traced(value: torch.Tensor) -> bool:
     """Return whether `value` stands for one on the device: on the meta device numbers of the host do not."""
     return value.is_meta or value.dim() > 0
-
-
-def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `value` with each tensor in it changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_map(item, change) for item in value)
-    return value
-
-
-def _dropout_arguments(args: Any, kwargs: Any) -> tuple[Any, float, bool]:
-    given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-    return given["input"], float(given.get("p", 0.5)), bool(given.get("training", True))

@@ -13,7 +13,6 @@ transformers 5.23 (`Trainer._inner_training_loop`), DeepSpeed 0.19 (`zero/stage_
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -229,7 +228,8 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     bucket = _BUCKETS[gathers] * ZERO_BUCKET_ELEMENTS * width
     whole = total_bytes(profile.parameters)
     layer = total_bytes(profile.layer or profile.parameters)
-    gathered = min(whole, max(2 * layer, _MOST_LIVE * whole / max(1, _elements(profile.parameters)))) if gathers else 0
+    elements = sum(g.count * g.elements for g in profile.parameters)
+    gathered = min(whole, max(2 * layer, _MOST_LIVE * whole / max(1, elements))) if gathers else 0
     gradients = profile.gradients_bytes / (ranks if way.gradients else 1)
     found = Share(
         weights=whole / (ranks if gathers else 1) + profile.buffers_bytes,
@@ -289,7 +289,3 @@ def _slice(group: ParameterGroup, ranks: int) -> ParameterGroup:
     if not group.shape:
         return group
     return group.model_copy(update={"shape": (math.ceil(group.shape[0] / ranks), *group.shape[1:])})
-
-
-def _elements(groups: Sequence[ParameterGroup]) -> int:
-    return sum(g.count * g.elements for g in groups)

@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from autotune.cost.calls import written
-from autotune.cost.images import run_beside_numbers
-from autotune.cost.meta import run_once, tensors_in
+from autotune.cost.meta import run_beside_numbers, run_once, tensors_in
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, VIEW
 
 # What a storage holds; those of weights are not on the tape. A fresh gradient is one that has just been computed: where

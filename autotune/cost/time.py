@@ -17,18 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.cost.communication import Passes, exposed_seconds, host_seconds
 from autotune.cost.network import ALONE, Network
 from autotune.cost.operators import ADDING, CLIPPING, SIZES, along, at, filled, measured, stepping
 from autotune.cost.optimizers import optimizer, state_bytes
+from autotune.cost.predictions import Vector
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, Profile
 from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
 from autotune.values.config import Parallelism, Precision
 from autotune.values.estimate import Arithmetic, Rates
-
-Vector = NDArray[np.float64]
 
 # A compiled model runs chains of element-wise operators as one: of the bytes of all of them about this share is left.
 # Published: Llama-2-1B, micro-batch 4, 6,200 against 9,000 tokens/s (torchao's low-bit optimizers table).

@@ -12,8 +12,8 @@ import torch
 from autotune.cost.checkpointing import set_checkpointing
 from autotune.cost.family import Family, Shape
 from autotune.cost.kernels import flash_attention_2, scratch_bytes
-from autotune.cost.log_probs import log_probs_head
 from autotune.cost.meta import tensors_in
+from autotune.cost.post_training import log_probs_head
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.training.facts import experts_of

@@ -19,7 +19,7 @@ import torch
 
 from autotune.cost import quantized
 from autotune.cost.family import Family, Shape
-from autotune.cost.images import pack_at_once
+from autotune.cost.meta import pack_at_once
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import routing
 from autotune.training.chunked_loss import chunk_loss

@@ -18,11 +18,11 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 from autotune.execution.evaluating import CheckError, EvaluationData, evaluated
+from autotune.execution.failures import first_line
 from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.routing import skewed_routing
-from autotune.execution.shortage import first_line
 from autotune.units import show_memory
 from autotune.values.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig

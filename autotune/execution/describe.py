@@ -143,7 +143,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     normalizes = user_limits.is_normalizable(trainer, base)
     searched = {name: value for name, value in arguments.items() if name in SEARCHED_ARGUMENTS}
     held = user_limits.held(seen)
-    if _tf32_is_on():
+    if is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32":
         searched["tf32"], held["tf32"] = True, "your code switches TF32 on, which the Trainer's arguments don't undo"
     facts = _facts(trainer, base, task)
     coupled = facts.batch_coupled is not None
@@ -176,11 +176,6 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     return Description(
         facts=facts, lengths=profile, notes=(*_notes(trainer, found, profile, batches), *line), own=found
     )
-
-
-def _tf32_is_on() -> bool:
-    """Return whether products in fp32 are TF32 now, on a device that has it."""
-    return bool(is_torch_tf32_available()) and torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _written(args: Any) -> dict[str, Any]:

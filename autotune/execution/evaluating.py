@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers.trainer_pt_utils import find_batch_size
 
+from autotune.execution.failures import first_line, is_out_of_memory
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import own_rank
-from autotune.execution.shortage import first_line, is_out_of_memory
 from autotune.execution.user_overlay import theirs
 
 # Batches that the model computes: two, so that one is there while the next comes.

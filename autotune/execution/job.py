@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.execution.environment import forget_unfinished, see_only
-from autotune.execution.logtail import BoundedLog
+from autotune.execution.failures import BoundedLog
 from autotune.execution.outcome import has_failed, log_file, outcome_file
 from autotune.execution.processes import (
     die_with_parent,

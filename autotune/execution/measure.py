@@ -24,8 +24,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from autotune.execution.failures import ran_short
 from autotune.execution.noise import Clock, HostWatch, Watch
-from autotune.execution.shortage import ran_short
 from autotune.execution.turns import Turns
 from autotune.training.batches import STEPS_TO_PEAK
 from autotune.values.conditions import Conditions

@@ -171,7 +171,7 @@ def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:
 def _ddp(spread: Parallelism, wrapper: Any) -> str:
     kind = type(wrapper).__name__
     if spread.world_size == 1:
-        if isinstance(wrapper, DistributedDataParallel) or _is_sharded(wrapper):
+        if isinstance(wrapper, DistributedDataParallel) or any(isinstance(p, DTensor) for p in wrapper.parameters()):
             raise NoEffectError(f"one device was asked for, but the model is wrapped as {kind}")
         return "one device"
     if not isinstance(wrapper, DistributedDataParallel):
@@ -263,10 +263,6 @@ def _tensor(spread: Parallelism, model: Any) -> str:
         _check_share(share, spread.data_parallel)
     beside = f", FSDP2 over {spread.data_parallel}" if spread.data_parallel > 1 else ""
     return f"tensor parallel {degree}{beside}"
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    return any(isinstance(p, DTensor) for p in model.parameters())
 
 
 def _local_share(model: nn.Module) -> float:

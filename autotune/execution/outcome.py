@@ -24,15 +24,14 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.execution.logtail import place_in, read_tail
-from autotune.execution.shortage import is_out_of_memory_log
+from autotune.execution.failures import is_out_of_memory_log, place_in, read_tail
 from autotune.units import show_memory
 from autotune.value import read_value
 from autotune.values.conditions import worst_of
 from autotune.values.statistics import rate_interval
 from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialResult, TrialStatus, worst_memory
 
-_OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # of a log, for a library's last words, which tracebacks may follow
 
 # csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.
@@ -127,7 +126,7 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
     tail = read_tail(log)
     out_of_memory = is_out_of_memory_log(read_tail(log, lines=_DEEP_LINES, size=_DEEP_BYTES))
     try:
-        outcome = _OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
+        outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
         return _death(ending, request, tail, out_of_memory=out_of_memory)
     except (OSError, ValidationError):

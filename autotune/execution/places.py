@@ -2,6 +2,8 @@
 
 On CUDA a place is one of the devices of a kind; on the CPU it is a set of cores, and the answer is then for a machine
 of so many cores. Trials on one CPU still share its memory bandwidth and caches, which no place can change.
+
+`spread` settles over how many devices, or processes of a CPU, each training is spread.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -17,10 +20,13 @@ from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.execution.ranks import threads_of_rank
 from autotune.units import GIB
 from autotune.value import Value
-from autotune.values.hardware import Hardware, cuda_count, detect, like_devices
+from autotune.values.hardware import Hardware, cuda_count, cuda_used_bytes, detect, like_devices
 
 # Resident memory of a launcher with its imported libraries: 467 to 531 MB were seen (torch 2.13, transformers 5.23).
 LAUNCHER_BYTES = 512 << 20
+
+# A device with less than this share of its memory in use is taken as idle: drivers and desktops take some.
+_IDLE_SHARE = 0.05
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 
@@ -166,6 +172,64 @@ def _ranges(cores: tuple[int, ...]) -> str:
         else:
             runs.append([core, core])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single: bool) -> tuple[Hardware, list[str]]:
+    """Return the hardware with the number of devices of each training as its count, and notes for the user.
+
+    On CUDA these are devices of the same kind. On the CPU they are processes that share its cores, each with the whole
+    memory budget, like ranks on devices; their speeds say nothing about GPUs.
+
+    Args:
+        hardware: What one trial at a time has.
+        asked: `--devices`.
+        is_single: Whether one trial runs at a time, on this machine; of several, each place has its devices already.
+
+    Raises:
+        InputError: A CPU isn't all of several devices.
+        MachineError: There aren't as many.
+    """
+    there = hardware.count or 1
+    if hardware.is_cpu:
+        return _processes(asked, hardware)
+    if asked == "all":
+        asked = there
+    if asked in (None, 1):
+        notes = _idle_note(hardware) if asked is None and is_single else []
+        return hardware.model_copy(update={"count": 1}), notes
+    if asked > there:
+        raise MachineError(f"--devices {asked}: there are {there} x {hardware.name} in the machine that may be used")
+    if not is_single:  # each place has as many
+        return hardware.model_copy(update={"count": asked}), [f"each training is spread over {asked} devices"]
+    used = like_devices(hardware.device)[:asked]
+    free = min(detect(device).free_bytes for device in used)
+    notes = [f"each training is spread over {asked} devices: {', '.join(used)}"]
+    return hardware.model_copy(update={"count": asked, "free_bytes": free}), notes
+
+
+def _processes(asked: int | Literal["all"] | None, hardware: Hardware) -> tuple[Hardware, list[str]]:
+    """Return the CPU with the number of processes as its count and one process's share of the free memory."""
+    if asked is None or asked == 1:
+        return hardware.model_copy(update={"count": 1}), []
+    if not isinstance(asked, int):
+        raise InputError("--devices all: the CPU is one device; name a number of processes")
+    if asked > hardware.cores:
+        raise MachineError(f"--devices {asked}: on the CPU each is a process, and there are {hardware.cores} cores")
+    note = (
+        f"each training is spread over {asked} processes, which share {hardware.cores} cores; "
+        "each has the memory budget to itself"
+    )
+    return hardware.model_copy(update={"count": asked, "free_bytes": hardware.free_bytes // asked}), [note]
+
+
+def _idle_note(hardware: Hardware) -> list[str]:
+    """Return a note if further devices are idle that the search could use."""
+    others = like_devices(hardware.device)[1:] if (hardware.count or 1) > 1 else ()
+    limit = _IDLE_SHARE * hardware.memory_bytes
+    idle = 1 + sum((cuda_used_bytes(device) or 0) < limit for device in others)
+    if idle == 1:
+        return []
+    return [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
 
 
 # Errors of a disk that takes no more.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from autotune.errors import InfrastructureError, InputError, MachineError, one_line
 from autotune.execution import ray_worker as remote
-from autotune.execution.launcher import LAUNCHER_START_S
+from autotune.execution.launch import LAUNCHER_START_S
 from autotune.execution.pool import Pool
 from autotune.execution.ray_nodes import Cluster, Node
 from autotune.execution.ray_worker import Job

@@ -18,10 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from autotune import errors
 from autotune.errors import InfrastructureError
 from autotune.execution.environment import COMPILE_LIMIT_S, Operators, operators_of
+from autotune.execution.failures import read_tail
 from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
-from autotune.execution.launch import DEFAULT_ENTRY
-from autotune.execution.launcher import Launcher, end_what_was_left
-from autotune.execution.logtail import read_tail
+from autotune.execution.launch import DEFAULT_ENTRY, Launcher, end_what_was_left
 from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
 from autotune.execution.places import Place, check_place, whole
 from autotune.value import Value, write_value

@@ -37,7 +37,7 @@ from autotune.execution.gradients import (
     seeded,
     still_batch_norm,
 )
-from autotune.execution.user_steps import loss_and_samples, set_up
+from autotune.execution.trial import loss_and_samples, set_up
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Description, ExamineRequest
 from autotune.values.user_code import ACCUMULATION, OwnStep

@@ -21,7 +21,7 @@ from autotune.execution.checking import Reading, arguments_of, distinct_samples
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import tell_deepspeed
 from autotune.execution.evaluating import EvaluationData, keeps_predictions
-from autotune.execution.shortage import is_out_of_memory
+from autotune.execution.failures import is_out_of_memory
 from autotune.execution.trial import Trial, trained
 from autotune.execution.user_data import RowCount, UserData, longest_of, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs

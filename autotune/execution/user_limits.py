@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel
 from transformers.trainer_utils import has_length
 
+from autotune.execution.failures import is_out_of_memory
 from autotune.execution.gradients import (
     ROUNDING,
     SHORT_ROUNDING,
@@ -33,7 +34,6 @@ from autotune.execution.gradients import (
     still_batch_norm,
     weighted,
 )
-from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.user_data import first_batch, view
 from autotune.training.loss import leaves_out_first_label, normalize_loss
 from autotune.values.model import Task

@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import OWN_HARNESS
+from autotune.training.baseline import BY_EVALUATION
 from autotune.value import read_unchanged
 from autotune.values.user_code import CODE_FILE, OwnCode
 
@@ -35,9 +36,6 @@ _THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
 
 # What a code may read before it makes its Trainer, to which it may then give no evaluation data: laid over it there.
 _READ = ("eval_strategy",)
-
-# Learning-rate schedules that wait for evaluations, of which a trial has none.
-_BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 
 
 class Reached(BaseException):
@@ -59,7 +57,7 @@ class Overlay(NamedTuple):
 def harness(arguments: Any) -> dict[str, Any]:
     """Return what a trial lays over a code's arguments so that it trains and does nothing else."""
     schedule = arguments.lr_scheduler_type
-    waits = str(getattr(schedule, "value", schedule)) in _BY_EVALUATION
+    waits = str(getattr(schedule, "value", schedule)) in BY_EVALUATION
     return {**OWN_HARNESS, **({"lr_scheduler_type": "constant"} if waits else {})}
 
 

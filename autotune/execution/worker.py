@@ -12,10 +12,10 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution.environment import choose_segments, cold_compile_cache, trial_device
+from autotune.execution.failures import first_line, is_out_of_memory, shortage
 from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import meet, own_rank
-from autotune.execution.shortage import first_line, is_out_of_memory, shortage
 from autotune.execution.turns import Turns
 from autotune.value import read_value, write_value
 from autotune.values.time_spent import Stopwatch
@@ -56,12 +56,12 @@ def _measured(
     request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
 ) -> Outcome:
     """Train a named model, the Trainer of a user's code, or a user's loop."""
-    from autotune.execution import trainer_setup, user_steps
-    from autotune.execution.trial import Trial
+    from autotune.execution import trainer_setup
+    from autotune.execution.trial import Trial, run_steps
 
     trial, workload = Trial.begun(request, directory, stopwatch, guard, turns), request.workload
     if workload.own_step is not None:
-        return user_steps.run_steps(trial, workload.own_step)
+        return run_steps(trial, workload.own_step)
     if workload.own_code is not None:
         return trainer_setup.run_user_code(trial, workload.own_code)
     return trainer_setup.run_named_model(trial)

@@ -15,13 +15,11 @@ from autotune.exports import scripts
 from autotune.exports.templating import rendered, word
 from autotune.exports.winner import Draft, Winner
 from autotune.units import visible
+from autotune.values.model import FLASH_PACKAGES
 from autotune.values.optimizers import OPTIMIZERS
 
 # torch's builds without CUDA.
 _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-
-# Attention kernels and their distributions, by the names of `Hardware.versions`.
-_FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 
 # Where the answer doesn't say which Python measured it.
 _PYTHON = "3.11"
@@ -58,7 +56,7 @@ def _packages(winner: Winner) -> list[str]:
     wanted += ["peft"] if winner.peft_arguments is not None else []
     wanted += ["bitsandbytes"] if config.quantization is not None else []
     wanted += [package] if (package := OPTIMIZERS[config.optim].package) is not None else []
-    wanted += [_FLASH[config.attn_implementation]] if config.attn_implementation in _FLASH else []
+    wanted += [FLASH_PACKAGES[config.attn_implementation]] if config.attn_implementation in FLASH_PACKAGES else []
     wanted += ["liger-kernel"] if config.use_liger_kernel else []
     wanted += ["deepspeed"] if config.parallelism.sharding.startswith("zero") else []
     return list(dict.fromkeys(wanted))

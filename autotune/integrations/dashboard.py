@@ -180,7 +180,7 @@ class ShownStudy:
         return [self._objective.rate(result.measurement)] if result.measurement is not None else []
 
     def _trial(self, result: TrialResult, state: TrialState, values: list[float]) -> FrozenTrial:
-        params = self._params(result.request.config)
+        params = self._space.choices_of(result.request.config)
         trial = optuna.create_trial(
             state=state,
             values=values or None,
@@ -192,12 +192,6 @@ class ShownStudy:
             trial.datetime_start = datetime.datetime.fromtimestamp(result.began)
             trial.datetime_complete = datetime.datetime.fromtimestamp(result.began + result.duration_s)
         return trial
-
-    def _params(self, config: TrainConfig) -> dict[str, Any]:
-        """Return the parameters of `config`, without values that aren't in the space."""
-        whole = self._space.complete(self._space.point(config))
-        choices = {d.name: d.choices for d in self._space.dimensions}
-        return {name: value for name, value in whole.items() if value in choices[name]}
 
     def _attributes(self, result: TrialResult) -> dict[str, Any]:
         """Return the user attributes of a trial; numbers can be plotted."""

@@ -21,7 +21,7 @@ from autotune.estimates.report import (
     SpreadReport,
     SpreadRow,
 )
-from autotune.output.alive import alive_table, phases_line
+from autotune.output.memory import alive_table, phases_line
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes

@@ -12,25 +12,23 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.cost.child import Traces
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
+from autotune.estimates.profiles import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, SearchState
 from autotune.search.explain import answer_in, refusals
 from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value
-from autotune.values.result import Breakdown, Contender, ResultData, RunReport
+from autotune.values.result import Breakdown, Contender, ResultData, RunReport, TrialRow, rows_of
 from autotune.values.time_spent import Spent, spent_on
 from autotune.values.trial import TrialResult
-from autotune.values.trial_row import TrialRow, rows_of
 from autotune.values.user_code import OwnCode
 from autotune.verification.attribution import explanation_of
 from autotune.verification.finals import Finals
 from autotune.verification.remarks import nothing_found
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import trial_rows
 from autotune.version import __version__
 

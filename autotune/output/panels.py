@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from autotune.errors import MachineError
 from autotune.output import report_facts as facts
-from autotune.output.alive import icicle
-from autotune.output.bars import component_icon, component_sizes, memory_bars, time_bars, waterfall, waterfall_steps
+from autotune.output.explanation import waterfall, waterfall_steps
+from autotune.output.memory import component_icon, component_sizes, icicle, memory_bars
 from autotune.output.scatter import best_over_time, predicted_against_measured, throughput_against_memory
 from autotune.output.svg import FONT, Chart, line, mark, rectangle, resolved, tag, text, text_width
+from autotune.units import show_time
 from autotune.values.result import RunReport
+from autotune.values.time_spent import Spent
 from autotune.values.trial import TrialStatus
 
 # Sizes of the picture, in units of the charts.
@@ -146,6 +148,23 @@ def _memory_keys(report: RunReport) -> tuple[Key, ...]:
     """Return the legend of the memory components."""
     keys = [Key(component_icon(name), name) for name in component_sizes(report)]
     return (*keys, _marked("triangle", "best", "measured peak"))
+
+
+def time_bars(spent: Spent, width: float) -> Chart | None:
+    """Return a bar for each kind of work in a search's time, in descending order."""
+    shares = spent.shares() if spent.total_s else {}
+    if not shares:
+        return None
+    most = max(shares.values())
+    parts = []
+    for row, (what, share) in enumerate(shares.items()):
+        top = row * 36.0
+        said = f"{show_time(share * spent.total_s)} ({share:.0%})"
+        parts.append(text(2, top + 13, what))
+        parts.append(text(width - 2, top + 13, said, anchor="end"))
+        parts.append(rectangle(2, top + 19, (width - 4) * share / most, 10, "bar time", f"{what}: {said}"))
+    label = f"Where the {show_time(spent.total_s)} of the search went{spent.waited}"
+    return Chart("".join(parts), width, len(shares) * 36.0, label)
 
 
 def png_report(report: RunReport) -> bytes:

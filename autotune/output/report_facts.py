@@ -6,15 +6,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from autotune.output.bars import component_sizes
-from autotune.output.explanation_table import contribution_rows
+from autotune.output.explanation import contribution_rows
+from autotune.output.memory import component_sizes
 from autotune.output.scatter import median_error, misses
 from autotune.output.table import remark_lines, show_config, show_interval, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
-from autotune.values.result import Breakdown, Contender, ResultData, RunReport
+from autotune.values.result import Breakdown, Contender, ResultData, RunReport, TrialRow, shown_rate
 from autotune.values.trial import Measurement, Purpose, TrialStatus
-from autotune.values.trial_row import TrialRow, shown_rate
 
 Row = tuple[str, ...]
 

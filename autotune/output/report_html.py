@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from autotune.exports import targets
 from autotune.output import report_facts as facts
-from autotune.output.bars import component_icon, component_sizes
+from autotune.output.memory import component_icon, component_sizes
 from autotune.output.panels import panels
 from autotune.output.svg import tag, variables
 from autotune.output.table import result_table
@@ -25,10 +25,9 @@ from autotune.output.terminal import Console
 from autotune.space.knobs import with_changes
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import visible
-from autotune.values.result import ResultData, RunReport
+from autotune.values.result import ResultData, RunReport, TrialRow
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import TrialStatus
-from autotune.values.trial_row import TrialRow
 
 # Widths of charts in pixels, for screens of 1,400 and of 400 pixels.
 WIDE, NARROW = 620.0, 346.0
@@ -42,7 +41,6 @@ SCOPE = ".autotune-result"
 
 # Charts that need no more than the trials of a result.
 _CHARTS = ("pareto", "predicted_rate")
-_CHART_WIDTH = 620.0
 
 _WIDTH = 120  # columns of a printed table
 
@@ -180,7 +178,7 @@ def result_html(report: RunReport) -> str:
     charts = [
         {"title": panel.title, "drawing": Markup(chart.svg())}
         for panel in panels(report)
-        if panel.name in _CHARTS and (chart := panel.draw(_CHART_WIDTH)) is not None
+        if panel.name in _CHARTS and (chart := panel.draw(WIDE)) is not None
     ]
     return environment.get_template("result.html.j2").render(**summary(report), style=sheet, charts=charts)
 

@@ -13,8 +13,7 @@ from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import show_time, visible
-from autotune.values.result import RunReport
-from autotune.values.trial_row import TrialRow
+from autotune.values.result import RunReport, TrialRow
 
 # Characters with a meaning in Markdown: emphasis, code, links, cells, escapes.
 _MARKDOWN = re.compile(r"[\\|*`\[\]]")

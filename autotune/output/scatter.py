@@ -14,9 +14,8 @@ from autotune.output import svg
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
-from autotune.values.result import RunReport
+from autotune.values.result import RunReport, TrialRow
 from autotune.values.trial import Purpose, TrialStatus
-from autotune.values.trial_row import TrialRow
 
 _MIB = 1 << 20
 

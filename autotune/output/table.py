@@ -15,9 +15,8 @@ from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
-from autotune.values.result import Contender, ResultData, Speedup
+from autotune.values.result import Contender, ResultData, Speedup, shown_rate
 from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
-from autotune.values.trial_row import shown_rate
 from autotune.values.workload import Workload
 
 # Least share of padding, and least half-width of an interval as a share of the rate, that are shown.

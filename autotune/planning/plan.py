@@ -1,8 +1,8 @@
-"""The plan of a search, which is settled before the first trial and stored as `search.json`; requests of trials."""
+"""The plan of a search, settled before the first trial and stored as `search.json`; its state; requests of trials."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -11,6 +11,7 @@ from autotune.cost.memory import states_bytes
 from autotune.errors import InputError
 from autotune.planning.options import SearchOptions
 from autotune.space.file import Parameter, SpaceFile, load_space
+from autotune.space.history import History
 from autotune.space.knobs import fixed_values, knob_named, knobs
 from autotune.space.points import Scalar, fitting, make_config, make_point
 from autotune.space.rules import refusals
@@ -20,7 +21,7 @@ from autotune.values.budget import Budget, Effort
 from autotune.values.checks import CheckTask, LossTask, RoutingTask
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Fleet, Objective, Problem
-from autotune.values.trial import Limits, Prediction, Purpose, TrialRequest
+from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult
 
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version have no such field
 
@@ -232,3 +233,38 @@ def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limit
     steps = task.steps if isinstance(task, LossTask) else 2
     fixed = {"measure_time_s": _NO_TIME_LIMIT_S, "relative_interval": _NEVER_SURE}
     return limits.model_copy(update={"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": max(2, steps), **fixed})
+
+
+class SearchState:
+    """The state of one search; the tuner alone changes it.
+
+    Attributes:
+        results: All trials in the order they ended.
+        refused: Configurations that were refused without a trial, with the reasons.
+        history: The trials that explore the space: the baseline's and the search's, not finals and checks.
+    """
+
+    def __init__(
+        self, plan: SearchPlan, results: Iterable[TrialResult] = (), refused: dict[TrainConfig, str] | None = None
+    ) -> None:
+        self.plan = plan
+        self.history = History(plan.objective)
+        self.results: list[TrialResult] = []
+        self.refused: dict[TrainConfig, str] = {} if refused is None else refused
+        for result in results:
+            self.take_in(result)
+
+    def trials(self, config: TrainConfig, purpose: Purpose) -> list[TrialResult]:
+        """Return the trials of a configuration for a purpose."""
+        return [r for r in self.results if r.request.purpose is purpose and r.request.config == config]
+
+    def measured(self, config: TrainConfig) -> Measurement | None:
+        """Return the measurement of a configuration by the search, not by finals or checks."""
+        known = self.history.known(config)
+        return known.measurement if known is not None else None
+
+    def take_in(self, result: TrialResult, *, counts: bool = True) -> None:
+        """Add a trial that has ended; `counts`: whether it enters the history, so that it isn't tried again."""
+        self.results.append(result)
+        if counts and result.request.purpose.explores:
+            self.history.add(result)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError
-from autotune.planning import devices
+from autotune.execution.places import spread
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, restricted
 from autotune.planning.recipe import RecipeSubject, check_recipe
@@ -86,7 +86,7 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
     check_recipe(options)
     subject = subject or subject_of(options)
     allotment = allotment or Allotment(hardware=machine.detect(options.device))
-    hardware, spreading = devices.spread(options, allotment.hardware)
+    hardware, spreading = spread(allotment.hardware, options.devices, is_single=options.fleet.is_single)
     allotment = allotment.model_copy(update={"hardware": hardware})
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None
     notes = [*_device_notes(options, hardware), *allotment.notes, *spreading]

@@ -15,7 +15,7 @@
 
     autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
 
-The function is pickled into the run directory and called in the process of each trial (`execution.user_steps`). Before
+The function is pickled into the run directory and called in the process of each trial (`execution.trial`). Before
 the first trial, a step is run at two micro-batches to check that it consumes the global batch, and to measure whether
 its gradient depends on the split (`execution.step_facts`). The cost model is used only if the model is named as well.
 """

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError
-from autotune.planning.devices import check_global_batch, default_global_batch
 from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import SpaceFile, load_space
@@ -242,6 +241,20 @@ def _searched_batch(
     if found is not None:
         check_global_batch(found, ranks)
     return found
+
+
+def check_global_batch(asked: int, ranks: int) -> None:
+    """Refuse a global batch that the ranks can't share evenly; the error names the nearest that they can."""
+    if asked % ranks == 0:
+        return
+    below, above = asked // ranks * ranks, -(-asked // ranks) * ranks
+    nearest = f"{below} and {above} do" if below else f"{above} does"
+    raise InputError(f"--global-batch {asked}: {ranks} devices can't share it evenly; {nearest}")
+
+
+def default_global_batch(usual: int, ranks: int) -> int:
+    """Return the smallest global batch of at least `usual` samples that the ranks can share evenly."""
+    return -(-usual // ranks) * ranks
 
 
 def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, together: bool = False) -> int | None:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.cost import child, operators
+from autotune.cost import operators
 from autotune.cost.calibrate import rates_by_table
-from autotune.cost.child import TraceRequest, Traces, traces_left
 from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
 from autotune.cost.operators import OperatorRequest, parameter_key
@@ -24,6 +23,8 @@ from autotune.cost.time import worth_measuring
 from autotune.errors import AutotuneError, NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates.fitting import FitAnswer, FitRequest
+from autotune.estimates.profiles import ENTRY as TRACING
+from autotune.estimates.profiles import TraceRequest, Traces, traces_left, traces_of
 from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large
@@ -136,7 +137,7 @@ def model_by_data_sheet(plan: SearchPlan) -> CostModel:
     Raises:
         MachineError: The device isn't in the table of GPUs.
     """
-    profiles = child.traces_of(_request(plan, limit_s=600)).profiles
+    profiles = traces_of(_request(plan, limit_s=600)).profiles
     return CostModel.of(plan.workload, plan.hardware, rates_by_table(plan.hardware), profiles)
 
 
@@ -165,7 +166,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     failures: tuple[str, ...] = ()
     if missing:
         update = {"families": missing, "within_s": _ANSWERED * timeout_s}
-        path = runner.ask("trace", child.ENTRY, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
+        path = runner.ask("trace", TRACING, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
         answer = _read(path) or traces_left(path.parent, _untraced(path.with_name("log.txt"), timeout_s))
         failures = answer.failures
         for profile in answer.profiles:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic import TypeAdapter
-
+from autotune.execution.outcome import OUTCOMES
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.storage.recorded import RecordedSearch, RecordedTrial
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Interval, Memory, Outcome, TrialResult, TrialStatus
+from autotune.values.trial import Interval, Memory, TrialResult, TrialStatus
 
 # Relative difference between the peaks of two runs of one configuration, as in `autotune.cost.corrections`.
 _MEMORY_NOISE = 0.01
-
-_OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 
 class Known(NamedTuple):
@@ -60,7 +57,7 @@ def _result(plan: SearchPlan, recorded: RecordedTrial) -> TrialResult | None:
         request = request_of(
             plan, config, recorded.purpose, number=recorded.number, timeout_s=recorded.duration_s + 1.0
         )
-        outcome = _OUTCOME.validate_python(recorded.outcome)
+        outcome = OUTCOMES.validate_python(recorded.outcome)
     except ValueError:
         return None
     limits = request.limits.model_copy(update={"memory_bytes": recorded.memory_bytes})

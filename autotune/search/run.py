@@ -23,7 +23,7 @@ from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner
 from autotune.integrations.tracking import Tracking
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, SearchState
 from autotune.planning.reopen import is_over
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.search.recall import Recall
@@ -39,7 +39,6 @@ from autotune.values.problem import Allotment, Fleet
 from autotune.values.result import ResultData
 from autotune.values.time_spent import WAITING, Stopwatch, wall_s
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 # "off" in this environment variable is --no-wait.

@@ -7,7 +7,7 @@ space; `examples/own_study.py` shows the loop. It proposes, in this order:
    configuration with the least predicted memory comes in its place;
 2. the winner of earlier searches, if the lasting record has any (see `recall`);
 3. the configuration with the highest worth by the cost model, until none is worth a trial (see `guide`);
-4. if the cost model can't predict all of the space: a neighbour of the leader (see `proposals`), then a sample of
+4. if the cost model can't predict all of the space: a neighbour of the leader (see `guide`), then a sample of
    Optuna's TPE, and if TPE draws nothing new, any untried configuration.
 
 It learns from the finished trials of the study. Running trials are assumed to return their predictions ("kriging
@@ -30,15 +30,13 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
-from autotune.planning.plan import SearchPlan, too_large
-from autotune.search.guide import Guide, configs_of
-from autotune.search.proposals import proposals
+from autotune.planning.plan import SearchPlan, SearchState, too_large
+from autotune.search.guide import Guide, configs_of, proposals
 from autotune.search.recall import Recall
 from autotune.search.study import StudyTrials
 from autotune.space.space import Point
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, Purpose, TrialResult
-from autotune.verification.state import SearchState
 
 # Draws of TPE that may be tried or refused configurations, before any untried configuration is taken instead.
 PATIENCE_DRAWS = 60

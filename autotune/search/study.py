@@ -59,8 +59,7 @@ class StudyTrials:
 
     def params(self, config: TrainConfig) -> Point:
         """Return the parameters of a configuration whose values are choices of the study."""
-        whole = self._space.complete(self._space.point(config))
-        return {name: value for name, value in whole.items() if value in self.distributions[name].choices}
+        return self._space.choices_of(config)
 
     def value(self, result: TrialResult) -> float | None:
         """Return the samples per second of a result by the objective; None if the trial failed."""

@@ -23,8 +23,8 @@ from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.knob import Allowance, Difference, deepest_class
 from autotune.values.problem import Change, Problem
+from autotune.values.result import TrialRow
 from autotune.values.techniques import why_not
-from autotune.values.trial_row import TrialRow
 
 # Short names of knobs, for tables and the command line.
 SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.short is not None}

@@ -146,6 +146,11 @@ class SearchSpace:
                 whole[dimension.name] = point.get(dimension.name, default)
         return whole
 
+    def choices_of(self, config: TrainConfig) -> Point:
+        """Return the values of `config` that are choices of the space, by parameter."""
+        whole, choices = self.complete(self.point(config)), {d.name: d.choices for d in self.dimensions}
+        return {name: value for name, value in whole.items() if value in choices[name]}
+
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why `config` may not be tried: a rule of legality, the space's own rules, or the allowance."""
         illegal = next(iter(self._illegal(config)), None)

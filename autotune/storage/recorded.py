@@ -19,8 +19,8 @@ from autotune.value import Value, digest_of
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Problem
+from autotune.values.result import TrialRow
 from autotune.values.trial import Failure, Purpose, TrialResult, TrialStatus
-from autotune.values.trial_row import TrialRow
 from autotune.values.workload import Workload
 from autotune.version import __version__
 

@@ -51,8 +51,8 @@ _REFUSED = {
 # What is of no effect without one of the refused, though `to_json_string` writes it.
 _WITHOUT_EFFECT = frozenset({"fsdp_config"})
 _OF_SEVERAL = frozenset({"ddp_backend"})
-# Learning-rate schedules that are driven by evaluations.
-_BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
+# Learning-rate schedules that wait for evaluations, of which a trial has none.
+BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 # Names of places, and a secret that must not reach the run directory (and that to_json_string masks).
 _LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token"})
 _POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -117,7 +117,7 @@ def check_arguments(given: dict[str, Any], source: str) -> None:
             near = suggestion(name, known)
             raise InputError(f"{source}: {name!r} is no argument of the installed TrainingArguments{near}")
         reason = None if value is None else _mistyped(types[name], value) or _out_of_range(name, value)
-        if name == "lr_scheduler_type" and value in _BY_EVALUATION:
+        if name == "lr_scheduler_type" and value in BY_EVALUATION:
             raise InputError(f"{source}: {name}: {value} waits for evaluations, of which a trial has none")
         if reason is not None:
             raise InputError(f"{source}: {name}: {reason}, not {json.dumps(value)[:100]}")

@@ -1,4 +1,4 @@
-"""The result of a search as data, saved as JSON; what each knob of it contributes, and the data of a report on it.
+"""The result of a search and the data of a report on it: trials as flat rows, what each knob contributes; as JSON.
 
 `autotune.tuning_result` adds what can be done with a result; `verification.attribution` finds the contributions,
 `output.gather` makes the report of a run.
@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field
 
+from autotune.units import show_rate
 from autotune.value import Value, save_value
 from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
 from autotune.values.config import TrainConfig
@@ -20,9 +22,8 @@ from autotune.values.hardware import Hardware
 from autotune.values.knob import Allowance, deepest_class
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
-from autotune.values.time_spent import Spent
-from autotune.values.trial import Interval, Measurement
-from autotune.values.trial_row import TrialRow
+from autotune.values.time_spent import Spent, ends_s
+from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -74,6 +75,70 @@ class Compilation(Value):
 
     cold_start_s: float = Field(description="extra seconds of the first step, with an empty compile cache")
     break_even_steps: int | None = Field(description="optimizer steps until it overtakes the baseline; None: never")
+
+
+class TrialRow(Value):
+    """One trial, or a configuration that was refused without one."""
+
+    retired: ClassVar[frozenset[str]] = frozenset({"depths"})
+
+    number: int | None = Field(description="None: refused without a trial")
+    purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
+    config: TrainConfig
+    changes: tuple[Change, ...] | None = Field(default=None, description="against the baseline; None: not computed")
+    status: TrialStatus
+    samples_per_second: float | None = None
+    interval: Interval | None = Field(default=None, description="of the samples per second")
+    config_samples_per_second: float | None = Field(
+        default=None, description="of its configuration, by all its trials that count: the finals, if it had any"
+    )
+    tokens_per_second: float | None = None
+    peak_bytes: int | None = Field(default=None, description="peak memory")
+    prediction: Prediction | None = Field(default=None, description="made before the trial ran")
+    duration_s: float | None = None
+    ended_s: float | None = Field(default=None, description="seconds in which trials had run when this one ended")
+    cause: str | None = Field(default=None, description="why it has no measurement, or was refused")
+
+    @classmethod
+    def of(cls, trial: TrialResult, ended_s: float | None = None) -> TrialRow:
+        """Return the row of a trial."""
+        measured, memory = trial.measurement, trial.outcome.memory
+        return cls(
+            number=trial.request.number,
+            purpose=trial.request.purpose,
+            config=trial.request.config,
+            status=trial.status,
+            samples_per_second=measured.samples_per_second if measured else None,
+            interval=measured.shown_interval if measured else None,
+            tokens_per_second=measured.tokens_per_second if measured else None,
+            peak_bytes=memory.peak_bytes if memory is not None and memory.is_known else None,
+            prediction=trial.request.prediction,
+            duration_s=trial.duration_s,
+            ended_s=ended_s,
+            cause=trial.outcome.cause if trial.outcome.kind == "failure" else None,
+        )
+
+    @property
+    def label(self) -> str:
+        """The trial's number, or 'explain N' for one of `autotune explain`; empty: refused without a trial."""
+        return "" if self.number is None or self.purpose is None else self.purpose.label(self.number)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its rate compares with the others': checks train differently, and explaining follows the search."""
+        usual = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
+        return self.purpose in usual and self.samples_per_second is not None
+
+
+def shown_rate(measured: Measurement) -> str:
+    """Return samples per second for people: two digits and 'about' if the interval is too wide to be shown."""
+    rate = measured.samples_per_second
+    return show_rate(rate) if measured.shown_interval.is_narrow else f"about {show_rate(float(f'{rate:.2g}'))}"
+
+
+def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:
+    """Return the rows of the trials of one search, in their order."""
+    return [TrialRow.of(trial, ended_s) for trial, ended_s in zip(trials, ends_s(trials), strict=True)]
 
 
 class ResultData(Value):

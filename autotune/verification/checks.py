@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, SearchState
 from autotune.space.history import History
 from autotune.space.knobs import changes
 from autotune.units import show_time
@@ -31,7 +31,6 @@ from autotune.values.checks import (
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 from autotune.verification.loss_check import compare
-from autotune.verification.state import SearchState
 
 # Largest evaluation batch to try, as a multiple of the micro-batch: evaluation needs no gradients and no activations.
 # But it may store the logits of a whole batch, so smaller sizes down to one sample are tried too.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from autotune.planning.plan import SearchState
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import DEFAULT_MARGIN
@@ -24,7 +25,6 @@ from autotune.values.statistics import (
 )
 from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
 from autotune.verification.checks import Proof
-from autotune.verification.state import SearchState
 
 # Finalists have at least this share of the leader's throughput in the search.
 FINALIST_SHARE = 0.9

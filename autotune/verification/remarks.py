@@ -9,18 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
 from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
 from autotune.units import show_memory, show_rate
 from autotune.values.conditions import WORTH_A_WARNING, Conditions
 from autotune.values.config import TrainConfig
 from autotune.values.knob import Allowance
+from autotune.values.result import shown_rate
 from autotune.values.statistics import drift
 from autotune.values.trial import Measurement, TrialResult, TrialStatus
-from autotune.values.trial_row import shown_rate
 from autotune.verification.checks import largest_default
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 
 # Least drift of the machine's speed that is reported.
 WORTH_TELLING = 0.03

@@ -16,10 +16,9 @@ from autotune.units import show_rate
 from autotune.values.config import TrainConfig
 from autotune.values.knob import Allowance
 from autotune.values.problem import break_even_steps, cold_start_s
-from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, Verdict
+from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, TrialRow, Verdict, rows_of
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialStatus
-from autotune.values.trial_row import TrialRow, rows_of
 from autotune.verification.finals import WORTH_DECIDING, Finals
 from autotune.verification.remarks import disturbance_notes, faster_trial, plain_notes, proof_notes
 from autotune.version import __version__

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from factories import make_config, make_measurement, make_plan, make_request, make_result
 
+from autotune.planning.plan import SearchState
 from autotune.values.conditions import Conditions
 from autotune.values.trial import Phases, Purpose, TrialResult
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -65,4 +65,4 @@ def light_command() -> Callable[..., list[str]]:
 
 @pytest.fixture
 def light_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.execution.launcher.launch_command", benches.light_command)
+    monkeypatch.setattr("autotune.execution.launch.launch_command", benches.light_command)

@@ -12,8 +12,8 @@ from factories import make_config, make_request, make_workload
 
 from autotune.execution.checking import CheckpointSaver, Reading, around_training, findings
 from autotune.execution.evaluating import CheckError, EvaluationData
+from autotune.execution.failures import is_out_of_memory
 from autotune.execution.gradients import is_random, randomness_off
-from autotune.execution.shortage import is_out_of_memory
 from autotune.execution.trainer_setup import data_of
 from autotune.execution.trial import Trial
 from autotune.training.build import build_config

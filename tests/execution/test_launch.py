@@ -14,8 +14,8 @@ import pytest
 from misbehaving import FLOOD_BYTES
 
 from autotune.execution.environment import launcher_environment
+from autotune.execution.failures import HEAD_BYTES, TAIL_BYTES
 from autotune.execution.launch import launch_command
-from autotune.execution.logtail import HEAD_BYTES, TAIL_BYTES
 
 
 class Launcher:

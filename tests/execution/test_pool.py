@@ -18,7 +18,7 @@ from misbehaviours import MISBEHAVIOURS
 from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError
-from autotune.execution.launcher import MARK_FILE
+from autotune.execution.launch import MARK_FILE
 from autotune.execution.places import core_sets
 from autotune.execution.pool import LocalPool, OnePlace
 from autotune.execution.processes import marked
@@ -147,7 +147,7 @@ def test_what_a_killed_search_left_at_every_place_is_ended_by_the_next(pool, ask
 
 
 def test_a_place_whose_launcher_cannot_start_is_an_infrastructure_error(tmp_path, ask, monkeypatch):
-    monkeypatch.setattr("autotune.execution.launcher.launch_command", lambda *arguments: ["false"])
+    monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: ["false"])
     with make_pool(tmp_path / "run") as broken:
         broken.begin(ask("refuse"))
         with pytest.raises(InfrastructureError, match="did not start"):

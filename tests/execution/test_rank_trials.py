@@ -184,10 +184,10 @@ def test_a_trial_of_ranks_runs_whatever_came_before_it_and_leaves_no_port(bench,
 
 @pytest.mark.slow
 def test_where_a_fork_cannot_be_had_each_rank_is_a_fresh_interpreter(model, tmp_path, monkeypatch):
-    from autotune.execution import launcher
+    from autotune.execution import launch
 
-    command = launcher.launch_command
-    monkeypatch.setattr(launcher, "launch_command", lambda *arguments: command("--fresh", *arguments))
+    command = launch.launch_command
+    monkeypatch.setattr(launch, "launch_command", lambda *arguments: command("--fresh", *arguments))
     with (bench := Bench(model, tmp_path / "run")).runner:
         result = bench.run(config=TWO)
         assert isinstance(result.outcome, Measurement), result.outcome

@@ -20,7 +20,7 @@ from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
-from autotune.execution.launcher import MARK_FILE
+from autotune.execution.launch import MARK_FILE
 from autotune.execution.places import check_place
 from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner
@@ -197,14 +197,14 @@ def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_b
 
 KILLED_SEARCH = """
 import sys
-import autotune.execution.launcher
+import autotune.execution.launch
 from pathlib import Path
 from autotune.execution.places import check_place
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialRequest
-autotune.execution.launcher.launch_command = lambda *arguments: [sys.executable, "-P", "-c", sys.argv[2], *arguments]
+autotune.execution.launch.launch_command = lambda *arguments: [sys.executable, "-P", "-c", sys.argv[2], *arguments]
 run = Path(sys.argv[1])
 with LocalRunner(run, detect("cpu"), entry="misbehaving:behave") as runner:
     runner.run(read_value(TrialRequest, run / "asked.json"))
@@ -282,7 +282,7 @@ def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up(own_benc
 
 def test_a_launcher_is_waited_for_as_long_as_there_is_time(model, tmp_path, monkeypatch):
     asleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr("autotune.execution.launcher.launch_command", lambda *arguments: asleep)
+    monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: asleep)
     bench, began = Bench(model, tmp_path / "run"), time.monotonic()
     bench.runner.ends_at = time.perf_counter() + 0.5
     with bench.runner, pytest.raises(InfrastructureError, match="a longer --max-time"):

@@ -11,6 +11,7 @@ from factories import make_config, make_hardware, make_plan, make_result, make_s
 from autotune.errors import InputError
 from autotune.exports import launch_files, targets
 from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, unsaid, user_launch
+from autotune.planning.plan import SearchState
 from autotune.training.arguments import laid_over, plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.checks import Soaked
@@ -19,7 +20,6 @@ from autotune.values.hardware import installed_versions
 from autotune.values.trial import Purpose
 from autotune.values.user_code import OwnCode
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from faults.replaying import LAUNCHES, Search
 
-from autotune.execution.launcher import MARK_FILE
+from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
 from autotune.execution.processes import marked
 from autotune.storage.record import Record

@@ -25,7 +25,7 @@ import transformers.models.llama.configuration_llama  # noqa: F401
 
 from autotune import api
 from autotune.errors import AutotuneError
-from autotune.execution.launcher import MARK_FILE
+from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
 from autotune.value import read_value, write_value
 from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
@@ -88,7 +88,7 @@ def answer(request: TrialRequest) -> Outcome:
 
 
 class ReplayLauncher:
-    """Stands in for `autotune.execution.launcher.Launcher`: a job's outcome is written as its process would."""
+    """Stands in for `autotune.execution.launch.Launcher`: a job's outcome is written as its process would."""
 
     forkable = True
 

@@ -11,12 +11,12 @@ from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 
 from autotune.errors import InputError
 from autotune.integrations.apply import prepared, run
+from autotune.planning.plan import SearchState
 from autotune.storage.results import read_result
 from autotune.values.config import Parallelism
 from autotune.values.trial import Purpose
 from autotune.values.user_code import OwnCode
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 OWN = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")

@@ -13,8 +13,8 @@ from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.tuning_result import load
 from autotune.value import write_value
+from autotune.values.result import TrialRow
 from autotune.values.trial import Purpose, TrialStatus
-from autotune.values.trial_row import TrialRow
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import xml.etree.ElementTree as ET
 import pytest
 from finished_searches import make_report
 
-from autotune.output.panels import panels, png_report, poster, wrapped
+from autotune.output.panels import panels, png_report, poster, time_bars, wrapped
 from autotune.output.svg import text_width
+from autotune.values.time_spent import Spent
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +63,13 @@ def test_a_picture_is_drawn(report):
     width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
     assert width == 1986
     assert height > 1500
+
+
+def test_the_longest_takes_all_of_the_width():
+    parts = ("first_steps_s", "warm_up_s", "measured_s", "checks_s", "trials_overhead_s", "lost_s", "own_s")
+    nothing = Spent(**dict.fromkeys(parts, 0.0), overhead_per_trial_s=None)
+    spent = nothing.model_copy(update={"first_steps_s": 10.0, "measured_s": 30.0, "trials_overhead_s": 5.0})
+    chart = ET.fromstring(time_bars(spent, 346.0).svg())
+    bars = [e for e in chart.iter() if (e.get("class") or "").startswith("bar")]
+    assert [float(b.get("width")) for b in bars] == pytest.approx([342, 114, 57])
+    assert time_bars(nothing, 346.0) is None

@@ -11,10 +11,10 @@ from rich.console import Console
 from autotune.output.report_html import html_of, html_report, report_of
 from autotune.output.report_text import markdown_report
 from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
+from autotune.planning.plan import SearchState
 from autotune.values.result import ResultData
 from autotune.values.trial import Interval, TrialStatus
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 # Two steps of which one took thirty times as long as the other.

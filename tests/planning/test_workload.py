@@ -8,6 +8,7 @@ from vision_language import vision_language
 
 from autotune.errors import InputError
 from autotune.planning.planner import complete
+from autotune.planning.workload import check_global_batch, default_global_batch
 from autotune.values.model import Task
 
 HUGE = 9999999999999999999999999
@@ -151,3 +152,16 @@ def test_images_of_a_model_of_text_are_refused(asked):
     option = "--" + next(iter(asked)).replace("_", "-")
     with pytest.raises(InputError, match=f"{option}: the task causal-lm has no images beside texts"):
         outlined(model="gpt2", **asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "nearest"), [(16, 3, "15 and 18 do"), (2, 4, "4 does"), (10, 8, "8 and 16 do")]
+)
+def test_a_global_batch_that_cannot_be_shared_evenly_is_refused_with_the_nearest(asked, ranks, nearest):
+    with pytest.raises(InputError, match=f"--global-batch {asked}: {ranks} devices can't share it evenly; {nearest}"):
+        check_global_batch(asked, ranks)
+
+
+def test_a_default_global_batch_can_be_shared_evenly():
+    assert [default_global_batch(64, ranks) for ranks in (1, 2, 3, 8)] == [64, 64, 66, 64]
+    check_global_batch(default_global_batch(64, 5), 5)

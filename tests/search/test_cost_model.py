@@ -17,11 +17,11 @@ from factories import (
 )
 from profiles import make_family, make_group, make_model, make_profile, make_rates, make_work
 
-from autotune.cost.child import ENTRY, TraceRequest, Traces
 from autotune.cost.family import family_of
 from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
 from autotune.errors import NothingFitsError
 from autotune.estimates.fitting import FitAnswer, FitRequest
+from autotune.estimates.profiles import ENTRY, TraceRequest, Traces
 from autotune.execution.noise import HostWatch
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.storage.home import read_observations, read_timings, write_rates, write_trace

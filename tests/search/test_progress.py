@@ -13,13 +13,13 @@ from factories import (
     make_result,
 )
 
+from autotune.planning.plan import SearchState
 from autotune.search.progress import Pace, Teller
 from autotune.units import GIB
 from autotune.values.events import Detail, Event, Standing, TrialEnded, TrialStarted
 from autotune.values.trial import Memory, Prediction, Purpose
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 BASE, FAST, OTHER = make_config(), make_config(16), make_config(4)

@@ -28,7 +28,7 @@ from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.execution.pool import OnePlace
 from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
 from autotune.planning.reopen import reopened
-from autotune.search.proposals import SAME_FAILURES
+from autotune.search.guide import SAME_FAILURES
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.file import load_space
 from autotune.space.history import History

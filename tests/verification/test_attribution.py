@@ -5,13 +5,13 @@ import math
 import pytest
 from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result, make_workload
 
+from autotune.planning.plan import SearchState
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 from autotune.values.result import Contribution, Explanation
 from autotune.values.trial import Outcome, Purpose, TrialResult, TrialStatus
 from autotune.verification.attribution import explanation_of, put_back, removals
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import assemble
 
 BASE = make_config()

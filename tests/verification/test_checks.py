@@ -16,12 +16,12 @@ from factories import (
     make_workload,
 )
 
+from autotune.planning.plan import SearchState
 from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Outcome, Purpose, TrialStatus
 from autotune.values.workload import Recipe
 from autotune.verification.checks import LOSS_SHARE, Proof
-from autotune.verification.state import SearchState
 
 BASE, FAST = make_config(8), make_config(16)
 TIMED_OUT = make_failure(TrialStatus.TIMED_OUT, "cut short")

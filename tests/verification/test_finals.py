@@ -18,12 +18,12 @@ from factories import (
     make_workload,
 )
 
+from autotune.planning.plan import SearchState
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
-from autotune.verification.state import SearchState
 from autotune.verification.verdict import verdict_of
 
 BASE, FAST, NEAR, SLOW = make_config(), make_config(16), make_config(4), make_config(2)

@@ -1,4 +1,4 @@
-"""Charts of bars: a waterfall that starts at the baseline and ends at the winner, memory that adds up."""
+"""What a knob brought, in words; a waterfall that starts at the baseline and ends at the winner."""
 
 import itertools
 import math
@@ -7,13 +7,34 @@ import xml.etree.ElementTree as ET
 import pytest
 from factories import make_config
 from factories import make_contribution as part
-from finished_searches import make_breakdown, make_report
 
-from autotune.output.bars import memory_bars, memory_parts, time_bars, waterfall, waterfall_steps
-from autotune.units import GIB
-from autotune.values.result import Breakdown, Contribution, Explanation
-from autotune.values.time_spent import Spent
+from autotune.output.explanation import how_known, ratio_words, waterfall, waterfall_steps
+from autotune.values.result import Contribution, Explanation
 from autotune.values.trial import Interval
+
+
+def test_a_knob_without_a_factor_says_why():
+    assert ratio_words(part("precision", None, "fails")) == "needed"
+    assert ratio_words(part("precision", None, "slow")) == "too slow"
+    assert ratio_words(part("precision", None, "unknown")) == "not told"
+
+
+def test_how_a_factor_is_known_names_the_trials():
+    said = "measured in turn with the winner (explain trials 0, 1, 10)"
+    assert how_known(part("precision", 1.5, trials=("explain 10", "explain 0", "explain 1"))) == said
+    once = how_known(part("precision", 1.5, "once", trials=("4", "3")))
+    assert once == "told by one trial of the search each (trials 3, 4)"
+    assert how_known(part("precision", None, "fails", cause="no memory", trials=("3",))) == "no memory"
+
+
+def test_a_factor_has_its_interval_and_is_not_shown_where_that_is_wider_than_a_factor_of_two():
+    assert ratio_words(part("precision", 1.5)) == "1.50 (1.35 to 1.65)"
+    for low, high in ((0.0, math.inf), (0.9, 2.0), (-1.0, 1.0)):
+        wide = part("precision", 1.5).model_copy(update={"interval": Interval(low=low, high=high)})
+        assert ratio_words(wide) == "couldn't tell"
+    faster = part("precision", 1.5).model_copy(update={"interval": Interval(low=1.2, high=3.0)})
+    slower = part("precision", 0.3).model_copy(update={"interval": Interval(low=0.1, high=0.9)})
+    assert (ratio_words(faster), ratio_words(slower)) == ("at least 1.20", "at most 0.90")
 
 
 def explained(*parts: Contribution, baseline: float | None = 10.0, total: float | None = 3.0) -> Explanation:
@@ -74,43 +95,3 @@ def test_bars_join_where_the_last_one_ended(width):
 
 def test_nothing_is_drawn_where_nothing_is_told():
     assert waterfall(explained(part("precision", None, "unknown"), total=None), 620.0) is None
-
-
-def test_components_come_to_the_peak():
-    memory = make_breakdown()
-    parts = memory_parts(memory, on_cpu=True)
-    assert sum(parts.values()) == memory.device_peak_bytes
-    assert list(parts)[-1] == "beyond the tensors"
-    assert parts["communication"] == 0
-    assert list(memory_parts(memory, on_cpu=False))[-1] == "context, allocator"
-
-
-def test_a_correction_below_the_sum_leaves_nothing_beyond():
-    parts = memory_parts(make_breakdown(device_peak_bytes=GIB // 2), on_cpu=True)
-    there = ["weights", "gradients", "optimizer states", "activations", "temporaries"]
-    assert [name for name, size in parts.items() if size] == there
-
-
-def test_stacks_share_one_scale_and_the_measured_peak_is_on_it(tmp_path):
-    found = (
-        Breakdown(name="baseline", predicted=make_breakdown(), measured_bytes=GIB),
-        Breakdown(name="best", predicted=make_breakdown(activations_bytes=0), measured_bytes=None),
-    )
-    report = make_report(tmp_path / "run").model_copy(update={"breakdowns": found})
-    chart = ET.fromstring(memory_bars(report, 620.0).svg())
-    told = {e.get("data-tip"): e for e in chart.iter() if e.get("data-tip")}
-    weights = [float(e.get("width")) for tip, e in told.items() if ": weights " in tip]
-    assert len(weights) == 2
-    assert weights[0] == weights[1]
-    marks = [tip for tip in told if "measured" in tip]
-    assert len(marks) == 1
-
-
-def test_the_longest_takes_all_of_the_width():
-    parts = ("first_steps_s", "warm_up_s", "measured_s", "checks_s", "trials_overhead_s", "lost_s", "own_s")
-    nothing = Spent(**dict.fromkeys(parts, 0.0), overhead_per_trial_s=None)
-    spent = nothing.model_copy(update={"first_steps_s": 10.0, "measured_s": 30.0, "trials_overhead_s": 5.0})
-    chart = ET.fromstring(time_bars(spent, 346.0).svg())
-    bars = [e for e in chart.iter() if (e.get("class") or "").startswith("bar")]
-    assert [float(b.get("width")) for b in bars] == pytest.approx([342, 114, 57])
-    assert time_bars(nothing, 346.0) is None

@@ -1,13 +1,16 @@
-"""What is alive at the peak, drawn: as wide as its bytes, and no row of the table is lost."""
+"""Predicted memory, drawn: bars that add up; what is alive is as wide as its bytes, and no row of the table is lost."""
 
 import re
+import xml.etree.ElementTree as ET
 from io import StringIO
 
-from finished_searches import make_alive, make_breakdown
+from finished_searches import make_alive, make_breakdown, make_report
 from rich.console import Console
 
-from autotune.output.alive import MOST_ROWS, alive_table, icicle, phases_line
+from autotune.output.memory import MOST_ROWS, alive_table, icicle, memory_bars, memory_parts, phases_line
+from autotune.units import GIB
 from autotune.values.estimate import Phase
+from autotune.values.result import Breakdown
 
 
 def row(kind: str = "activations", module: str = "model.layers.*.mlp", operator: str = "mm", size: int = 1 << 30):
@@ -60,3 +63,33 @@ def test_an_evaluation_that_takes_more_is_said_to_be_left_out():
     assert "evaluation" not in phases_line(memory)
     said = phases_line(memory.model_copy(update={"phases": (*memory.phases, more)}))
     assert said.endswith("evaluation 2.00 GiB; evaluation, which takes more, counts with --eval-batch")
+
+
+def test_components_come_to_the_peak():
+    memory = make_breakdown()
+    parts = memory_parts(memory, on_cpu=True)
+    assert sum(parts.values()) == memory.device_peak_bytes
+    assert list(parts)[-1] == "beyond the tensors"
+    assert parts["communication"] == 0
+    assert list(memory_parts(memory, on_cpu=False))[-1] == "context, allocator"
+
+
+def test_a_correction_below_the_sum_leaves_nothing_beyond():
+    parts = memory_parts(make_breakdown(device_peak_bytes=GIB // 2), on_cpu=True)
+    there = ["weights", "gradients", "optimizer states", "activations", "temporaries"]
+    assert [name for name, size in parts.items() if size] == there
+
+
+def test_stacks_share_one_scale_and_the_measured_peak_is_on_it(tmp_path):
+    found = (
+        Breakdown(name="baseline", predicted=make_breakdown(), measured_bytes=GIB),
+        Breakdown(name="best", predicted=make_breakdown(activations_bytes=0), measured_bytes=None),
+    )
+    report = make_report(tmp_path / "run").model_copy(update={"breakdowns": found})
+    chart = ET.fromstring(memory_bars(report, 620.0).svg())
+    told = {e.get("data-tip"): e for e in chart.iter() if e.get("data-tip")}
+    weights = [float(e.get("width")) for tip, e in told.items() if ": weights " in tip]
+    assert len(weights) == 2
+    assert weights[0] == weights[1]
+    marks = [tip for tip in told if "measured" in tip]
+    assert len(marks) == 1

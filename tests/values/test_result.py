@@ -2,8 +2,8 @@
 
 from factories import OUT_OF_MEMORY, make_config, make_result
 
+from autotune.values.result import TrialRow, rows_of
 from autotune.values.trial import Purpose, TrialStatus
-from autotune.values.trial_row import TrialRow, rows_of
 
 
 def test_trials_ended_one_after_the_other_where_they_do_not_tell():

@@ -1,22 +1,89 @@
-"""Bar charts: contributions of knobs (a waterfall), memory by component, time by kind of work.
-
-Each row is a line of text with its bar below, so that texts have room on narrow screens.
-"""
+"""The contributions of a winner's knobs: in words, as a table for the terminal, and as a waterfall."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.output import svg
-from autotune.output.explanation_table import change_words, how_known, ratio_words, together_words
-from autotune.units import show_memory, show_rate, show_time
-from autotune.values.estimate import MemoryBreakdown
-from autotune.values.result import Explanation, RunReport
-from autotune.values.time_spent import Spent
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-_ROW = 42.0
+from autotune.output import svg
+from autotune.output.table import show_ratio
+from autotune.output.terminal import table_of
+from autotune.space.knobs import SHORT_NAMES
+from autotune.units import show_rate
+from autotune.values.problem import Change
+from autotune.values.result import Contribution, Explanation
+
+_ROW = 42.0  # a line of text with its bar below, so that texts have room on narrow screens
 _BAR = 14.0
+
+HEADINGS = ("factor", "how it is known")
+
+_BASIS = {
+    "in turn": "measured in turn with the winner",
+    "once": "told by one trial of the search each",
+    "elsewhere": "told by two other trials of the search that differ in it alone",
+    "fails": "the winner does not run without it",
+    "slow": "without it no trial ends within its time limit",
+    "unknown": "not told by the trials at hand",
+}
+
+
+def explanation_table(found: Explanation) -> RenderableType:
+    """Return the table of contributions, in descending order, and of their interaction."""
+    lines = ["a factor is the winner's throughput over that of the winner with the baseline's value in this knob"]
+    if not found.is_settled:
+        lines.append("not all of it was measured in turn with the winner; `autotune explain` goes on")
+    headings = ("knob of the winner", *HEADINGS)
+    table = table_of(headings, contribution_rows(found), title=_title(found), title_style="bold")
+    return Group(table, *map(Text, lines))
+
+
+def _title(found: Explanation) -> str:
+    rate = found.winner_samples_per_second
+    words = "the winner" if rate is None else f"the winner: {show_rate(rate)} samples/s"
+    if found.total is None:
+        return words
+    return f"{words}; x baseline: {show_ratio(found.total, found.total_interval)}"
+
+
+def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
+    """Return change, factor and evidence of each knob, and in the last row the interaction."""
+    rows = [(change_words(part.changes), ratio_words(part), how_known(part)) for part in found.contributions]
+    if found.together is not None:
+        rows.append(("together", together_words(found), "the total beyond the product of the parts"))
+    return rows
+
+
+def change_words(changed: Sequence[Change]) -> str:
+    """Return changes in words: 'precision fp32 → bf16'."""
+    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.before} → {c.after}" for c in changed)
+
+
+def ratio_words(contribution: Contribution) -> str:
+    """Return the factor of a knob in words: '1.43 (1.40 to 1.46)'."""
+    if contribution.ratio is None:
+        return {"fails": "needed", "slow": "too slow"}.get(contribution.basis, "not told")
+    return show_ratio(contribution.ratio, contribution.interval)
+
+
+def how_known(contribution: Contribution) -> str:
+    """Return how a knob's factor is known, or why it isn't."""
+    if contribution.cause is not None:
+        return contribution.cause
+    numbers = [label.removeprefix("explain ") for label in contribution.trials]
+    of_explain = any(label.startswith("explain ") for label in contribution.trials)
+    trials = f" ({'explain ' if of_explain else ''}trials {', '.join(sorted(numbers, key=int))})" if numbers else ""
+    return f"{_BASIS[contribution.basis]}{trials}"
+
+
+def together_words(explanation: Explanation) -> str:
+    """Return the factor of the interaction in words; empty: unknown."""
+    together = explanation.together
+    return "" if together is None else show_ratio(together, explanation.together_interval)
 
 
 class Step(NamedTuple):
@@ -117,78 +184,3 @@ def _waterfall_row(step: Step, x: svg.Scale, top: float, width: float) -> str:
         parts.append(svg.line(x(step.low), middle, x(step.high), middle, "whisker"))
         parts += [svg.line(x(v), middle - 4, x(v), middle + 4, "whisker") for v in (step.low, step.high)]
     return "".join(parts)
-
-
-def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
-    """Return the bytes of each component of predicted memory by name, in the order of the stacked bar.
-
-    The last component is the difference between the others and the device's peak.
-    """
-    parts = memory.components
-    beyond = "beyond the tensors" if on_cpu else "context, allocator"
-    return {**parts, beyond: max(0, memory.device_peak_bytes - sum(parts.values()))}
-
-
-def component_sizes(report: RunReport) -> dict[str, list[int]]:
-    """Return the components above 0 in any of a report's breakdowns, with their bytes in each breakdown."""
-    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in report.breakdowns]
-    names = stacks[0] if stacks else ()
-    return {name: [stack[name] for stack in stacks] for name in names if any(stack[name] for stack in stacks)}
-
-
-def component_icon(name: str) -> str:
-    """Return the legend's icon of a component, as SVG."""
-    return svg.rectangle(1, 2, 16, 12, _part_class(name))
-
-
-def _part_class(name: str) -> str:
-    """Return the CSS class of a component's colour; see `svg`."""
-    first = name.partition(" ")[0]
-    return f"part part-{first if first in svg.COMPONENTS else 'beyond'}"
-
-
-def memory_bars(report: RunReport, width: float) -> svg.Chart | None:
-    """Return a stacked bar for each breakdown, with a mark at the measured peak."""
-    found = report.breakdowns
-    if not found:
-        return None
-    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in found]
-    most = max(max(sum(stack.values()), b.measured_bytes or 0) for stack, b in zip(stacks, found, strict=True))
-    scale = (width - 16) / most
-    parts = []
-    for row, (stack, breakdown) in enumerate(zip(stacks, found, strict=True)):
-        top, at = row * 66.0, 8.0
-        said = f"predicted {show_memory(breakdown.predicted.device_peak_bytes)}"
-        measured = breakdown.measured_bytes
-        if measured is not None:
-            said += f", measured {show_memory(measured)}"
-        parts.append(svg.text(2, top + 14, breakdown.name, kind="strong"))
-        parts.append(svg.text(width - 2, top + 14, said, anchor="end"))
-        for name, size in stack.items():
-            if size > 0:
-                tip = f"{breakdown.name}: {name} {show_memory(size)}"
-                parts.append(svg.rectangle(at, top + 22, size * scale, 22, _part_class(name), tip))
-                at += size * scale
-        if measured is not None:
-            tip = f"{breakdown.name}: measured {show_memory(measured)}"
-            parts.append(svg.mark("triangle", 8 + measured * scale, top + 52, "best", tip, 6.0))
-    return svg.Chart(
-        "".join(parts), width, len(found) * 66.0, "Predicted peak memory by component, and what was measured"
-    )
-
-
-def time_bars(spent: Spent, width: float) -> svg.Chart | None:
-    """Return a bar for each kind of work in a search's time, in descending order."""
-    shares = spent.shares() if spent.total_s else {}
-    if not shares:
-        return None
-    most = max(shares.values())
-    parts = []
-    for row, (what, share) in enumerate(shares.items()):
-        top = row * 36.0
-        said = f"{show_time(share * spent.total_s)} ({share:.0%})"
-        parts.append(svg.text(2, top + 13, what))
-        parts.append(svg.text(width - 2, top + 13, said, anchor="end"))
-        parts.append(svg.rectangle(2, top + 19, (width - 4) * share / most, 10, "bar time", f"{what}: {said}"))
-    label = f"Where the {show_time(spent.total_s)} of the search went{spent.waited}"
-    return svg.Chart("".join(parts), width, len(shares) * 36.0, label)

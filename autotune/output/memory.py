@@ -1,4 +1,7 @@
-"""What is alive at the predicted peak of memory, as a table and as an icicle: kind, module by module, operator."""
+"""Predicted memory: stacked bars of its components, and what is alive at its peak as a table and as an icicle.
+
+The icicle shows kind, module by module, and operator.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from dataclasses import dataclass, field
 
 from rich.console import RenderableType
 
-from autotune.output.svg import COMPONENTS, Chart, rectangle, text, text_width
+from autotune.output.svg import COMPONENTS, Chart, mark, rectangle, text, text_width
 from autotune.output.terminal import table_of
 from autotune.units import GIB, show_memory
 from autotune.values.estimate import Alive, MemoryBreakdown
+from autotune.values.result import RunReport
 
 # Rows of the table; what takes less is in the icicle and in JSON.
 MOST_ROWS = 20
@@ -93,12 +97,66 @@ def _drawn(node: _Node, left: float, level: int, scale: float) -> Iterator[str]:
         wide = part.nbytes * scale
         if wide < 1:
             break
-        kind, knobs = part.rows[0].kind, sorted({row.knob for row in part.rows if row.knob})
+        knobs = sorted({row.knob for row in part.rows if row.knob})
         tip = f"{name}\n{show_memory(part.nbytes)}" + (f"\nshrunk by {', '.join(knobs)}" if knobs else "")
-        first = kind.partition(" ")[0]
-        colour = first if first in COMPONENTS else "beyond"
-        yield rectangle(left, level * _HEIGHT, wide, _HEIGHT - 1, f"part part-{colour}", tip)
+        yield rectangle(left, level * _HEIGHT, wide, _HEIGHT - 1, _part_class(part.rows[0].kind), tip)
         if wide > text_width("mm....") + 6:
             yield text(left + 3, level * _HEIGHT + 15, name, limit=wide - 6)
         yield from _drawn(part, left, level + 1, scale)
         left += wide
+
+
+def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
+    """Return the bytes of each component of predicted memory by name, in the order of the stacked bar.
+
+    The last component is the difference between the others and the device's peak.
+    """
+    parts = memory.components
+    beyond = "beyond the tensors" if on_cpu else "context, allocator"
+    return {**parts, beyond: max(0, memory.device_peak_bytes - sum(parts.values()))}
+
+
+def component_sizes(report: RunReport) -> dict[str, list[int]]:
+    """Return the components above 0 in any of a report's breakdowns, with their bytes in each breakdown."""
+    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in report.breakdowns]
+    names = stacks[0] if stacks else ()
+    return {name: [stack[name] for stack in stacks] for name in names if any(stack[name] for stack in stacks)}
+
+
+def component_icon(name: str) -> str:
+    """Return the legend's icon of a component, as SVG."""
+    return rectangle(1, 2, 16, 12, _part_class(name))
+
+
+def _part_class(name: str) -> str:
+    """Return the CSS class of a component's colour; see `svg`."""
+    first = name.partition(" ")[0]
+    return f"part part-{first if first in COMPONENTS else 'beyond'}"
+
+
+def memory_bars(report: RunReport, width: float) -> Chart | None:
+    """Return a stacked bar for each breakdown, with a mark at the measured peak."""
+    found = report.breakdowns
+    if not found:
+        return None
+    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in found]
+    most = max(max(sum(stack.values()), b.measured_bytes or 0) for stack, b in zip(stacks, found, strict=True))
+    scale = (width - 16) / most
+    parts = []
+    for row, (stack, breakdown) in enumerate(zip(stacks, found, strict=True)):
+        top, at = row * 66.0, 8.0
+        said = f"predicted {show_memory(breakdown.predicted.device_peak_bytes)}"
+        measured = breakdown.measured_bytes
+        if measured is not None:
+            said += f", measured {show_memory(measured)}"
+        parts.append(text(2, top + 14, breakdown.name, kind="strong"))
+        parts.append(text(width - 2, top + 14, said, anchor="end"))
+        for name, size in stack.items():
+            if size > 0:
+                tip = f"{breakdown.name}: {name} {show_memory(size)}"
+                parts.append(rectangle(at, top + 22, size * scale, 22, _part_class(name), tip))
+                at += size * scale
+        if measured is not None:
+            tip = f"{breakdown.name}: measured {show_memory(measured)}"
+            parts.append(mark("triangle", 8 + measured * scale, top + 52, "best", tip, 6.0))
+    return Chart("".join(parts), width, len(found) * 66.0, "Predicted peak memory by component, and what was measured")

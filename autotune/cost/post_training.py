@@ -1,0 +1,255 @@
+"""What post-training adds to the trace of a micro-step: the head that TRL puts on a decoder, and further passes.
+
+The head, log-probabilities of the next tokens without the logits of all of them, is as `ChunkedLogProbFunction` of TRL
+1.16 (trl/kernels/chunked_logprob.py): products of tiles of 4,096 tokens and 32,768 words, once more in the backward
+pass, whose gradients are added up in fp32. On CUDA a kernel folds a tile in place, and only completions are scored; on
+the CPU torch's operators make further tensors of a tile's size, for all tokens. A tile of fewer tokens grows with the
+micro-batch, and is taken to go on growing: of micro-batches beyond 4,096 tokens whose traced ones, of at most four
+samples, were within them, a tile is overestimated.
+
+The passes are without gradients, mostly those of a reference. DPO and KTO run the reference's pass when the policy's
+activations are there already, so its temporaries come on top of them; where completions are generated it runs before.
+Its weights are a copy of the model's, but with an adapter, whose base is the reference, and where all its passes are
+over before training. They are added to the profile by arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autotune.cost.extend import Extended
+from autotune.cost.family import Shape
+from autotune.cost.profile import NORMALISATION, Excerpt, Generation, Line, MemoryPoint, Profile, Repeat
+from autotune.cost.tape import Recorder
+from autotune.values.workload import RecipeKind
+
+_NONE = Line(constant=0.0, per_sample=0.0)
+_REFERENCE = "reference"
+
+_TOKENS, _WORDS = 4096, 32768  # TOKEN_CHUNK_SIZE, and _CHUNKED_LOGPROB_CHUNK_SIZE of trl/trainer/utils.py
+_STATISTICS = 7  # fp32 numbers of a token
+
+
+@contextlib.contextmanager
+def log_probs_head(model: Any, recorder: Recorder, *, on_cuda: bool, dtype: torch.dtype, scored: int) -> Iterator[None]:
+    """Have a decoder return `loss`, the mean of its log-probabilities, and never its logits.
+
+    Args:
+        model: A causal language model, or one of peft with an adapter.
+        recorder: Writes down the products.
+        on_cuda: Whether the device has Triton.
+        dtype: Of the products.
+        scored: Tokens of a row whose log-probabilities count.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    def forward(labels: Any = None, **inputs: Any) -> dict[str, torch.Tensor]:
+        hidden = base.base_model(**inputs).last_hidden_state[:, :-1]
+        rows, length, width = hidden.shape
+        if on_cuda:
+            positions = torch.arange(rows * length, device=hidden.device)[: rows * min(scored, length)]
+            hidden = hidden[positions // length, positions % length]
+        else:
+            hidden = hidden.reshape(-1, width)
+        head = base.get_output_embeddings()
+        log_probs = _LogProbs.apply(hidden, head.weight, _Head(recorder, on_cuda, dtype))  # type: ignore[no-untyped-call]
+        return {"loss": -log_probs.sum() / log_probs.numel()}
+
+    base.forward = forward
+    try:
+        yield
+    finally:
+        del base.forward
+
+
+@dataclass(frozen=True)
+class _Head:
+    recorder: Recorder
+    on_cuda: bool
+    dtype: torch.dtype
+
+    def tiles(self, hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield products of hidden states with a part of the vocabulary, in one buffer, and that part."""
+        tokens, words = min(len(hidden), _TOKENS), min(len(weight), _WORDS)
+        wide = _WORDS if self.on_cuda else words  # pages of a CPU's buffer that nothing is written to aren't there
+        buffer = hidden.new_empty((tokens, wide), dtype=self.dtype)
+        rows = hidden[:tokens].to(self.dtype)
+        for start in range(0, len(weight), words):
+            part = weight[start : start + words].to(self.dtype)
+            tile = buffer[:, : len(part)]
+            self.product("mm", hidden, part, rows, tile)
+            yield tile, part
+
+    def product(self, name: str, hidden: torch.Tensor, part: torch.Tensor, *tensors: torch.Tensor) -> None:
+        """Write down a product of all hidden states with a part of the vocabulary."""
+        self.recorder.note_kernel(name, 2.0 * hidden.numel() * len(part), *tensors, part)
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, head: _Head) -> torch.Tensor:
+        statistics = hidden.new_empty((_STATISTICS, len(hidden)), dtype=torch.float32)
+        for tile, _ in head.tiles(hidden, weight):
+            if head.on_cuda:
+                head.recorder.note_kernel("log_probs", 0.0, tile, kind=NORMALISATION)
+                continue
+            z = tile.float() * 1.0 * 1.0
+            exponents = torch.exp(z - 1.0)
+            statistics[0, : len(z)] += exponents.sum(-1)
+            statistics[1, : len(z)] += (exponents * z).sum(-1)
+            del z, exponents
+        normaliser, result = statistics[0] + 1.0, statistics[0] - 1.0
+        ctx.save_for_backward(hidden, weight, normaliser)
+        ctx.head = head
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (hidden, weight, _), head = ctx.saved_tensors, ctx.head
+        of_hidden = torch.zeros_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        head.recorder.recomputing = True
+        for tile, part in head.tiles(hidden, weight):
+            head.recorder.recomputing = False
+            if head.on_cuda:
+                head.recorder.note_kernel("log_probs_backward", 0.0, tile, kind=NORMALISATION)
+            else:
+                _fold_backward(tile)
+            for name, needed in (("addmm", of_hidden), ("addmm", of_weight)):
+                if needed is not None:
+                    halves = () if head.on_cuda else (tile.float(), part.float())
+                    head.product(name, hidden, part, tile, needed)
+                    del halves
+            head.recorder.recomputing = True
+        head.recorder.recomputing = False
+        return (
+            None if of_hidden is None else of_hidden.to(hidden.dtype),
+            None if of_weight is None else of_weight.to(weight.dtype),
+            None,
+        )
+
+
+def _fold_backward(tile: torch.Tensor) -> None:
+    """Run the operators that make the gradient of a tile on the CPU: `_backward_tile`."""
+    y = tile.float() * 1.0
+    z = y * 1.0
+    log_p = z - 1.0
+    p = torch.exp(log_p)
+    gradient = torch.zeros_like(z)
+    is_target = torch.arange(tile.shape[1], device=z.device) == z.new_empty((len(z), 1))
+    gradient += 1.0 * (is_target.float() - p)
+    gradient = gradient * 1.0
+    tile.copy_(gradient * 1.0)
+
+
+def scored(
+    profile: Profile, kind: RecipeKind, saved: Line, one: Extended, points: tuple[MemoryPoint, ...], excerpt: Excerpt
+) -> Profile:
+    """Return the profile of a recipe.
+
+    Args:
+        profile: Of the micro-step alone.
+        kind: The recipe's.
+        saved: What the policy's forward pass has saved at its end.
+        one: A pass without gradients.
+        points: Moments that can be its peak.
+        excerpt: Its storages.
+    """
+    family = profile.family
+    work = tuple(w.model_copy(update={"count": w.count * kind.scorings}) for w in one.work)
+    flops = Line(
+        constant=profile.needed_flops.constant + kind.scorings * one.needed_flops.constant,
+        per_sample=profile.needed_flops.per_sample + kind.scorings * one.needed_flops.per_sample,
+    )
+    found = {"work": profile.work + work, "needed_flops": flops}
+    if family.precompute_ref_log_probs:
+        return profile.model_copy(update=found)
+    weights = tuple(
+        group.model_copy(update={"trained": False})
+        for group in profile.parameters
+        if kind.reference and family.adapter is None
+    )
+    parameters = profile.excerpt.parameters + tuple(
+        group.model_copy(update={"count": 1}) for group in weights for _ in range(group.count)
+    )
+    names = profile.excerpt.names + (f"{_REFERENCE}.weight",) * (len(parameters) - len(profile.excerpt.names))
+    micro_step = profile.excerpt.model_copy(update={"parameters": parameters, "names": names})
+    if not kind.generates:
+        micro_step = _with_pass(micro_step, excerpt)
+        beside = tuple(
+            MemoryPoint(
+                operator=f"{_REFERENCE}: {point.operator}",
+                activations=saved,
+                temporaries=Line(
+                    constant=point.activations.constant + point.temporaries.constant,
+                    per_sample=point.activations.per_sample + point.temporaries.per_sample,
+                ),
+                gradients=_NONE,
+                fresh_gradients=_NONE,
+            )
+            for point in points
+        )
+        found |= {name: getattr(profile, name) + beside for name in ("peaks_first", "peaks_later")}
+    return profile.model_copy(update={**found, "parameters": profile.parameters + weights, "excerpt": micro_step})
+
+
+def generation_of(
+    config: Any, shape: Shape, profile: Profile, one: Extended, points: tuple[MemoryPoint, ...]
+) -> Generation:
+    """Return how completions are generated, by a pass without gradients over whole samples.
+
+    Args:
+        config: Of the model.
+        shape: Of the samples.
+        profile: Of the micro-step alone.
+        one: The pass.
+        points: Moments that can be its peak.
+    """
+    text, family = config.get_text_config(), profile.family
+    half = family.autocast is not None or family.dtype != "float32"
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    return Generation(
+        prompt=shape.length - shape.completion,
+        completion=shape.completion,
+        length=shape.length,
+        work=one.work,
+        peaks=points,
+        cache_bytes=2.0 * text.num_hidden_layers * width * (2 if half else 4),
+        weights_bytes=profile.weights_bytes,
+        layers=text.num_hidden_layers,
+        words=text.vocab_size,
+    )
+
+
+def _with_pass(micro_step: Excerpt, one: Excerpt) -> Excerpt:
+    """Return an excerpt with the storages of a pass between those of the forward and of the backward pass."""
+    at, length = micro_step.forward_end, one.forward_end
+    storages = [
+        (made + length * (made >= at), freed + length * (freed > at), *rest)
+        for made, freed, *rest in micro_step.storages
+    ]
+    storages += [(made + at, freed + at, *rest) for made, freed, *rest in one.storages]
+    moved = [r.model_copy(update={"backward": (r.backward[0] + length, r.backward[1])}) for r in micro_step.repeats]
+    # Its weights are listed whole, and it has no backward pass.
+    moved += [
+        Repeat(forward=(r.forward[0] + at, r.forward[1]), backward=(at + length, 0), parameters=(0, 0), times=r.times)
+        for r in one.repeats
+    ]
+    first = len(micro_step.origins)
+    return micro_step.model_copy(
+        update={
+            "storages": tuple(storages),
+            "repeats": tuple(moved),
+            "workspaces": tuple(w + length * (w >= at) for w in micro_step.workspaces),
+            "origins": micro_step.origins
+            + tuple((f"{_REFERENCE}.{m}" if m else _REFERENCE, o) for m, o in one.origins),
+            "origin": micro_step.origin + tuple(o + first for o in one.origin),
+            "forward_end": at + length,
+        }
+    )
