@@ -137,8 +137,8 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
         f"{_about(report.workload)}, on {_device(report.device)}",
         table_of((*figures, "what changes"), rows, right=figures, whole=figures[-1:]),
         f"the baseline: {show_config(report.baseline)}",
-        f"{report.considered} configurations predicted (--allow {report.allowance}), {report.fitting} may fit; of each "
-        "kind the best micro-batch",
+        f"{report.considered} configurations compared (--allow {report.allowance}), {report.fitting} may fit; of "
+        "each kind the best micro-batch",
         *[_UNSURE] * any(_mark(found) != "" for found in report.best),
         *_run_lines(report.run),
     ]
