@@ -105,6 +105,7 @@ def test_the_table_is_80_columns_wide_and_names_every_way(compared):
     for row in compared.rows:
         assert row.way.partition(" on ")[0] in text  # what is longer goes on in the next line
     assert "4 x a100-80gb in one node" in text
+    assert "?: probably, as the upper end of its interval is beyond the memory" in " ".join(text.split())
 
 
 def test_more_nodes_are_slower_and_said():
