@@ -28,6 +28,7 @@ from autotune.training.depth import Stack, shallower, stacks, without_chance
 from autotune.values.adapters import is_new_weight
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec, Task
+from autotune.values.techniques import CHECKPOINTING
 
 # Micro-batches that are traced. Not 1: tensors of one sample are contiguous where others aren't.
 SAMPLES = (2, 4)
@@ -188,20 +189,23 @@ class _Profiler:
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
         """Return what is traced at a depth of each stack, now or before."""
-        key = (self.family.model_copy(update={"pipeline_parallel": 1}), tuple(depth.items()), self.way)
-        if key not in self.known:
-            self.known[key] = self._shallow(shallower(config, depth))
-        return self.known[key]
+        family = self.family.model_copy(update={"pipeline_parallel": 1})
+        rest = (tuple(depth.items()), self.way)
+        if (family, *rest) not in self.known:
+            others = (family.model_copy(update={"checkpointing": kind}) for kind in ("none", *CHECKPOINTING))
+            like = next((found for other in others if (found := self.known.get((other, *rest)))), None)
+            self.known[family, *rest] = self._shallow(shallower(config, depth), like)
+        return self.known[family, *rest]
 
-    def _shallow(self, config: Any) -> Shallow:
-        """Trace the model of a config."""
+    def _shallow(self, config: Any, like: Shallow | None) -> Shallow:
+        """Trace the model of a config; `like`: what differs in checkpointing, which no evaluation has."""
         device = "meta" if self.way == "meta" else "cpu"
         with quiet(), tensors_of(self.way):
             model = build(self.spec, config, self.family, self.shape, self.change, device=device)
             pair = self._pair(model, micro_step)
-            evaluation = None
+            evaluation = None if like is None else like.evaluation
             with contextlib.suppress(NotLinear, Untraceable):
-                evaluation = self._pair(model, evaluation_step)
+                evaluation = evaluation or self._pair(model, evaluation_step)
         return Shallow(
             pair=pair,
             evaluation=evaluation,

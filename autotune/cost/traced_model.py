@@ -83,8 +83,11 @@ def build(
     if family.adapter is not None:
         from autotune.training.adapters import adapter_arguments, put_on
 
+        # Of weights without values new ones need none either; filling them takes longer than a trace.
+        meta = torch.device("meta") if device == "meta" else contextlib.nullcontext()
         try:
-            model = put_on(model, adapter_arguments(family.adapter, shape.task))
+            with meta:
+                model = put_on(model, adapter_arguments(family.adapter, shape.task))
         except ValueError as error:
             raise InputError(f"{spec.name}: the adapter can't be put on: {one_line(error)}") from error
     return chunk_loss(model) if family.chunked_loss else model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,9 @@ from autotune.values.estimate import Rates
 from autotune.values.knob import Allowance
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
+
+# Times as fast that another precision has to be for a fix to name it beside what makes the model fit.
+_MUCH_FASTER = 1.25
 
 
 class FitRequest(Value):
@@ -78,13 +81,15 @@ def nothing_fits(
     )
 
 
-def would_fit(forecast: Forecast, config: TrainConfig, allowance: Allowance, whole: bool = True) -> str:
+def would_fit(
+    forecast: Forecast, config: TrainConfig, allowance: Allowance, whole: bool = True, given: Container[str] = ()
+) -> str:
     """Return a clause on what would make a configuration fit, and on the device that it fits as it is.
 
     Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone, beside which a search
     tries everything else. One change is preferred: that of the smallest allowance class, then the fastest. Where none
     is enough, several are named, of those that the user allows if they do; for others the clause names the `--allow`
-    that they need.
+    that they need. A whole configuration has the precision that is much faster, unless the user has `given` one.
     """
     needed = round(forecast.predicted(config).memory.device_interval.high)
     device, ways = larger_device(needed, forecast.device), _Ways(forecast, config)
@@ -94,13 +99,20 @@ def would_fit(forecast: Forecast, config: TrainConfig, allowance: Allowance, who
     changed = ways.changed(chosen) if chosen else None
     if not chosen or changed is None:
         return f"no change makes it fit; {device}"
-    depth = allowance_of(changed, forecast.plan.model_copy(update={"baseline": config}))
+    problem = forecast.plan.model_copy(update={"baseline": config})
+    depth, faster = allowance_of(changed, problem), ""
+    if whole and "precision" not in given:
+        limit = max(allowance, depth, key=lambda allowed: allowed.rank)
+        chosen, times = ways.faster(chosen, limit)
+        faster = f", {times:.1f} times as fast as in {changed.precision}" if times > 1 and forecast.device.rates else ""
+        changed = ways.changed(chosen) or changed
+        depth = allowance_of(changed, problem)
     ranks = " ranks such changes" if whole and "quantization" not in chosen else ""
     allowing = "" if allowance.admits(depth) else f" (--allow {depth}{ranks})"
     fixed = {**(differing(config, forecast.plan.baseline) if whole else {}), **chosen}
     fix, takes = ",".join(in_words(*change) for change in fixed.items()), show_memory(forecast.device_bytes(changed))
     fits = "fits" if forecast.predicted(changed).fits == "yes" else "probably fits"
-    return f"with --fix {fix}{allowing} it takes {takes}, which {fits}; as it is, {device}"
+    return f"with --fix {fix}{allowing} it takes {takes}, which {fits}{faster}; as it is, {device}"
 
 
 class _Change(NamedTuple):
@@ -180,6 +192,21 @@ class _Ways:
             fewer = {name: choice for name, choice in chosen.items() if name != knob}
             chosen = fewer if self._fits_with(fewer) else chosen
         return chosen
+
+    def faster(self, chosen: dict[str, Scalar], limit: Allowance) -> tuple[dict[str, Scalar], float]:
+        """Return what is chosen with the precision that makes it much faster, if it fits, and how many times as fast.
+
+        Only what rounds otherwise is looked at, within the `limit`; if nothing is much faster, nothing is added.
+        """
+        if "precision" in chosen or not limit.admits(Allowance.NUMERICS):
+            return chosen, 1.0
+        precisions = [c for c in self._changes if c.knob == "precision" and Allowance.NUMERICS.admits(c.depth)]
+        others = [{**chosen, change.knob: change.choice} for change in precisions]
+        fitting = [choices for choices in others if self._fits_with(choices)]
+        configs = [config for choices in (chosen, *fitting) if (config := self.changed(choices)) is not None]
+        before, *rates = self._forecast.predict(configs).samples_per_second.tolist()
+        times, at = max(((rate / before, at) for at, rate in enumerate(rates)), default=(1.0, 0))
+        return (fitting[at], times) if times >= _MUCH_FASTER else (chosen, 1.0)
 
     def _widened(self, chosen: dict[str, Scalar], choices: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], bool]:
         """Return what is chosen and one choice after the other until all fit together, and whether they do."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, predicted
 from autotune.estimates.request import EstimateOptions, Target, plan_of
 from autotune.estimates.run_cost import Prices, run_cost
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, least_states
 from autotune.space.points import Scalar
 from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
@@ -169,7 +170,21 @@ class Forecast:
         return next((size for size in sorted(may_fit, reverse=True) if self.fits(may_fit[size])), None)
 
     def tightest(self, configs: Sequence[TrainConfig]) -> TrainConfig:
-        """Return the configuration with the least predicted memory."""
+        """Return the configuration with the least predicted memory.
+
+        Nothing is traced for one whose weights, gradients and optimizer states alone take more than another in all.
+        """
+        states = [least_states(self.plan, config) for config in configs]
+
+        def weight(row: int) -> tuple[float, int, bool]:
+            config = configs[row]
+            return states[row], config.per_device_train_batch_size, config.checkpointing == "none"
+
+        light = configs[min(range(len(configs)), key=weight)]
+        enough = float(self._model.predict([light]).needed_bytes[0])
+        if not math.isnan(enough):
+            enough += self._model.paged_bytes(light)
+            configs = [config for config, least in zip(configs, states, strict=True) if least <= enough]
         found = self._model.predict(configs)
         sizes = {config.per_device_train_batch_size for config in configs}
         # The lower bound leaves out paged states and can be compared only at one micro-batch. The largest micro-batch

@@ -1,42 +1,30 @@
 """`autotune estimate --devices N`: compares the ways to share one training among several devices.
 
-The ways are DDP, ZeRO, FSDP, tensor, pipeline and, where samples are long, sequence parallelism, and offload. The
-parallel degrees multiply to the number of devices. Tensor and sequence parallelism stay inside a node, as what they
-exchange overlaps with no computation (Narayanan and others, arXiv:2104.04473, section 3). Each way is shown with its
-best checkpointing and micro-batch; precision and optimizer are the same for all.
+Each way is shown with its best checkpointing and micro-batch; precision and optimizer are the same for all. Sequence
+parallelism is compared where samples are long. Where the method may change, ways that take an adapter come with LoRA
+too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from autotune.cost.network import Network, network_of
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.ranking import fastest
-from autotune.estimates.report import Device, SpreadReport, SpreadRow, miss
+from autotune.estimates.report import Device, SpreadReport, SpreadRow, larger_device, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
+from autotune.estimates.ways import PREFIX, shown, ways
+from autotune.space.knobs import in_words
 from autotune.space.points import Scalar
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
-from autotune.values.config import Parallelism, Sharding, TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.knob import Allowance
-from autotune.values.model import ModelFacts
-
-_PREFIX = "parallelism."
 
 _PER_NODE = 8  # devices, as in NVIDIA's DGX and HGX systems and most rented ones
-
-_SHARDINGS = ("none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full")
-
-# Ways that keep states or weights in the host's memory.
-_OFFLOADS = (("zero_2", "optimizer"), ("zero_3", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters"))
-
-
-# Sharding of weights beside sequence parallelism: where they are whole, the loss can be worked out in chunks.
-_BESIDE_SEQUENCE: tuple[Sharding, ...] = ("zero_2", "zero_3")
-
-_OFFLOADED = {"optimizer": "states", "parameters": "weights"}
 
 _CHECKPOINTING = "checkpointing"
 
@@ -50,47 +38,23 @@ SPREAD = (
     "the rest is as the Trainer has it"
 )
 
+_LORA: dict[str, Scalar] = {"adapter": "lora"}
+_PURE: dict[str, Scalar] = {"precision": "pure_bf16"}  # which DeepSpeed has as bf16: it keeps all weights in 16 bits
 
-def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Scalar]) -> tuple[Parallelism, ...]:
-    """Return the ways to share a training among so many devices that agree with the knobs in `point`, the user's."""
-    written = {k.removeprefix(_PREFIX): v for k, v in point.items() if k.startswith(_PREFIX)}
-    given = Parallelism.model_validate(written).model_dump(include=set(written))
-    settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping", "offload_to", "nvme_path")
-    rest = {name: given[name] for name in settled if name in given}
-    found = []
-    for way in _all(devices, per_node, facts):
-        if all(getattr(way, name) == value for name, value in given.items() if name not in rest):
-            found.append(way.model_copy(update=rest))
-    return tuple(found)
+# What makes a training fit that no way does, in the order of naming; LoRA on weights in 4 bits last.
+_LIGHTER: tuple[dict[str, Scalar], ...] = (
+    _LORA,
+    {**_LORA, **_PURE},
+    {**_LORA, "quantization": "nf4"},
+)
 
 
-def _all(devices: int, per_node: int, facts: ModelFacts) -> Iterator[Parallelism]:
-    for sharding in _SHARDINGS:
-        yield Parallelism(world_size=devices, sharding=sharding)
-    for sharding, offload in _OFFLOADS:
-        yield Parallelism(world_size=devices, sharding=sharding, offload=offload)
-    for degree in _tensor_degrees(devices, per_node, facts):
-        sharding = "fsdp_full" if devices > degree else "none"
-        yield Parallelism(world_size=devices, sharding=sharding, tensor_parallel=degree)
-    for degree in _tensor_degrees(devices, per_node, facts):
-        for stage in _BESIDE_SEQUENCE:
-            yield Parallelism(world_size=devices, sharding=stage, sequence_parallel=degree)
-    for stages in _doublings(devices):
-        if facts.layers and facts.layers % stages == 0:
-            for degree in (1, *_tensor_degrees(devices // stages, per_node, facts)):
-                yield Parallelism(world_size=devices, tensor_parallel=degree, pipeline_parallel=stages)
+class _Kind(NamedTuple):
+    """A way with the knobs beside it: of several points the first that it can run."""
 
-
-def _tensor_degrees(devices: int, per_node: int, facts: ModelFacts) -> list[int]:
-    heads = facts.tensor_parallel_heads
-    if heads is None:
-        return []
-    return [d for d in _doublings(min(devices, per_node)) if heads % d == 0 and devices % d == 0]
-
-
-def _doublings(most: int) -> list[int]:
-    """Return the powers of two from 2 on that divide `most`."""
-    return [2**k for k in range(1, most.bit_length()) if most % 2**k == 0]
+    name: str
+    way: Parallelism
+    points: Sequence[Mapping[str, Scalar]]
 
 
 def nodes_of(devices: int, nodes: int | None) -> int:
@@ -99,18 +63,6 @@ def nodes_of(devices: int, nodes: int | None) -> int:
     if devices % count:
         raise InputError(f"--nodes {count}: does not divide the {devices} devices")
     return count
-
-
-def shown(way: Parallelism) -> str:
-    """Return the short name of a way: 'fsdp_full, TP 8', 'TP 8, PP 4, DP 2', 'zero_3, weights on cpu'."""
-    parts: list[str] = [] if way.sharding == "none" else [way.sharding]
-    degrees = {"TP": way.tensor_parallel, "PP": way.pipeline_parallel, "SP": way.sequence_parallel}
-    parts += [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
-    if way.sharding == "none" and way.data_parallel > 1:
-        parts.append(f"DP {way.data_parallel}" if parts else "ddp")
-    if way.offload != "none":
-        parts.append(f"{_OFFLOADED[way.offload]} on {way.offload_to}")
-    return ", ".join(parts)
 
 
 def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
@@ -126,21 +78,15 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
     forecast = question.forecast(target, network=network)
     point, said = _filled(question, forecast)
     found = ways(devices, devices // nodes, question.facts, point)
-    if forecast.plan.workload.sequence_length < _LONG and f"{_PREFIX}sequence_parallel" not in point:
+    if forecast.plan.workload.sequence_length < _LONG and f"{PREFIX}sequence_parallel" not in point:
         found = tuple(way for way in found if way.sequence_parallel == 1)
-    rows: list[SpreadRow] = []
-    refused: dict[str, list[str]] = {}
-    for way in found:
-        row = _row(question, forecast, point, way, devices // nodes)
-        if isinstance(row, str):
-            refused.setdefault(row, []).append(shown(way))
-        else:
-            rows.append(row)
+    per_node = devices // nodes
+    rows, refused = _rows(question, forecast, _kinds(question, forecast, point, found), per_node)
     if not rows:
         why = next(iter(refused), "the knobs given contradict each other")
         raise InputError(f"not possible on {devices} x {target.device.name}: {why}")
     if not any(row.fits_at_all for row in rows):
-        raise _nothing_fits(rows, forecast, devices)
+        raise _nothing_fits(question, forecast, rows, [kind for kind in found if _takes_adapters(kind)], per_node)
     ordered = tuple(sorted(rows, key=_order))
     return SpreadReport(
         workload=forecast.plan.workload,
@@ -157,6 +103,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             *notes,
             *said,
             SPREAD,
+            *_adapter_notes(question, rows),
             *([_STAGES] if any(row.predicted.config.parallelism.pipeline_parallel > 1 for row in rows) else []),
             *_network_notes(question.options, target.device, network, nodes),
         ),
@@ -183,16 +130,60 @@ def _filled(question: Question, forecast: Forecast) -> tuple[dict[str, Scalar], 
     return point, (f"precision {point['precision']} (--fix precision=fp32)",)
 
 
+def _kinds(
+    question: Question, forecast: Forecast, point: Mapping[str, Scalar], found: Sequence[Parallelism]
+) -> list[_Kind]:
+    """Return the ways as the user's knobs have them and, where the method may change, with LoRA."""
+    kinds = [_Kind(shown(way), way, [point]) for way in found]
+    if not question.allowance.admits(Allowance.METHOD):
+        return kinds
+    points = [{**point, **_LORA, **_PURE}] * forecast.plan.hardware.has_bf16 + [{**point, **_LORA}]
+    return kinds + [_Kind(f"{shown(way)}, LoRA", way, points) for way in found if _takes_adapters(way)]
+
+
+def _adapter_notes(question: Question, rows: Sequence[SpreadRow]) -> tuple[str, ...]:
+    """Return a line on the adapters that the user hasn't given."""
+    found = [row.predicted.config.precision for row in rows if row.predicted.config.adapter is not None]
+    if "adapter" in question.point or not found:
+        return ()
+    pure = ",precision=pure_bf16; under DeepSpeed precision=bf16 keeps frozen weights in 16 bits too"
+    return (f"LoRA: rank 16 on all linear layers (--fix adapter=lora{pure * ('pure_bf16' in found)})",)
+
+
+def _takes_adapters(way: Parallelism) -> bool:
+    """Return whether an adapter is worth a look: the layers are whole, and nothing need be offloaded."""
+    return way.offload == "none" and way.sharding_ranks == way.world_size
+
+
+def _rows(
+    question: Question, forecast: Forecast, kinds: Sequence[_Kind], per_node: int
+) -> tuple[list[SpreadRow], dict[str, list[str]]]:
+    """Return a row for each kind that is possible, and the others by reason."""
+    rows: list[SpreadRow] = []
+    refused: dict[str, list[str]] = {}
+    for kind in kinds:
+        reason = ""
+        for point in kind.points:
+            row = _row(question, forecast, point, kind, per_node)
+            if isinstance(row, SpreadRow):
+                rows.append(row)
+                break
+            reason = row
+        else:
+            refused.setdefault(reason, []).append(kind.name)
+    return rows, refused
+
+
 def _row(
-    question: Question, forecast: Forecast, point: dict[str, Scalar], way: Parallelism, per_node: int
+    question: Question, forecast: Forecast, point: Mapping[str, Scalar], kind: _Kind, per_node: int
 ) -> SpreadRow | str:
-    """Return one way with its best checkpointing and micro-batch, or the reason why it isn't possible."""
-    fields = {f"parallelism.{name}": value for name, value in way.model_dump().items()}
-    kinds = [point] if _CHECKPOINTING in point else [{**point, _CHECKPOINTING: kind} for kind in ("none", "full")]
+    """Return one kind with its best checkpointing and micro-batch, or the reason why it isn't possible."""
+    fields = {f"parallelism.{name}": value for name, value in kind.way.model_dump().items()}
+    both = [point] if _CHECKPOINTING in point else [{**point, _CHECKPOINTING: choice} for choice in ("none", "full")]
     configs: list[TrainConfig] = []
     reasons: list[str] = []
-    for kind in kinds:
-        config = config_of(forecast.plan, {**kind, **fields})
+    for knobs in both:
+        config = config_of(forecast.plan, {**knobs, **fields})
         for sized in question.with_micro_batches(config):
             reason = refusal(forecast.plan, sized)
             if reason is None:
@@ -207,7 +198,7 @@ def _row(
     except InputError as error:
         return str(error).partition(": ")[2] or str(error)
     needed, host = chosen.host_bytes * per_node, _host_memory(question.options, forecast.device)
-    return SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=host is None or needed <= host)
+    return SpreadRow(way=kind.name, predicted=chosen, host_bytes=needed, host_fits=host is None or needed <= host)
 
 
 def _host_memory(options: EstimateOptions, device: Device) -> int | None:
@@ -218,11 +209,31 @@ def _host_memory(options: EstimateOptions, device: Device) -> int | None:
     return device.hardware.host_memory_bytes if here else None
 
 
-def _nothing_fits(rows: Sequence[SpreadRow], forecast: Forecast, devices: int) -> NothingFitsError:
+def _nothing_fits(
+    question: Question, forecast: Forecast, rows: Sequence[SpreadRow], found: Sequence[Parallelism], per_node: int
+) -> NothingFitsError:
+    """Return an error that names the tightest way and the lighter training that fits in one of `found`."""
     nearest = min(rows, key=lambda row: row.predicted.memory.device_peak_bytes)
     took = miss(nearest.predicted, forecast.device)
-    host = f" and {show_memory(nearest.host_bytes)} of each node's memory" if nearest.host_bytes else ""
-    return NothingFitsError(f"nothing fits {devices} devices: {nearest.way} comes nearest and {took}{host}")
+    host = f"; of each node's memory it takes {show_memory(nearest.host_bytes)}" if nearest.host_bytes else ""
+    text = f"nothing fits {question.options.devices} devices: {nearest.way} comes nearest and {took}{host}"
+    given, _ = _filled(question, forecast)
+    for lighter in _LIGHTER:
+        if any(name in question.point and question.point[name] != value for name, value in lighter.items()):
+            continue
+        kinds = [_Kind(shown(way), way, [{**given, **lighter}]) for way in found]
+        fitting = [row for row in _rows(question, forecast, kinds, per_node)[0] if row.fits_at_all]
+        if fitting:
+            best = max(fitting, key=lambda row: row.predicted.samples_per_second)
+            knobs = {**question.point, **lighter}
+            fix = ",".join(in_words(name, value) for name, value in knobs.items() if not name.endswith("world_size"))
+            takes = show_memory(best.predicted.memory.device_peak_bytes)
+            fits = "fits" if best.predicted.fits == "yes" else "probably fits"
+            return NothingFitsError(f"{text}; with --fix {fix} {best.way} takes {takes}, which {fits}")
+    if nearest.predicted.fits_at_all:
+        return NothingFitsError(text)
+    larger = larger_device(round(nearest.predicted.memory.device_interval.high), forecast.device)
+    return NothingFitsError(f"{text}; as it is, {larger}")
 
 
 def _order(row: SpreadRow) -> tuple[bool, float]:

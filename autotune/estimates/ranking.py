@@ -11,6 +11,7 @@ from autotune.estimates.fitting import nothing_fits
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, RankingReport
 from autotune.estimates.request import config_of, refusal, table_target, with_packages
+from autotune.planning.plan import too_large
 from autotune.space.knobs import allowance_of, changes, in_words
 from autotune.space.points import make_point
 from autotune.space.space import SearchSpace
@@ -160,8 +161,10 @@ def fastest(forecast: Forecast, configs: Sequence[TrainConfig], count: int) -> t
 
     Of configurations that differ in micro-batch and tf32 alone, only the fastest is returned. Predicted rates that
     are as good as equal (`_EQUAL_RATES`) are ordered by allowance class, then by position in `configs`. A
-    configuration may fit if the lower bound of its memory is within the device's.
+    configuration may fit if the lower bound of its memory is within the device's. Nothing is traced for one whose
+    weights, gradients and optimizer states alone aren't.
     """
+    configs = [config for config in configs if not too_large(forecast.plan, config)]
     found = forecast.predict(configs)
     with np.errstate(invalid="ignore"):
         rows: list[int] = np.flatnonzero(found.least_bytes <= forecast.device.memory_bytes).tolist()

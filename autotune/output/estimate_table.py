@@ -137,8 +137,8 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
         f"{_about(report.workload)}, on {_device(report.device)}",
         table_of((*figures, "what changes"), rows, right=figures, whole=figures[-1:]),
         f"the baseline: {show_config(report.baseline)}",
-        f"{report.considered} configurations predicted (--allow {report.allowance}), {report.fitting} may fit; of each "
-        "kind the best micro-batch",
+        f"{report.considered} configurations compared (--allow {report.allowance}), {report.fitting} may fit; of "
+        "each kind the best micro-batch",
         *[_UNSURE] * any(_mark(found) != "" for found in report.best),
         *_run_lines(report.run),
     ]
@@ -198,7 +198,7 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
         f"{_about(report.workload)}, on {report.devices} x {report.device.name} in {nodes}",
         table_of(headings, rows, right=figures, whole=headings[1:], box=box.SIMPLE_HEAD),
         f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
-        "host: a node's memory is too small; ?: by the prediction, but not by the upper end of its interval",
+        "host: a node's memory is too small; ?: probably, as the upper end of its interval is beyond the memory",
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
         f"host; {memory.name}: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
         "micro x steps: samples of a micro-batch, micro-batches of a step; TP, PP, DP: tensor, pipeline and data "

@@ -86,7 +86,7 @@ def test_the_best_are_drawn(estimate):
     done = estimate("--gpu", "rtx-3070", "--tokens", "1B")
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
-    for words in ("configurations predicted (--allow optimizer)", "micro-batch 64", "6 P D", "GPU-hours"):
+    for words in ("configurations compared (--allow optimizer)", "micro-batch 64", "6 P D", "GPU-hours"):
         assert words in done.stdout
 
 

@@ -8,6 +8,7 @@ from autotune.cost.memory import components
 from autotune.cost.profile import TRANSFER
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
+from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter
 from autotune.values.model import Task
 
@@ -203,3 +204,21 @@ def test_the_excerpt_has_every_storage_of_a_shallow_model(profile_of):
     gradients = [row for row in excerpt.storages if row[4]]
     assert len(gradients) == sum(g.trained for g in excerpt.parameters)
     assert sum(row[2] for row in gradients) == sum(4 * g.elements for g in excerpt.parameters)
+
+
+def test_families_that_differ_in_checkpointing_share_an_evaluation(tiny_llama, monkeypatch):
+    evaluated, step = [], profiler.evaluation_step
+
+    def counted(*args):
+        evaluated.append(args)
+        return step(*args)
+
+    monkeypatch.setattr(profiler, "evaluation_step", counted)
+    spec, shape = resolve(str(tiny_llama)), Shape(task=Task.CAUSAL_LM, length=32)
+    known: profiler.Known = {}
+    plain, full = (
+        profile(spec, Family(**MIXED, dtype="float32", checkpointing=c), shape, known=known) for c in ("none", "full")
+    )
+    assert full.evaluation == plain.evaluation
+    assert full.evaluation is not None
+    assert len(evaluated) == 4  # two depths with two micro-batches
