@@ -34,6 +34,16 @@ def print_and_end(directory: Path) -> None:
     print("on stderr", file=sys.stderr)
 
 
+def be_killed_while_building(directory: Path) -> None:
+    """As a child that compiles is: `builds.txt` in the run directory gets a line for each begun."""
+    lock = directory.parent / "lock"
+    with (directory.parent / "builds.txt").open("a") as begun:
+        print("waits for ever" if lock.exists() else "builds", file=begun)
+    lock.touch()
+    (directory / "building.txt").write_text(str(lock))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def tell_the_environment(directory: Path) -> None:
     names = ("CUDA_VISIBLE_DEVICES", "ARROW_DEFAULT_MEMORY_POOL")
     print(*(f"{name}={os.environ.get(name)!r}" for name in names))

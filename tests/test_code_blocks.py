@@ -16,6 +16,7 @@ import typer
 import yaml
 from code_blocks import PAGES, ROOT, Block, autotune_calls, blocks
 from conftest import write_model
+from factories import make_plan, make_space_file
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
@@ -260,6 +261,15 @@ SMALLER = {
     'effort="quick"': 'effort="quick", max_trials=1',
 }
 
+# What a page says the reader has at hand.
+AT_HAND = {
+    "docs/search.md": lambda: {
+        "plan": make_plan(space=make_space_file({"precision": ["fp32", "bf16"]})),
+        "model": None,
+        "measure": lambda config: (2.0 if config.precision == "bf16" else 1.0, 1 << 30),
+    }
+}
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -275,4 +285,5 @@ def test_python_runs(desk, request, block):
     code = block.text
     for large, small in SMALLER.items():
         code = re.sub(rf"(?<![\w-]){re.escape(large)}", small, code)
-    exec(compile(code, block.name, "exec"), {"__name__": "__main__"})
+    at_hand = AT_HAND.get(block.page, dict)()
+    exec(compile(code, block.name, "exec"), {"__name__": "__main__", **at_hand})

@@ -87,6 +87,7 @@ def command(wheel, tmp_path_factory):
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     elsewhere = home / "elsewhere"
     elsewhere.mkdir()
+    alone = {"PATH": "/usr/bin:/bin", "HOME": str(home), "COLUMNS": "200", "AUTOTUNE_HOME": str(home / "kept")}
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
@@ -95,13 +96,17 @@ def command(wheel, tmp_path_factory):
             capture_output=True,
             text=True,
             timeout=200,
-            env={"PATH": "/usr/bin:/bin", "HOME": str(home), "COLUMNS": "200", "AUTOTUNE_HOME": str(home / "kept")},
+            env=alone,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     where = subprocess.run(
-        [python, "-c", "import autotune; print(autotune.__file__)"], cwd=elsewhere, capture_output=True, text=True
+        [python, "-c", "import autotune; print(autotune.__file__)"],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        env=alone,
     )
     assert Path(where.stdout.strip()).parent == packages / "autotune"
     return run

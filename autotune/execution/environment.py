@@ -7,7 +7,8 @@ several ranks sees as many as it has ranks, and rank N is at `cuda:N`.
 DeepSpeed compiles its operators where they are first used: the messages of ranks on a CPU, the optimizer of the host
 for what is offloaded. That takes a minute and more each, and is kept (`TORCH_EXTENSIONS_DIR`). In a trial it would
 count against the limit; and a trial that is killed meanwhile leaves a lock for which all later ones wait. So a child
-compiles them before, outside of any trial's time and memory; what can't be compiled, the trial reports.
+compiles them before, outside of any trial's time and memory; what can't be compiled, the trial reports. The lock of a
+child or a trial that was ended meanwhile is removed, and the child of the next trial goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.parallel_arguments import ZERO_STAGES
@@ -52,6 +55,7 @@ _WITHHELD = ("AUTOTUNE_RECORD", "RAY_AUTH_TOKEN")
 
 COMPILE_LIMIT_S = 1800.0  # two operators, on a slow machine that does other things as well
 _OF_RANKS, _ADAM = "ShareMemCommBuilder", "CPUAdamBuilder"
+_BUILDING = "building.txt"  # beside the child's request: the lock of what is being built
 
 
 def launcher_environment(
@@ -186,8 +190,11 @@ def compile_operators(directory: Path) -> None:
     for name in read_value(Operators, directory / "request.json").names:
         builder = get_accelerator().create_op_builder(name)
         if builder is not None:
-            _forget_dead_builder(builder.name)
+            lock = _lock_of(builder.name)
+            _forget_dead_builder(lock)
+            (directory / _BUILDING).write_text(str(lock))
             builder.load(verbose=False)
+    (directory / _BUILDING).unlink(missing_ok=True)
 
 
 def find_ninja() -> None:
@@ -202,11 +209,36 @@ def tell_deepspeed(device: str) -> None:
         importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
 
 
-def _forget_dead_builder(name: str) -> None:
-    """Remove the lock of a builder that was killed: nobody else does, and torch would wait for it for ever."""
+def _lock_of(name: str) -> Path:
     from torch.utils.cpp_extension import _get_build_directory
 
-    lock = Path(_get_build_directory(name, verbose=False)) / "lock"
+    return Path(_get_build_directory(name, verbose=False)) / "lock"
+
+
+def _forget_dead_builder(lock: Path) -> None:
+    """Remove the lock of a builder that was killed: nobody else does, and torch would wait for it for ever."""
     with contextlib.suppress(FileNotFoundError):
         if time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
             lock.unlink()
+
+
+def forget_ended_builder(directory: Path) -> bool:
+    """Remove the lock that the child in `directory`, or a trial after it, was ended with; return whether there was one.
+
+    That of another process stays: torch keeps the file open for as long as it builds.
+    """
+    try:
+        lock = Path((directory / _BUILDING).read_text())
+        if is_left := lock.exists() and not _is_open(lock):
+            lock.unlink()
+    except OSError:  # nothing was being built, or another process was faster
+        return False
+    return is_left
+
+
+def _is_open(file: Path) -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if any(Path(opened.path) == file.resolve() for opened in process.open_files()):
+                return True
+    return False

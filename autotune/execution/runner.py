@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution.environment import COMPILE_LIMIT_S, Operators, operators_of
+from autotune.execution.environment import COMPILE_LIMIT_S, Operators, forget_ended_builder, operators_of
 from autotune.execution.failures import read_tail
 from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
 from autotune.execution.launch import DEFAULT_ENTRY, Launcher, end_what_was_left
@@ -160,6 +160,7 @@ class LocalRunner(Runner):
         started = time.monotonic()
         ending = self._ending(directories, self._entry, timeout_s, ranks=requests[0].ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
+        forget_ended_builder(self._run_directory / "operators")  # the trial may have gone on with it
         warnings = self._wait_until_idle(idle_bytes)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
@@ -231,8 +232,9 @@ class LocalRunner(Runner):
         """Have the operators compiled that none of the earlier trials needed, for up to `limit_s`."""
         if not self._compiled.issuperset(operators):
             named = Operators(names=operators)
-            self.ask("operators", _COMPILE, named, timeout_s=min(COMPILE_LIMIT_S, limit_s))
-            self._compiled.update(operators)
+            directory = self.ask("operators", _COMPILE, named, timeout_s=min(COMPILE_LIMIT_S, limit_s))
+            if not forget_ended_builder(directory):
+                self._compiled.update(operators)
 
     def start(self) -> Launcher:
         """Return the launcher, started if there is none or if it has died; that takes seconds.

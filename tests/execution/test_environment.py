@@ -17,6 +17,7 @@ from autotune.execution.environment import (
     ENVIRONMENT,
     _forget_dead_builder,
     cold_compile_cache,
+    forget_ended_builder,
     forget_unfinished,
     launcher_environment,
     operators_of,
@@ -112,16 +113,26 @@ def test_messages_are_compiled_on_a_cpu_and_the_optimizer_of_the_host_wherever_s
 
 
 @pytest.mark.parametrize(("age_s", "is_left"), [(60.0, True), (2 * COMPILE_LIMIT_S, False)])
-def test_only_the_lock_of_a_dead_builder_is_removed(age_s, is_left, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    lock = tmp_path / "some_op" / "lock"
-    lock.parent.mkdir()
+def test_only_the_lock_of_a_dead_builder_is_removed(age_s, is_left, tmp_path):
+    lock = tmp_path / "lock"
     lock.touch()
     then = time.time() - age_s
     os.utime(lock, (then, then))
-    _forget_dead_builder("some_op")
+    _forget_dead_builder(lock)
     assert lock.exists() == is_left
-    _forget_dead_builder("another_op")
+    _forget_dead_builder(tmp_path / "another")
+
+
+def test_the_lock_of_an_ended_builder_is_removed_unless_a_process_holds_it(tmp_path):
+    lock = tmp_path / "lock"
+    assert not forget_ended_builder(tmp_path)
+    (tmp_path / "building.txt").write_text(str(lock))
+    assert not forget_ended_builder(tmp_path)
+    with lock.open("w"):
+        assert not forget_ended_builder(tmp_path)
+        assert lock.exists()
+    assert forget_ended_builder(tmp_path)
+    assert not lock.exists()
 
 
 def test_libraries_that_a_killed_compiler_left_are_removed_and_whole_ones_stay(tmp_path, monkeypatch):

@@ -251,6 +251,6 @@ def test_t5_trains_as_it_does_alone(ranks, alone, sharding):
 def test_what_silently_runs_ddp_is_no_result(tmp_path, tiny_llama):
     with LocalRunner(tmp_path, detect("cpu")) as runner:
         llama = resolve(str(tiny_llama))
-        outcome = Ranks(runner, llama, llama).run(sharding="fsdp_full").outcome
+        outcome = Ranks(runner, tmp_path, llama, llama).run(sharding="fsdp_full").outcome
     assert not isinstance(outcome, Measurement)
     assert "fsdp_full was asked for, but the model is wrapped as DistributedDataParallel" in outcome.cause

@@ -23,7 +23,7 @@ def steps(bench):
     directory = bench.run_directory / "losses"
     directory.mkdir()
     (directory / CASES_FILE).write_text(json.dumps(CASES))
-    ending = bench.runner._ending(directory, "rank_losses:take_steps", 200, ranks=2)
+    ending = bench.runner._ending([directory], "rank_losses:take_steps", 200, ranks=2)
     assert list(ending.returncodes) == [0, 0], (directory / "log.txt").read_text()
     return torch.load(directory / STEPS_FILE)
 

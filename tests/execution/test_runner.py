@@ -270,6 +270,15 @@ def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tm
         check_place(tmp_path / "gone")
 
 
+def test_operators_whose_compiling_was_ended_are_compiled_for_the_next_trial(own_bench, monkeypatch):
+    monkeypatch.setattr(runner_module, "_COMPILE", "misbehaving:be_killed_while_building")
+    monkeypatch.setattr(runner_module, "operators_of", lambda request: ("some operator",))
+    for _ in range(2):
+        own_bench.misbehave("print_and_end")
+    assert (own_bench.run_directory / "builds.txt").read_text().splitlines() == ["builds", "builds"]
+    assert not (own_bench.run_directory / "lock").exists()
+
+
 def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up(own_bench):
     own_bench.runner.start()
     began = time.monotonic()

@@ -27,7 +27,7 @@ class Done(NamedTuple):
     exit_code: int
     stdout: str
     stderr: str
-    seconds: float
+    processor_s: float
 
 
 class TrialBegan(BaseException):
@@ -45,7 +45,7 @@ def run(words: list[str], folder: Path, files: Mapping[str, Any], environment: M
             shutil.copytree(content, path)
         else:
             path.write_text(content if isinstance(content, str) else json.dumps(content))
-    before, started = Path.cwd(), time.monotonic()
+    before, started = Path.cwd(), time.process_time()
     os.chdir(folder)
     try:
         with (
@@ -62,7 +62,7 @@ def run(words: list[str], folder: Path, files: Mapping[str, Any], environment: M
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     said = done.stderr + "".join(f"{w.filename}: {w.message}\n" for w in caught)
-    return Done(done.exit_code, done.stdout, said, time.monotonic() - started)
+    return Done(done.exit_code, done.stdout, said, time.process_time() - started)
 
 
 def _asked(runner: Any, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:

@@ -29,7 +29,7 @@ def test_a_result_is_shown_as_a_table_and_charts(tmp_path, monkeypatch):
     page = shown["data"]["text/html"]
     assert page.startswith('<div class="autotune-result">')
     assert page.count("<figure>") == 2
-    assert "Train with" in page
+    assert "x as fast as your baseline" in page
 
 
 def test_a_loop_written_in_a_notebook_is_tuned(tmp_path, monkeypatch):

