@@ -79,6 +79,7 @@ def _efficient_can(call: AttentionCall, generation: Generation) -> bool:
         and query.shape[-1] == key.shape[-1]
         and all(width % alignment == 0 for width in widths)
         and all(t.stride(-1) == 1 for t in (query, key, value))
+        and (call.mask is None or call.mask.stride(-1) == 1)
     )
 
 
@@ -116,7 +117,7 @@ def _expanded(call: AttentionCall) -> torch.Tensor | None:
     mask = call.mask
     if mask is None:
         return None
-    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
+    if any(stride % 8 for stride in mask.stride()[:-1]):
         last = mask.shape[-1]
         mask = pad(mask, (0, 8 - last % 8))[..., :last]
     batch, heads, length, _ = call.query.shape

@@ -50,6 +50,7 @@ def during_backward(tape: Tape) -> float:
         ((7, 5), {}, "math"),  # bf16, which its tensor cores don't have
         ((8, 0), {"dtype": torch.float32}, "efficient"),
         ((8, 0), {"mask": mask()}, "efficient"),
+        ((8, 0), {"mask": mask(torch.float32).mT}, "math"),  # keys apart in memory, as T5's bias in transformers 5.17
         ((8, 0), {"key_heads": 1}, "flash"),
         ((8, 0), {"key_heads": 1, "dtype": torch.float32}, "math"),
         ((8, 0), {"width": 256}, "flash"),
