@@ -59,7 +59,12 @@ def spread_over(**fields) -> SpreadReport:
     point = options.point
     workload = make_workload(global_batch_size=options.global_batch or 64)
     question = Question(options, point, None, workload, make_facts(**PARTS), AnyFamily())
-    return spread(question, with_packages(target_of(options), point), ())
+    target = target_of(options)
+    hardware = target.device.hardware
+    versions = {**hardware.versions, **VERSIONS}  # a transformers that has all ways
+    device = target.device.model_copy(update={"hardware": hardware.model_copy(update={"versions": versions})})
+    target = target.model_copy(update={"device": device})
+    return spread(question, with_packages(target, point), ())
 
 
 @pytest.fixture(scope="module")
