@@ -29,9 +29,10 @@ _T95 = (
 # turns. Ten such pairs deviated from 1 by 1.2 % where their turns explain 1.5 % (`benchmarks/alike.py`): a bound.
 PROCESS_SPREAD = 0.01
 
-# Parts of a trial in turn, which lasts a minute or more: they deviate as fresh runs do, fifths of the finals
-# of t5-small by 5.9 %, twenty fresh runs of winners by 5.9 and 7.0 % (`benchmarks/repeat.py`).
-PARTS = 5
+# Parts of a trial in turn, which lasts a minute or more, show how a machine drifts. Fresh runs, minutes apart, deviate by
+# 0.6 to 1.9 times as much, the root mean square of five searches with twenty fresh runs each (`benchmarks/repeat.py`):
+# 88 of these hundred fell into intervals without this factor, 96 do with it.
+PARTS, RUNS_OVER_PARTS = 5, 1.4
 
 # Pairs for which the signed-rank test has a 95 % interval.
 _LEAST_PAIRS = 6
@@ -181,11 +182,11 @@ def parts_of(trial: Sequence[float]) -> list[Sequence[float]]:
 
 
 def spread_of_parts(sides: Sequence[Sequence[Sequence[float]]]) -> Spread:
-    """Return the pooled spread of the means of parts of trials in turn, a sequence of parts per configuration."""
+    """Return the spread of runs by that of the parts of trials in turn, a sequence of parts per configuration."""
     means = [_log_means(side) for side in sides]
     squares = sum((value - statistics.fmean(side)) ** 2 for side in means for value in side)
     degrees = sum(len(side) - 1 for side in means)
-    return Spread(math.sqrt(squares / degrees), degrees)
+    return Spread(RUNS_OVER_PARTS * math.sqrt(squares / degrees), degrees)
 
 
 def next_run_interval(trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int) -> Interval:

@@ -170,7 +170,7 @@ def test_the_next_run_falls_into_its_interval():
 
 
 def test_the_next_run_falls_into_the_interval_of_two_trials_in_turn_on_a_machine_that_drifts():
-    """Steps deviate by 9 %, and the machine by 6 % for some steps; a fresh run has eight steps at another time."""
+    """Steps deviate by 9 %, and the machine by 6 % for some steps; a fresh run, minutes later, is off by 9 %."""
     noise, held, widths, cases = random.Random(5), 0, [], 400
 
     def steps(count: int, level: float) -> list[float]:
@@ -183,10 +183,10 @@ def test_the_next_run_falls_into_the_interval_of_two_trials_in_turn_on_a_machine
     for _ in range(cases):
         sides = [parts_of(steps(20, noise.gauss(0.0, 0.06))) for _ in range(2)]
         interval = next_run_interval(sides[0], spread_of_parts(sides), 1)
-        held += interval.low <= 1 / statistics.fmean(steps(8, noise.gauss(0.0, 0.06))) <= interval.high
+        held += interval.low <= 1 / statistics.fmean(steps(8, noise.gauss(0.0, 0.09))) <= interval.high
         widths.append(interval.high / interval.low)
     assert held / cases >= 0.95
-    assert 1.3 < statistics.median(widths) < 1.5
+    assert 1.4 < statistics.median(widths) < 1.7
 
 
 def test_a_trial_of_few_steps_has_one_part():
