@@ -29,9 +29,9 @@ _T95 = (
 # turns. Ten such pairs deviated from 1 by 1.2 % where their turns explain 1.5 % (`benchmarks/alike.py`): a bound.
 PROCESS_SPREAD = 0.01
 
-# Parts of a trial in turn, which lasts a minute or more, show how a machine drifts. Fresh runs, minutes apart, deviate by
-# 0.6 to 1.9 times as much, the root mean square of five searches with twenty fresh runs each (`benchmarks/repeat.py`):
-# 88 of these hundred fell into intervals without this factor, 96 do with it.
+# Parts of a trial in turn, which lasts a minute or more, show how a machine drifts. Fresh runs, minutes apart, deviated
+# by 0.6 to 1.9 times as much in five searches with twenty fresh runs each (`benchmarks/repeat.py`), 1.4 by the root mean
+# square: 88 of these hundred fell into intervals without this factor, 96 would with it.
 PARTS, RUNS_OVER_PARTS = 5, 1.4
 
 # Pairs for which the signed-rank test has a 95 % interval.

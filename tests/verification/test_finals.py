@@ -22,6 +22,7 @@ from autotune.planning.plan import SearchState
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
 from autotune.values.config import TrainConfig
+from autotune.values.statistics import RUNS_OVER_PARTS
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import verdict_of
@@ -362,7 +363,7 @@ def test_the_next_run_of_what_ran_in_turn_deviates_as_the_parts_of_all_contender
     search.take_turns({BASE: steps, FAST: tuple(t / 2 for t in steps)})
     measured = search.finals.merged(FAST)
     interval = measured.samples_per_second_interval
-    assert interval.high / interval.low == pytest.approx(math.exp(2 * 2.306 * 0.0374 * math.sqrt(1.2)), rel=0.02)
+    assert interval.high / interval.low == pytest.approx(math.exp(2 * 2.306 * RUNS_OVER_PARTS * 0.0374 * math.sqrt(1.2)), rel=0.02)
     assert math.sqrt(interval.low * interval.high) == pytest.approx(measured.samples_per_second)
 
 
