@@ -30,8 +30,8 @@ _T95 = (
 PROCESS_SPREAD = 0.01
 
 # Parts of a trial in turn, which lasts a minute or more, show how a machine drifts. Fresh runs, minutes apart, deviated
-# by 0.6 to 1.9 times as much in five searches with twenty fresh runs each (`benchmarks/repeat.py`), 1.4 by the root mean
-# square: 88 of these hundred fell into intervals without this factor, 96 would with it.
+# by 0.6 to 1.9 times as much in five searches with twenty fresh runs each, in the root mean square by 1.4: 88 of these
+# hundred fell into intervals without this factor, 96 would with it (`benchmarks/repeat.py`).
 PARTS, RUNS_OVER_PARTS = 5, 1.4
 
 # Pairs for which the signed-rank test has a 95 % interval.

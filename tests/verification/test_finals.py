@@ -363,7 +363,8 @@ def test_the_next_run_of_what_ran_in_turn_deviates_as_the_parts_of_all_contender
     search.take_turns({BASE: steps, FAST: tuple(t / 2 for t in steps)})
     measured = search.finals.merged(FAST)
     interval = measured.samples_per_second_interval
-    assert interval.high / interval.low == pytest.approx(math.exp(2 * 2.306 * RUNS_OVER_PARTS * 0.0374 * math.sqrt(1.2)), rel=0.02)
+    half = 2.306 * RUNS_OVER_PARTS * 0.0374 * math.sqrt(1.2)
+    assert interval.high / interval.low == pytest.approx(math.exp(2 * half), rel=0.02)
     assert math.sqrt(interval.low * interval.high) == pytest.approx(measured.samples_per_second)
 
 
