@@ -31,7 +31,8 @@ PROCESS_SPREAD = 0.01
 
 # Parts of a trial in turn, which lasts a minute or more, show how a machine drifts. Fresh runs, minutes apart, deviated
 # by 0.6 to 1.9 times as much in five searches with twenty fresh runs each, in the root mean square by 1.4: 88 of these
-# hundred fell into intervals without this factor, 96 would with it (`benchmarks/repeat.py`).
+# hundred fell into intervals without this factor, 96 would with it (`benchmarks/repeat.py`). It isn't enough where the
+# whole machine changes after the search: of twenty runs on one that had become 9 % slower 6 fell in.
 PARTS, RUNS_OVER_PARTS = 5, 1.4
 
 # Pairs for which the signed-rank test has a 95 % interval.
