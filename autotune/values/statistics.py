@@ -29,11 +29,13 @@ _T95 = (
 # turns. Ten such pairs deviated from 1 by 1.2 % where their turns explain 1.5 % (`benchmarks/alike.py`): a bound.
 PROCESS_SPREAD = 0.01
 
-# Parts of a trial in turn, which lasts a minute or more, show how a machine drifts. Fresh runs, minutes apart, deviated
-# by 0.6 to 1.9 times as much in five searches with twenty fresh runs each, in the root mean square by 1.4: 88 of these
-# hundred fell into intervals without this factor, 96 would with it (`benchmarks/repeat.py`). It isn't enough where the
-# whole machine changes after the search: of twenty runs on one that had become 9 % slower 6 fell in.
-PARTS, RUNS_OVER_PARTS = 5, 1.4
+# Parts of a trial in turn, which lasts a minute or more: they show how a machine drifts meanwhile.
+PARTS = 5
+
+# Standard deviation of the logarithm of a CPU's speed between a search and runs at other times, of which its finals, a
+# few minutes, tell nothing: of 120 fresh runs of six answers the mean square deviation beyond what parts explain. 89 of
+# them fell into intervals without it, 114 do with it (`benchmarks/repeat.py`). No GPU has been measured so.
+CPU_DRIFT = 0.067
 
 # Pairs for which the signed-rank test has a 95 % interval.
 _LEAST_PAIRS = 6
@@ -187,21 +189,25 @@ def spread_of_parts(sides: Sequence[Sequence[Sequence[float]]]) -> Spread:
     means = [_log_means(side) for side in sides]
     squares = sum((value - statistics.fmean(side)) ** 2 for side in means for value in side)
     degrees = sum(len(side) - 1 for side in means)
-    return Spread(RUNS_OVER_PARTS * math.sqrt(squares / degrees), degrees)
+    return Spread(math.sqrt(squares / degrees), degrees)
 
 
-def next_run_interval(trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int) -> Interval:
+def next_run_interval(
+    trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int, *, later: float = 0.0
+) -> Interval:
     """Return the 95 % prediction interval of samples per second for the next run of a configuration.
 
     Args:
         trials: Its step times, one sequence per trial.
         spread: Spread of trials on this machine.
         samples_per_step: Samples of an optimizer step.
+        later: Standard deviation of the logarithm of the machine's speed at other times.
     """
     times = _flat(trials)
     rate = samples_per_step / statistics.fmean(times)
     steps = _step_variance(trials) / max(1, min(len(trial) for trial in trials))
-    half = t95(spread.degrees) * math.sqrt(max(spread.deviation**2, steps) * (1 + 1 / len(trials)))
+    now = t95(spread.degrees) * math.sqrt(max(spread.deviation**2, steps) * (1 + 1 / len(trials)))
+    half = math.hypot(now, 1.96 * later)
     return Interval(low=rate * math.exp(-half), high=rate * math.exp(half))
 
 

@@ -13,6 +13,7 @@ from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import DEFAULT_MARGIN
 from autotune.values.statistics import (
+    CPU_DRIFT,
     PARTS,
     Comparison,
     next_run_interval,
@@ -255,9 +256,10 @@ class Finals:
         """Return the 95 % interval of samples per second for the next run of `config`."""
         sides = [t for c in dict.fromkeys((config, *self.contenders())) if (t := self._step_times(c))]
         parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
+        later = CPU_DRIFT if self.plan.hardware.is_cpu else 0.0
         if all(map(_ran_in_turn, self._series())) and all(len(side) >= PARTS for side in parts):
-            return next_run_interval(parts[0], spread_of_parts(parts), samples)
-        return next_run_interval(sides[0], trial_spread(sides[:1], sides[1:], by_round=False), samples)
+            return next_run_interval(parts[0], spread_of_parts(parts), samples, later=later)
+        return next_run_interval(sides[0], trial_spread(sides[:1], sides[1:], by_round=False), samples, later=later)
 
     def speedup(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
         """Return the throughput of `config` over that of `reference` by their final trials; None if one has none."""
