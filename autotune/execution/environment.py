@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
@@ -122,15 +123,10 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
     Otherwise they share their own caches in the user's temporary directory, from trial to trial and search to search.
     """
     cache = directory / f"compile-cache-{rank}"
-    cold = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
-    before = {name: os.environ.pop(name) for name in cold if name in os.environ}
-    os.environ.update(cold)
     try:
-        yield
+        with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}):
+            yield
     finally:
-        for name in cold:
-            os.environ.pop(name, None)
-        os.environ.update(before)
         shutil.rmtree(cache, ignore_errors=True)
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -196,14 +197,10 @@ def seeded(seed: int) -> None:
 @contextmanager
 def randomness_off(model: nn.Module) -> Iterator[None]:
     """Set every rate of `model` to zero while entered."""
-    before = _rates(model)
-    try:
-        for holder, name, value in before:
-            setattr(holder, name, type(value)(0))
+    with ExitStack() as stack:
+        for holder, name, value in _rates(model):
+            stack.enter_context(patch.object(holder, name, type(value)(0)))
         yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
 
 
 def is_random(model: nn.Module) -> bool:
@@ -234,18 +231,8 @@ def _is_rate(holder: Any, name: str, value: Any) -> bool:
 @contextmanager
 def still_batch_norm(model: nn.Module) -> Iterator[None]:
     """Have batch norm use its running statistics while entered, whoever calls `train`."""
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-    before = [layer.training for layer in layers]
-    for layer in layers:
-        layer.eval()
-        layer.train = _stays(layer)  # type: ignore[method-assign, assignment]
-    try:
+    with ExitStack() as stack:
+        for layer in (m for m in model.modules() if isinstance(m, _BatchNorm)):
+            stack.callback(layer.train, layer.training)
+            stack.enter_context(patch.object(layer.eval(), "train", lambda mode=True, layer=layer: layer))
         yield
-    finally:
-        for layer, training in zip(layers, before, strict=True):
-            del layer.train
-            layer.train(training)
-
-
-def _stays(layer: nn.Module) -> Callable[..., nn.Module]:
-    return lambda mode=True: layer
