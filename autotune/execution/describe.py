@@ -34,6 +34,7 @@ from autotune.training.build import describe
 from autotune.training.dataset import prepare
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, kind_of, tasks_for
+from autotune.training.loss import base_model
 from autotune.training.recipe_data import checked_data
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
@@ -128,7 +129,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     arguments = _written(trainer.args)
     _check(trainer, arguments)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     batches = user_limits.user_batches(trainer)
     lengths = lengths_of(trainer.train_dataset) if batches is None else None
     task = _task(base)

@@ -25,6 +25,7 @@ from autotune.errors import NoEffectError
 from autotune.execution import model_effects
 from autotune.training.arguments import effective_tf32
 from autotune.training.batches import PackCollator
+from autotune.training.loss import base_model
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
@@ -248,8 +249,7 @@ def _embedding_states(optimizer: Any, model: nn.Module) -> str:
 def _attention(config: TrainConfig, model: Any) -> str:
     if config.attn_implementation is None:
         return "no attention"
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    actual = getattr(base.config, "_attn_implementation", None)
+    actual = getattr(base_model(model).config, "_attn_implementation", None)
     if actual != config.attn_implementation:
         raise NoEffectError(f"attention {config.attn_implementation} was asked for, but {actual} ran")
     return str(actual)

@@ -20,6 +20,7 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from autotune.errors import NoEffectError
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
+from autotune.training.loss import base_model
 from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
@@ -92,7 +93,7 @@ def quantization(config: TrainConfig, model: nn.Module) -> str:
 
 def experts(config: TrainConfig, model: Any) -> str:
     """Return the implementation of the experts; their number per token and capacity are checked, too."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     text = base.config.get_text_config() if hasattr(base, "config") else None  # a user's module has none
     for name, field in (("experts_per_token", "num_experts_per_tok"), ("expert_capacity", "expert_capacity")):
         wanted = getattr(config, name)
@@ -122,8 +123,7 @@ def liger(config: TrainConfig, model: nn.Module) -> str:
 
 def chunked_loss(config: TrainConfig, model: Any) -> str:
     """Return whether the head leaves hidden states to the loss."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    is_chunked = isinstance(vars(base).get("_loss_function"), functools.partial)
+    is_chunked = isinstance(vars(base_model(model)).get("_loss_function"), functools.partial)
     if is_chunked != config.chunked_loss:
         raise NoEffectError(f"chunked_loss {config.chunked_loss} was asked for, but it is {is_chunked}")
     return "in chunks" if is_chunked else "of all logits"
