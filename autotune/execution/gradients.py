@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autotune.training.facts import is_rate
 from autotune.values.model import ModelFacts
 
 # Elements of each parameter's gradient that are compared one by one; its norm counts all of them.
@@ -41,11 +42,6 @@ OTHER_SAMPLES = 0.4
 
 # Multiples of what another seed changes that the split may change: a single pair shows chance but roughly.
 _SPREADS = 3.0
-
-# Rates by name: dropout and its kin (attention_dropout, resid_pdrop, drop_path, layerdrop), a router's noise, and the
-# shares of a recording that SpecAugment hides.
-_WORDS = ("drop", "jitter")
-_NAMES = frozenset({"mask_time_prob", "mask_feature_prob"})
 
 
 class Gradient(NamedTuple):
@@ -210,22 +206,10 @@ def is_random(model: nn.Module) -> bool:
 
 def _rates(model: nn.Module) -> list[tuple[Any, str, float]]:
     """Return the rates above zero, with what holds them and their names."""
-    return [(h, name, value) for h in _holders(model) for name, value in vars(h).items() if _is_rate(h, name, value)]
-
-
-def _holders(model: nn.Module) -> list[Any]:
-    """Return the modules and their configs, each once."""
     modules = list(model.modules())
     configs = {id(c): c for m in modules if (c := getattr(m, "config", None)) is not None and hasattr(c, "to_dict")}
-    return [*modules, *configs.values()]
-
-
-def _is_rate(holder: Any, name: str, value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        return False
-    if isinstance(holder, nn.Module) and name == "p" and "Drop" in type(holder).__name__:
-        return True
-    return name in _NAMES or any(word in name for word in _WORDS)
+    holders = [*modules, *configs.values()]
+    return [(h, name, value) for h in holders for name, value in vars(h).items() if is_rate(h, name, value)]
 
 
 @contextmanager
