@@ -41,8 +41,8 @@ def quick_weights() -> Iterator[None]:
     Equal torch seeds give equal weights.
     """
     blocks: dict[Key, torch.Tensor] = {}
-    named = ("normal_", "uniform_")
-    with patch.multiple(torch.Tensor, **{n: _in_blocks(n, getattr(torch.Tensor, n), blocks) for n in named}):
+    drawing: dict[str, Any] = {n: _in_blocks(n, getattr(torch.Tensor, n), blocks) for n in ("normal_", "uniform_")}
+    with patch.multiple(torch.Tensor, **drawing):
         yield
 
 
