@@ -1,17 +1,19 @@
 """Runs one trial at a time in a child process and says how it ended.
 
-A :class:`Runner` takes a request and returns a result; :class:`LocalRunner` keeps one launcher process (see `launch`)
-that forks the children. The parent blocks while a child is being timed; what its end means is decided in `outcome`.
+A :class:`Runner` is given requests and gives back results; :class:`LocalRunner` keeps one launcher process (see
+`launch`) that forks the children. The parent blocks while a child is being timed; what its end means is decided in
+`outcome`.
 """
 
 from __future__ import annotations
 
+import abc
 import math
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -46,28 +48,39 @@ _DESCRIBE, _COMPILE = "autotune.execution.describe", "autotune.execution.environ
 _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 
 
-class Runner(Protocol):
-    """Turns a request into a result, whatever happens on the way.
+class Runner(abc.ABC):
+    """Turns requests into results, whatever happens on the way; InfrastructureError: no trial can be run at all.
+
+    A search begins trials where a place is free and waits for the next that ends. One place runs a trial while it is
+    waited for, in the thread that waits; several run theirs at once (`pool`, `ray_pool`).
 
     Attributes:
         takes_turns: Whether several trials can be alive at once and compute in turn.
     """
 
     takes_turns: bool = False
+    _begun: TrialRequest | None = None
 
+    def free(self) -> int:
+        """Return how many more trials can be begun now."""
+        return int(self._begun is None)
+
+    def begin(self, request: TrialRequest) -> None:
+        """Begin a trial at a free place."""
+        self._begun = request
+
+    def wait(self) -> TrialResult:
+        """Block until one of the trials that were begun has ended, and return its result."""
+        assert self._begun is not None, "no trial was begun"
+        request, self._begun = self._begun, None
+        return self.run(request)
+
+    @abc.abstractmethod
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
+        """Run one trial alone, always at the same place, for measurements that are compared."""
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
-        """Run trials that are alive at once and compute in turn, if it `takes_turns`.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
+        """Run trials that are alive at once and compute in turn, if it `takes_turns`."""
         raise AssertionError("this runner takes no turns")
 
 
@@ -126,18 +139,14 @@ class LocalRunner(Runner):
             self._launcher.end()
             self._launcher = None
 
-    def begin(self) -> Launcher:
+    def launch(self) -> Launcher:
         """Begin to start the launcher, whose seconds can be used otherwise until `start`."""
         if self._launcher is None:
             self._launcher = Launcher(self._run_directory, self._place, stop=self._stop)
         return self._launcher
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial and write its result.
-
-        Raises:
-            InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
-        """
+        """Run one trial and write its result; raises as `run_in_turn` does."""
         return self.run_in_turn([request])[0]
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
@@ -243,7 +252,7 @@ class LocalRunner(Runner):
         """
         if self._launcher is not None and self._launcher.has_died():
             self.close()
-        launcher = self.begin()
+        launcher = self.launch()
         try:
             launcher.wait(max(1.0, self.ends_at - time.perf_counter()))
         except BaseException as error:
