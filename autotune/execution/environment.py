@@ -111,9 +111,9 @@ def see_only(devices: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:devices])
 
 
-def trial_device(device: str, rank: int = 0) -> str:
-    """Return the name that the parent's `device`, or the one of rank `rank`, has inside a trial."""
-    return "cpu" if device == "cpu" else f"cuda:{rank}"
+def trial_device(device: str) -> str:
+    """Return the name that the parent's `device`, or the one of this rank, has inside a trial."""
+    return "cpu" if device == "cpu" else f"cuda:{own_rank().number}"
 
 
 @contextlib.contextmanager
