@@ -31,7 +31,7 @@ from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.batches import profile_of, row_lengths
 from autotune.training.build import describe
-from autotune.training.dataset import prepare
+from autotune.training.corpus import prepare
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, kind_of, tasks_for
 from autotune.training.loss import base_model

@@ -29,7 +29,7 @@ from autotune.training.batches import (
     Sample,
     row_order,
 )
-from autotune.training.corpus import Corpus, load_rows, prepare, refuse_files, row_lengths
+from autotune.training.corpus import load_rows, refuse_files, row_lengths
 from autotune.training.image_text import ImageText, image_text
 from autotune.training.inputs import audio_input, image_input, labels_of
 from autotune.values.config import TrainConfig
@@ -38,8 +38,6 @@ from autotune.values.workload import SYNTHETIC_SAMPLES, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["Corpus", "prepare", "training_data"]
 
 MASKED_SHARE = 0.15
 IMAGES = 8  # distinct images or recordings, which take megabytes and not gigabytes
