@@ -28,7 +28,7 @@ import psutil
 
 from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.parallel_arguments import ZERO_STAGES
-from autotune.value import Value, read_value
+from autotune.value import read_value
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD, allocator_settings
 from autotune.values.trial import TrialRequest
 
@@ -161,14 +161,8 @@ def _is_whole(library: Path) -> bool:
     return bool(library.stat().st_size >= start + each * count)
 
 
-class Operators(Value):
-    """Names of DeepSpeed's builders."""
-
-    names: tuple[str, ...]
-
-
 def operators_of(request: TrialRequest) -> tuple[str, ...]:
-    """Return the operators of DeepSpeed that a trial is going to need."""
+    """Return the operators of DeepSpeed that a trial is going to need, by the names of their builders."""
     spread = request.config.parallelism
     if spread.sharding not in ZERO_STAGES:
         return ()
@@ -179,11 +173,11 @@ def operators_of(request: TrialRequest) -> tuple[str, ...]:
 
 
 def compile_operators(directory: Path) -> None:
-    """Compile what the request in `directory` names; at once if that has been done."""
+    """Compile what the trial of the request in `directory` needs; at once if that has been done."""
     find_ninja()
     from deepspeed.accelerator import get_accelerator
 
-    for name in read_value(Operators, directory / "request.json").names:
+    for name in operators_of(read_value(TrialRequest, directory / "request.json")):
         builder = get_accelerator().create_op_builder(name)
         if builder is not None:
             lock = _lock_of(builder.name)

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution.environment import COMPILE_LIMIT_S, Operators, forget_ended_builder, operators_of
+from autotune.execution.environment import COMPILE_LIMIT_S, forget_ended_builder, operators_of
 from autotune.execution.failures import read_tail
 from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
 from autotune.execution.launch import DEFAULT_ENTRY, Launcher, end_what_was_left
@@ -164,7 +164,7 @@ class LocalRunner(Runner):
         self.start()  # its start is no part of the trials
         timeout_s = max(request.limits.timeout_s for request in requests)
         for request in requests:
-            self._compile(operators_of(request), timeout_s)  # nor is this
+            self._compile(request, timeout_s)  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         started = time.monotonic()
         ending = self._ending(directories, self._entry, timeout_s, ranks=requests[0].ranks)
@@ -237,13 +237,12 @@ class LocalRunner(Runner):
         self._ending([directory], entry, min(timeout_s, max(1.0, self.ends_at - time.perf_counter())))
         return directory
 
-    def _compile(self, operators: tuple[str, ...], limit_s: float) -> None:
+    def _compile(self, request: TrialRequest, limit_s: float) -> None:
         """Have the operators compiled that none of the earlier trials needed, for up to `limit_s`."""
-        if not self._compiled.issuperset(operators):
-            named = Operators(names=operators)
-            directory = self.ask("operators", _COMPILE, named, timeout_s=min(COMPILE_LIMIT_S, limit_s))
+        if not self._compiled.issuperset(operators_of(request)):
+            directory = self.ask("operators", _COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, limit_s))
             if not forget_ended_builder(directory):
-                self._compiled.update(operators)
+                self._compiled.update(operators_of(request))
 
     def start(self) -> Launcher:
         """Return the launcher, started if there is none or if it has died; that takes seconds.
