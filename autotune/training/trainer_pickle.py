@@ -123,7 +123,9 @@ class Remake:
 
         kind, accelerator = pickle.loads(self._kind)["class"], _Later()
         trainer = kind.__new__(kind)
-        parts = _Unpickler(io.BytesIO(self._parts), {_TRAINER: trainer, _ACCELERATOR: accelerator}).load()
+        unpickler = pickle.Unpickler(io.BytesIO(self._parts))
+        unpickler.persistent_load = {_TRAINER: trainer, _ACCELERATOR: accelerator}.__getitem__  # type: ignore[method-assign]
+        parts = unpickler.load()
         arguments = parts["args_class"](**parts["args"])
         given = {name: parts[name] for name in (*_PARTS, "optimizers", "callbacks")}
         init = parts["model_init"]
@@ -145,15 +147,6 @@ class _Later:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.found, name)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, known: dict[str, Any]) -> None:
-        super().__init__(file)
-        self._known = known
-
-    def persistent_load(self, pid: str) -> Any:
-        return self._known[pid]
 
 
 def _placed(value: Any, trainer: Any) -> Any:
