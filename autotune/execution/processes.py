@@ -157,5 +157,7 @@ def _in_use(directory: Path) -> set[str]:
             used |= {line.partition(prefix)[2] for line in lines if prefix in line}
             for entry in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    used |= {target.name} if (target := entry.readlink()).parent == directory else set()
+                    target = entry.readlink()
+                    if target.parent == directory:
+                        used.add(target.name)
     return used

@@ -31,7 +31,7 @@ from autotune.training.batches import (
 )
 from autotune.training.corpus import load_rows, refuse_files, row_lengths
 from autotune.training.image_text import ImageText, image_text
-from autotune.training.inputs import audio_input, image_input, labels_of
+from autotune.training.inputs import audio_input, image_input, labels_of, special_ids
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES, Workload
@@ -109,7 +109,7 @@ def training_data(
             seed=workload.seed,
         )
         texts = Subset(texts, order.tolist())  # type: ignore[arg-type]  # torch wants a Dataset by inheritance
-    pad = _ids(model_config, "pad_token_id", default=0)[0]
+    pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
     return Repeated(texts, samples), PackCollator() if config.packing else PadCollator(pad)
 
 
@@ -236,22 +236,14 @@ def _synthetic_texts(workload: Workload, config: Any) -> TextSamples:
 
 def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArray[np.int32]:
     """Return rows of ids that aren't special but for the last, the end of a text if the model has one."""
-    special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in _ids(config, name)]
+    special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in special_ids(config, name)]
     special += [i for name in ("image_token_id", "video_token_id") if (i := getattr(config, name, None)) is not None]
     ordinary = np.setdiff1d(np.arange(config.get_text_config().vocab_size, dtype=np.int32), special)
     rows = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, length))
-    end = [i for i in _ids(config, "eos_token_id") if i < config.get_text_config().vocab_size]
+    end = [i for i in special_ids(config, "eos_token_id") if i < config.get_text_config().vocab_size]
     if end:  # a config made for a smaller vocabulary may name one beyond it
         rows[:, -1] = end[0]
     return rows
-
-
-def _ids(config: Any, name: str, *, default: int | None = None) -> list[int]:
-    """Return the special ids of a name, of which a config has none, one or several."""
-    value = getattr(config.get_text_config(), name, None)
-    if value is None:
-        value = [] if default is None else default
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _synthetic_images_in_texts(workload: Workload, config: Any) -> ImageTextSamples:
@@ -283,6 +275,8 @@ def _synthetic_sound(workload: Workload, config: Any) -> DenseSamples:
     elif workload.task is Task.SPEECH_SEQ2SEQ:
         labels = _random_ids(random, workload.target_length or workload.sequence_length, config).astype(np.int64)
     else:
-        ordinary = np.setdiff1d(np.arange(config.vocab_size), _ids(config, "pad_token_id"))  # its blank pads for CTC
+        ordinary = np.setdiff1d(
+            np.arange(config.vocab_size), special_ids(config, "pad_token_id")
+        )  # its blank pads for CTC
         labels = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, labels_of(workload.sequence_length)))
     return DenseSamples(name, random.standard_normal((IMAGES, *shape), dtype=np.float32), labels)

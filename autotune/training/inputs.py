@@ -1,4 +1,4 @@
-"""The inputs of models of images and of sound: name and shape, by the library config.
+"""The inputs of models, by the library config: special ids of texts; name and shape of images and of sound.
 
 The length of sound is counted in frames, the positions that the encoder attends over: 20 ms for wav2vec 2.0 and its kin
 (320 samples at 16 kHz) and for Whisper (two log-mel frames of 10 ms). Some models take one length alone, Whisper 30 s.
@@ -45,6 +45,12 @@ def image_input(config: Any) -> tuple[str, tuple[int, ...], int | None]:
     size = getattr(vision, "image_size", None) or _DEFAULT_SIZE
     height, width = (size, size) if isinstance(size, int) else size
     return "pixel_values", (getattr(vision, "num_channels", 3), height, width), None
+
+
+def special_ids(config: Any, name: str) -> list[int]:
+    """Return the ids of a name such as 'eos_token_id', of which a config has none, one or several."""
+    value = getattr(config.get_text_config(), name, None)
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 def is_supported(model_type: str) -> bool:
