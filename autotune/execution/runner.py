@@ -274,12 +274,7 @@ class LocalRunner(Runner):
 
         A launcher that dies before it takes the job is replaced once.
         """
-        job = {
-            "directories": [str(directory) for directory in directories],
-            "entry": entry,
-            "timeout_s": timeout_s,
-            "ranks": ranks,
-        }
+        job = {"directories": [str(d) for d in directories], "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
         for _ in range(2):
             launcher = self.start()
             try:
@@ -306,18 +301,16 @@ class LocalRunner(Runner):
     def _wait_until_idle(self, idle_bytes: Sequence[int]) -> tuple[str, ...]:
         """Wait until the devices' memory is back where it was before the trial; return a warning if it isn't."""
         deadline = time.monotonic() + IDLE_LIMIT_S
-        while (excess := self._excess_bytes(idle_bytes)) > IDLE_TOLERANCE_BYTES:
+        while True:
+            grown = (now - idle for now, idle in zip(self._device_bytes(), idle_bytes, strict=True))
+            if (excess := max(grown, default=0)) <= IDLE_TOLERANCE_BYTES:
+                return ()
             if time.monotonic() > deadline:
                 return (
                     f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
                     "another process took them, or the trial's memory was not given back",
                 )
             time.sleep(0.1)
-        return ()
-
-    def _excess_bytes(self, idle_bytes: Sequence[int]) -> int:
-        """Return the memory that a device has in use beyond its idle level, at the most."""
-        return max((now - idle for now, idle in zip(self._device_bytes(), idle_bytes, strict=True)), default=0)
 
 
 def _make_empty(directory: Path) -> None:

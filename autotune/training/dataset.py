@@ -275,8 +275,7 @@ def _synthetic_sound(workload: Workload, config: Any) -> DenseSamples:
     elif workload.task is Task.SPEECH_SEQ2SEQ:
         labels = _random_ids(random, workload.target_length or workload.sequence_length, config).astype(np.int64)
     else:
-        ordinary = np.setdiff1d(
-            np.arange(config.vocab_size), special_ids(config, "pad_token_id")
-        )  # its blank pads for CTC
+        blank = special_ids(config, "pad_token_id")  # CTC's
+        ordinary = np.setdiff1d(np.arange(config.vocab_size), blank)
         labels = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, labels_of(workload.sequence_length)))
     return DenseSamples(name, random.standard_normal((IMAGES, *shape), dtype=np.float32), labels)
