@@ -176,11 +176,12 @@ def compile_operators(directory: Path) -> None:
     """Compile what the trial of the request in `directory` needs; at once if that has been done."""
     find_ninja()
     from deepspeed.accelerator import get_accelerator
+    from torch.utils.cpp_extension import _get_build_directory
 
     for name in operators_of(read_value(TrialRequest, directory / "request.json")):
         builder = get_accelerator().create_op_builder(name)
         if builder is not None:
-            lock = _lock_of(builder.name)
+            lock = Path(_get_build_directory(builder.name, verbose=False)) / "lock"
             _forget_dead_builder(lock)
             (directory / _BUILDING).write_text(str(lock))
             builder.load(verbose=False)
@@ -197,12 +198,6 @@ def tell_deepspeed(device: str) -> None:
     find_ninja()  # where it looks at what it has compiled
     if device == "cpu" and own_rank().is_launched:
         importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
-
-
-def _lock_of(name: str) -> Path:
-    from torch.utils.cpp_extension import _get_build_directory
-
-    return Path(_get_build_directory(name, verbose=False)) / "lock"
 
 
 def _forget_dead_builder(lock: Path) -> None:

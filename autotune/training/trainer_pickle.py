@@ -31,6 +31,8 @@ _SET_AFTERWARDS = ("label_names", "loss_is_scaled_for_ga")
 
 _TRAINER, _ACCELERATOR = "the trainer", "its accelerator"
 
+_THEIR_OWN = ("transformers.trainer_callback", "transformers.integrations")  # modules of the library's callbacks
+
 
 def maker_of(trainer: Any) -> Callable[[], Any]:
     """Return a picklable function that makes a Trainer like this one.
@@ -49,17 +51,13 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
         "model": trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
         "model_init": trainer.model_init,
         "optimizers": (None, None) if has_trained else (trainer.optimizer, trainer.lr_scheduler),
-        "callbacks": [c for c in trainer.callback_handler.callbacks if not _is_the_librarys(c)],
+        "callbacks": [c for c in trainer.callback_handler.callbacks if not type(c).__module__.startswith(_THEIR_OWN)],
         "args_class": type(args),
         "args": {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
         **{f"attribute {name}": value for name, value in _added_attributes(trainer).items()},
     }
     kind = _pickled_parts({"class": type(trainer)}, trainer)
     return Remake(kind, _pickled_parts(parts, trainer))
-
-
-def _is_the_librarys(callback: Any) -> bool:
-    return type(callback).__module__.startswith(("transformers.trainer_callback", "transformers.integrations"))
 
 
 def _added_attributes(trainer: Any) -> dict[str, Any]:
@@ -119,6 +117,7 @@ class Remake:
 
     def __call__(self) -> Any:
         """Return the Trainer."""
+        from torch import nn
         from transformers import Trainer
 
         kind, accelerator = pickle.loads(self._kind)["class"], _Later()
@@ -133,8 +132,9 @@ class Remake:
         Trainer.__init__(trainer, args=arguments, **model, **given)
         accelerator.found = trainer.accelerator
         for name, value in parts.items():
-            if name.startswith("attribute "):
-                setattr(trainer, name.removeprefix("attribute "), _placed(value, trainer))
+            if name.startswith("attribute "):  # a module beside the model, such as a teacher, belongs on the device
+                on_device = value.to(trainer.args.device) if isinstance(value, nn.Module) else value
+                setattr(trainer, name.removeprefix("attribute "), on_device)
         return trainer
 
 
@@ -147,13 +147,6 @@ class _Later:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.found, name)
-
-
-def _placed(value: Any, trainer: Any) -> Any:
-    """Return a module that the class has beside the model, such as a teacher, on the device; all else as it is."""
-    from torch import nn
-
-    return value.to(trainer.args.device) if isinstance(value, nn.Module) else value
 
 
 def pickled(make: Callable[[], Any], what: str) -> bytes:
