@@ -221,7 +221,7 @@ def _planned(
     subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> SearchPlan:
     """Describe what is tuned in a child process, and return the plan, after its notes."""
-    backend.asker.begin()  # the child imports libraries while this process reads the model's config
+    backend.asker.launch()  # the child imports libraries while this process reads the model's config
     outline = planner.outline(subject.options, backend.allotment, subject)
     if not subject.options.exhaustive or subject.options.max_time_s is not None:
         backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s

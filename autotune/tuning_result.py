@@ -153,8 +153,8 @@ class TuningResult(ResultData):
         """
         self._check_model()
         from autotune.training.build import build_config
-        from autotune.training.corpus import TOKENS
-        from autotune.training.dataset import prepare, training_data
+        from autotune.training.corpus import TOKENS, prepare
+        from autotune.training.dataset import training_data
 
         where = Path(directory) if directory is not None else None
         if self.workload.dataset is not None and where is not None and not (where / TOKENS).exists():

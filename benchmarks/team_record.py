@@ -29,7 +29,6 @@ from provenance import ROOT, provenance, results_path
 from searching.replay import ReplayClock, ReplayRunner
 
 from autotune.errors import AutotuneError
-from autotune.execution.pool import OnePlace
 from autotune.execution.runner import Runner
 from autotune.search.exhaustive import plan_of
 from autotune.search.tuner import Tuner
@@ -91,7 +90,7 @@ def search(run_dir: Path, options: argparse.Namespace) -> None:
                     held_up_s.append(time.monotonic() - began)
 
             writer.earlier()
-            writer.end(Tuner(plan, directory, OnePlace(runner), listen, clock=clock.now).run())
+            writer.end(Tuner(plan, directory, runner, listen, clock=clock.now).run())
             ended = time.monotonic()
         figures = {"between_trials_s": held_up_s, "at_the_end_s": time.monotonic() - ended}
         write_text(json.dumps(figures), run_dir / REPORT)

@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from autotune.errors import InputError
-from autotune.training.dataset import Corpus, prepare, training_data
+from autotune.training.corpus import Corpus, prepare
+from autotune.training.dataset import training_data
 from autotune.values.model import ModelSpec, Task
 from autotune.values.workload import Workload
 

@@ -24,7 +24,6 @@ from factories import (
     make_space_file,
 )
 
-from autotune.execution.pool import OnePlace
 from autotune.output.gather import gather
 from autotune.planning.plan import SearchPlan
 from autotune.search.tuner import Tuner
@@ -114,7 +113,7 @@ def _searched(told: Callable[[TrialRequest], Outcome], finalists: int) -> tuple[
     with mock.patch(
         "autotune.search.sampler.PATIENCE_DRAWS", 1
     ):  # the sampler's attempts in a small space take a second each
-        found = Tuner(plan, run_directory, OnePlace(runner), ignore, clock=Clock()).run()
+        found = Tuner(plan, run_directory, runner, ignore, clock=Clock()).run()
         return directory, plan, with_methods(found)
 
 

@@ -14,6 +14,7 @@ from autotune.cost.family import Family
 from autotune.cost.profile import TRANSFER
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder
+from autotune.training.loss import base_model
 from autotune.values.techniques import CHECKPOINTING
 
 Contexts = Callable[[], tuple[Any, Any]]
@@ -21,7 +22,7 @@ Contexts = Callable[[], tuple[Any, Any]]
 
 def set_checkpointing(model: Any, family: Family, semantics: Semantics, recorder: Recorder) -> None:
     """Switch the checkpointing of a model on or off as its family says."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     if family.checkpointing == "none":
         if base.supports_gradient_checkpointing:
             base._set_gradient_checkpointing(enable=False)

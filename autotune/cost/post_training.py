@@ -26,6 +26,7 @@ from autotune.cost.extend import Extended
 from autotune.cost.family import Shape
 from autotune.cost.profile import NORMALISATION, Excerpt, Generation, Line, MemoryPoint, Profile, Repeat
 from autotune.cost.tape import Recorder
+from autotune.training.loss import base_model
 from autotune.values.workload import RecipeKind
 
 _NONE = Line(constant=0.0, per_sample=0.0)
@@ -46,7 +47,7 @@ def log_probs_head(model: Any, recorder: Recorder, *, on_cuda: bool, dtype: torc
         dtype: Of the products.
         scored: Tokens of a row whose log-probabilities count.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
 
     def forward(labels: Any = None, **inputs: Any) -> dict[str, torch.Tensor]:
         hidden = base.base_model(**inputs).last_hidden_state[:, :-1]

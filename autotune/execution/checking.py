@@ -39,7 +39,7 @@ class Reading(NamedTuple):
     """How a trial reads its samples."""
 
     evaluation: EvaluationData | None  # None: there is nothing to evaluate on
-    padding_share: Callable[[int], float | None]  # of so many steps; None: unknown
+    padding_share: Callable[[int], float | None] = lambda steps: None  # of so many steps; None: unknown
     not_saved: str | None = None  # why a soak saves no checkpoint
     not_evaluated: str | None = None  # why there is nothing to evaluate on, if the user can't know
 

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from transformers import PreTrainedModel, TrainingArguments
-from transformers.models.auto import modeling_auto
 from transformers.utils import is_torch_tf32_available
 
 from autotune.errors import AutotuneError, InputError, one_line
@@ -31,9 +30,10 @@ from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.batches import profile_of, row_lengths
 from autotune.training.build import describe
-from autotune.training.dataset import prepare
+from autotune.training.corpus import prepare
 from autotune.training.facts import facts_of
-from autotune.training.heads import HEADS, kind_of, tasks_for
+from autotune.training.heads import HEADS, class_names, kind_of, tasks_for
+from autotune.training.loss import base_model
 from autotune.training.recipe_data import checked_data
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
@@ -128,7 +128,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     arguments = _written(trainer.args)
     _check(trainer, arguments)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     batches = user_limits.user_batches(trainer)
     lengths = lengths_of(trainer.train_dataset) if batches is None else None
     task = _task(base)
@@ -232,10 +232,8 @@ def _batch(trainer: Any, batches: str | None, lengths: Any) -> tuple[Any, int, b
 def _task(base: Any) -> Task:
     """Return the task whose head the model is, OWN if it is none that can be built from a name."""
     if isinstance(base, PreTrainedModel):
-        for task, (_, table) in HEADS.items():
-            classes = getattr(modeling_auto, table).get(base.config.model_type, ())
-            if type(base).__name__ in ((classes,) if isinstance(classes, str) else classes):
-                return task
+        heads = (task for task in HEADS if type(base).__name__ in class_names(base.config.model_type, task))
+        return next(heads, Task.OWN)
     return Task.OWN
 
 

@@ -21,10 +21,11 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from autotune.errors import NoEffectError
 from autotune.execution import model_effects
+from autotune.execution.model_effects import require
 from autotune.training.arguments import effective_tf32
 from autotune.training.batches import PackCollator
+from autotune.training.loss import base_model
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
@@ -150,45 +151,39 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def _precision(self, trainer: Any, model: nn.Module) -> str:
         wanted, asked = _OUTPUT_DTYPE[self._config.precision], self._config.precision
         casts = model_effects.casts_weights(self._config)
-        if asked in (Precision.FP16, Precision.BF16) and not (trainer.accelerator.native_amp or casts):
-            raise NoEffectError(f"{asked} was asked for, but autocast is off: the device's library ignores it")
-        if self._dtypes and self._dtypes != {wanted}:
-            raise NoEffectError(f"{asked} was asked for, but layers put out {_names(self._dtypes)}")
+        autocasts, needs_it = trainer.accelerator.native_amp, asked in (Precision.FP16, Precision.BF16) and not casts
+        ignored = f"{asked} was asked for, but autocast is off: the device's library ignores it"
+        require(autocasts or not needs_it, ignored)
+        outputs = _names(self._dtypes)
+        require(self._dtypes <= {wanted}, f"{asked} was asked for, but layers put out {outputs}")
         weights = Counter(p.dtype for p in model.parameters() if p.is_floating_point())
         expected = wanted if casts else torch.bfloat16 if asked is Precision.PURE_BF16 else torch.float32
-        if weights and weights.most_common(1)[0][0] is not expected and self._config.adapter is None:
-            raise NoEffectError(f"{asked} was asked for, but weights are {_names(weights)}")
-        seen = (
-            _names(self._dtypes) if self._dtypes else "autocast on" if trainer.accelerator.native_amp else "as weights"
-        )
-        return f"weights {_names(weights)}, layer outputs {seen}"
+        is_as_asked = not weights or weights.most_common(1)[0][0] is expected or self._config.adapter is not None
+        require(is_as_asked, f"{asked} was asked for, but weights are {_names(weights)}")
+        return f"weights {_names(weights)}, layer outputs {outputs or ('autocast on' if autocasts else 'as weights')}"
 
     def _checkpointing(self, model: nn.Module) -> str:
         calls = self._calls["checkpointed"]
         flagged = sum(bool(getattr(m, "gradient_checkpointing", False)) for m in model.modules())
+        asked, compiles = self._config.checkpointing, self._config.torch_compile_backend is not None
         if units := model_effects.checkpointed_units(model):
-            if self._config.checkpointing != "full":
-                raise NoEffectError(f"checkpointing {self._config.checkpointing} was asked for, but FSDP checkpoints")
+            require(asked == "full", f"checkpointing {asked} was asked for, but FSDP checkpoints")
             return f"{units} units of FSDP"
-        if self._config.checkpointing == "none":
-            if calls or flagged:
-                raise NoEffectError("no checkpointing was asked for, but the model checkpoints its activations")
+        if asked == "none":
+            unasked = "no checkpointing was asked for, but the model checkpoints its activations"
+            require(not calls and not flagged, unasked)
             return "none"
-        if not flagged:
-            raise NoEffectError("checkpointing was asked for, but no layer of the model has it switched on")
-        if self._config.torch_compile_backend is None and not calls:
-            raise NoEffectError("checkpointing was asked for and switched on, but no layer was checkpointed")
-        _check_kind(CHECKPOINTING[self._config.checkpointing], model)
+        require(flagged, "checkpointing was asked for, but no layer of the model has it switched on")
+        require(calls or compiles, "checkpointing was asked for and switched on, but no layer was checkpointed")
+        _check_kind(CHECKPOINTING[asked], model)
         return f"{calls} checkpointed calls in the first step" if calls else "switched on"
 
     def _cache(self, trainer: Any) -> str:
         """Say how often the cache is emptied: the Trainer does so in steps whose number, from 0, this divides."""
         wanted, actual = self._config.torch_empty_cache_steps, trainer.args.torch_empty_cache_steps
-        times = self._calls["emptied"]
-        if actual != wanted:
-            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but {actual} is set")
-        if wanted and not times:
-            raise NoEffectError(f"torch_empty_cache_steps {wanted} was asked for, but the first step emptied no cache")
+        times, asked = self._calls["emptied"], f"torch_empty_cache_steps {wanted} was asked for"
+        require(actual == wanted, f"{asked}, but {actual} is set")
+        require(times or not wanted, f"{asked}, but the first step emptied no cache")
         return f"every {wanted} steps, {times} times in the first" if wanted else "never emptied"
 
 
@@ -196,13 +191,11 @@ def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:
     """Raise NoEffectError unless the layers that should be are checkpointed, and by the implementation asked for."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     switched_on = [m for m in layers if m.gradient_checkpointing]
-    if layers and len(switched_on) != -(-len(layers) // kind.every):
-        raise NoEffectError(f"every {kind.every} layers were to be checkpointed, but {len(switched_on)} of them are")
+    is_every = len(switched_on) == -(-len(layers) // kind.every)
+    require(is_every, f"every {kind.every} layers were to be checkpointed, but {len(switched_on)} of them are")
     for layer in switched_on:
-        function = layer._gradient_checkpointing_func
-        reentrant = getattr(function, "keywords", {}).get("use_reentrant")
-        if reentrant is not None and reentrant != kind.reentrant:
-            raise NoEffectError(f"use_reentrant={kind.reentrant} was asked for, but it is {reentrant}")
+        actual = getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant", kind.reentrant)
+        require(actual == kind.reentrant, f"use_reentrant={kind.reentrant} was asked for, but it is {actual}")
 
 
 def _names(dtypes: Any) -> str:
@@ -213,8 +206,7 @@ def _tf32(config: TrainConfig, hardware: Hardware) -> str:
     if not hardware.has_tf32:  # what is set for others has no effect
         return "none"
     actual, expected = str(torch.backends.cuda.matmul.fp32_precision), effective_tf32(config, hardware)
-    if (actual == "tf32") != expected:
-        raise NoEffectError(f"tf32 should be {expected}, but matrix products in fp32 are {actual}")
+    require((actual == "tf32") == expected, f"tf32 should be {expected}, but matrix products in fp32 are {actual}")
     return actual
 
 
@@ -222,16 +214,14 @@ def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
     inner = model_effects.inner_optimizer(optimizer)
     name = f"{type(inner).__module__}.{type(inner).__name__}"
     facts = OPTIMIZERS[config.optim]
-    of_host = model_effects.optimizer_of_host(config)
-    if name != (of_host or facts.class_name):
-        raise NoEffectError(f"optimizer {config.optim} was asked for, but {name} ran")
+    of_host, asked = model_effects.optimizer_of_host(config), f"optimizer {config.optim} was asked for"
+    require(name == (of_host or facts.class_name), f"{asked}, but {name} ran")
     if of_host is not None:
         return name
     own = getattr(inner, "args", None)
     for key, value in facts.attributes:
         actual = getattr(inner, key, getattr(own, key, inner.param_groups[0].get(key)))
-        if actual != value and not (value is None and not actual):
-            raise NoEffectError(f"optimizer {config.optim} was asked for, but {key} is {actual}")
+        require(actual == value or (value is None and not actual), f"{asked}, but {key} is {actual}")
     seen = name + "".join(f" {key}={value}" for key, value in facts.attributes)
     return seen + _embedding_states(inner, model) if ("optim_bits", 8) in facts.attributes else seen
 
@@ -240,18 +230,15 @@ def _embedding_states(optimizer: Any, model: nn.Module) -> str:
     """Return a remark that states of embeddings are in 32 bits, as bitsandbytes advises and the Trainer has it."""
     tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and m.weight in optimizer.state]
     states = {optimizer.state[table]["state1"].dtype for table in tables}
-    if states - {torch.float32}:
-        raise NoEffectError(f"states of embeddings should be kept in 32 bits, but are {_names(states)}")
+    require(states <= {torch.float32}, f"states of embeddings should be kept in 32 bits, but are {_names(states)}")
     return ", embeddings' states in float32" if states else ""
 
 
 def _attention(config: TrainConfig, model: Any) -> str:
     if config.attn_implementation is None:
         return "no attention"
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    actual = getattr(base.config, "_attn_implementation", None)
-    if actual != config.attn_implementation:
-        raise NoEffectError(f"attention {config.attn_implementation} was asked for, but {actual} ran")
+    wanted, actual = config.attn_implementation, getattr(base_model(model).config, "_attn_implementation", None)
+    require(actual == wanted, f"attention {wanted} was asked for, but {actual} ran")
     return str(actual)
 
 
@@ -284,31 +271,28 @@ def _as_cast(tensor: torch.Tensor) -> torch.Tensor:
 def _compiled(config: TrainConfig, trainer: Any) -> str:
     is_compiled = isinstance(trainer.model_wrapped, OptimizedModule)
     if config.torch_compile_backend is None:
-        if is_compiled:
-            raise NoEffectError("no compilation was asked for, but the model is compiled")
+        require(not is_compiled, "no compilation was asked for, but the model is compiled")
         return "none"
     from torch._dynamo.utils import counters
 
     graphs = counters["stats"].get("unique_graphs", 0)
-    if not is_compiled or not graphs:
-        raise NoEffectError(f"compile with {config.torch_compile_backend} was asked for, but no graph was compiled")
+    asked = f"compile with {config.torch_compile_backend} was asked for"
+    require(is_compiled and graphs, f"{asked}, but no graph was compiled")
     breaks = sum(counters["graph_break"].values())
     return f"{config.torch_compile_backend}: {graphs} graphs, {breaks} graph breaks"
 
 
 def _workers(config: TrainConfig, loader: Any) -> str:
     actual = getattr(loader, "num_workers", 0)
-    if actual != config.dataloader_num_workers:
-        raise NoEffectError(f"{config.dataloader_num_workers} data-loader workers were asked for, but {actual} ran")
+    asked, factor = config.dataloader_num_workers, config.dataloader_prefetch_factor
+    require(actual == asked, f"{asked} data-loader workers were asked for, but {actual} ran")
     ahead = getattr(loader, "prefetch_factor", None)
-    if actual and config.dataloader_prefetch_factor and ahead != config.dataloader_prefetch_factor:
-        raise NoEffectError(f"prefetching {config.dataloader_prefetch_factor} was asked for, but {ahead} ran")
+    require(not actual or not factor or ahead == factor, f"prefetching {factor} was asked for, but {ahead} ran")
     return str(actual)
 
 
 def _packing(config: TrainConfig, loader: Any) -> str:
     packed = isinstance(getattr(loader, "collate_fn", None), PackCollator)
     rows = "one row each" if packed else "a row a sample"
-    if packed != config.packing:
-        raise NoEffectError(f"packing {config.packing} was asked for, but micro-batches are {rows}")
+    require(packed == config.packing, f"packing {config.packing} was asked for, but micro-batches are {rows}")
     return rows

@@ -22,12 +22,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
 from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.parallel_arguments import ZERO_STAGES
-from autotune.value import Value, read_value
+from autotune.value import read_value
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD, allocator_settings
 from autotune.values.trial import TrialRequest
 
@@ -110,9 +111,9 @@ def see_only(devices: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:devices])
 
 
-def trial_device(device: str, rank: int = 0) -> str:
-    """Return the name that the parent's `device`, or the one of rank `rank`, has inside a trial."""
-    return "cpu" if device == "cpu" else f"cuda:{rank}"
+def trial_device(device: str) -> str:
+    """Return the name that the parent's `device`, or the one of this rank, has inside a trial."""
+    return "cpu" if device == "cpu" else f"cuda:{own_rank().number}"
 
 
 @contextlib.contextmanager
@@ -122,15 +123,10 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
     Otherwise they share their own caches in the user's temporary directory, from trial to trial and search to search.
     """
     cache = directory / f"compile-cache-{rank}"
-    cold = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
-    before = {name: os.environ.pop(name) for name in cold if name in os.environ}
-    os.environ.update(cold)
     try:
-        yield
+        with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}):
+            yield
     finally:
-        for name in cold:
-            os.environ.pop(name, None)
-        os.environ.update(before)
         shutil.rmtree(cache, ignore_errors=True)
 
 
@@ -165,14 +161,8 @@ def _is_whole(library: Path) -> bool:
     return bool(library.stat().st_size >= start + each * count)
 
 
-class Operators(Value):
-    """Names of DeepSpeed's builders."""
-
-    names: tuple[str, ...]
-
-
 def operators_of(request: TrialRequest) -> tuple[str, ...]:
-    """Return the operators of DeepSpeed that a trial is going to need."""
+    """Return the operators of DeepSpeed that a trial is going to need, by the names of their builders."""
     spread = request.config.parallelism
     if spread.sharding not in ZERO_STAGES:
         return ()
@@ -183,14 +173,15 @@ def operators_of(request: TrialRequest) -> tuple[str, ...]:
 
 
 def compile_operators(directory: Path) -> None:
-    """Compile what the request in `directory` names; at once if that has been done."""
+    """Compile what the trial of the request in `directory` needs; at once if that has been done."""
     find_ninja()
     from deepspeed.accelerator import get_accelerator
+    from torch.utils.cpp_extension import _get_build_directory
 
-    for name in read_value(Operators, directory / "request.json").names:
+    for name in operators_of(read_value(TrialRequest, directory / "request.json")):
         builder = get_accelerator().create_op_builder(name)
         if builder is not None:
-            lock = _lock_of(builder.name)
+            lock = Path(_get_build_directory(builder.name, verbose=False)) / "lock"
             _forget_dead_builder(lock)
             (directory / _BUILDING).write_text(str(lock))
             builder.load(verbose=False)
@@ -207,12 +198,6 @@ def tell_deepspeed(device: str) -> None:
     find_ninja()  # where it looks at what it has compiled
     if device == "cpu" and own_rank().is_launched:
         importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
-
-
-def _lock_of(name: str) -> Path:
-    from torch.utils.cpp_extension import _get_build_directory
-
-    return Path(_get_build_directory(name, verbose=False)) / "lock"
 
 
 def _forget_dead_builder(lock: Path) -> None:

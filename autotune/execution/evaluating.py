@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import numpy as np
 import torch
+from accelerate.utils import recursively_apply
+from torch.utils._pytree import tree_leaves
 from transformers.trainer_pt_utils import find_batch_size
 
 from autotune.execution.failures import first_line, is_out_of_memory
@@ -131,15 +132,15 @@ def _stood_in(trainer: Any) -> Iterator[dict[str, Any]]:
         rows = find_batch_size(inputs)
         batches, samples = batches + 1, samples + rows
         if first and batches > _COMPUTED:
-            return _each(first[0], lambda t: t.expand(rows, *t.shape[1:]).clone() if t.ndim else t.clone())
+            return recursively_apply(lambda t: t.expand(rows, *t.shape[1:]).clone() if t.ndim else t.clone(), first[0])
         found = step(model, inputs, *args, **kwargs)
         if not first:
-            first.append(_each(found, lambda t: t[:1].clone() if t.ndim else t.clone()))
+            first.append(recursively_apply(lambda t: t[:1].clone() if t.ndim else t.clone(), found))
         return found
 
     def evaluation_loop(*args: Any, **kwargs: Any) -> Any:
         output = loop(*args, **kwargs)
-        seen["predictions_bytes"] = sum(a.nbytes for a in _arrays(output.predictions))
+        seen["predictions_bytes"] = sum(getattr(array, "nbytes", 0) for array in tree_leaves(output.predictions))
         return output
 
     def compute_metrics(*args: Any, **kwargs: Any) -> Any:
@@ -155,21 +156,3 @@ def _stood_in(trainer: Any) -> Iterator[dict[str, Any]]:
         trainer, prediction_step=prediction_step, evaluation_loop=evaluation_loop, compute_metrics=compute_metrics
     ):
         yield seen
-
-
-def _each(nested: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return nested tuples, lists and dicts with each tensor changed."""
-    if isinstance(nested, torch.Tensor):
-        return change(nested)
-    if isinstance(nested, dict):
-        return {key: _each(value, change) for key, value in nested.items()}
-    return type(nested)(_each(part, change) for part in nested) if isinstance(nested, tuple | list) else nested
-
-
-def _arrays(nested: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the arrays of nested tuples, lists and dicts."""
-    if isinstance(nested, np.ndarray):
-        yield nested
-    elif isinstance(nested, dict | tuple | list):
-        for part in nested.values() if isinstance(nested, dict) else nested:
-            yield from _arrays(part)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Self
@@ -120,8 +119,7 @@ class BoundedLog:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._head_left = HEAD_BYTES
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
+        self._tail = b""
         self._dropped_bytes = 0
 
     def __enter__(self) -> Self:
@@ -130,8 +128,7 @@ class BoundedLog:
     def __exit__(self, *_: object) -> None:
         if self._dropped_bytes:
             self._file.write(f"\n[... {self._dropped_bytes} bytes left out ...]\n".encode())
-        for chunk in self._tail:
-            self._file.write(chunk)
+        self._file.write(self._tail)
         self._file.close()
 
     def copy_from(self, descriptor: int) -> bool:
@@ -140,24 +137,14 @@ class BoundedLog:
             chunk = os.read(descriptor, _CHUNK_BYTES)
         except BlockingIOError:
             return False
-        self._write(chunk)
-        return bool(chunk)
-
-    def _write(self, chunk: bytes) -> None:
         head, rest = chunk[: self._head_left], chunk[self._head_left :]
         self._head_left -= len(head)
         self._file.write(head)
         self._file.flush()
-        if rest:
-            self._tail.append(rest)
-            self._tail_bytes += len(rest)
-        while self._tail_bytes > TAIL_BYTES:
-            first = self._tail.popleft()
-            dropped = min(len(first), self._tail_bytes - TAIL_BYTES)
-            if dropped < len(first):
-                self._tail.appendleft(first[dropped:])
-            self._tail_bytes -= dropped
-            self._dropped_bytes += dropped
+        tail = self._tail + rest
+        self._tail = tail[-TAIL_BYTES:]
+        self._dropped_bytes += len(tail) - len(self._tail)
+        return bool(chunk)
 
 
 def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:

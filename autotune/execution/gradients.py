@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autotune.training.facts import is_rate
 from autotune.values.model import ModelFacts
 
 # Elements of each parameter's gradient that are compared one by one; its norm counts all of them.
@@ -40,11 +42,6 @@ OTHER_SAMPLES = 0.4
 
 # Multiples of what another seed changes that the split may change: a single pair shows chance but roughly.
 _SPREADS = 3.0
-
-# Rates by name: dropout and its kin (attention_dropout, resid_pdrop, drop_path, layerdrop), a router's noise, and the
-# shares of a recording that SpecAugment hides.
-_WORDS = ("drop", "jitter")
-_NAMES = frozenset({"mask_time_prob", "mask_feature_prob"})
 
 
 class Gradient(NamedTuple):
@@ -196,14 +193,10 @@ def seeded(seed: int) -> None:
 @contextmanager
 def randomness_off(model: nn.Module) -> Iterator[None]:
     """Set every rate of `model` to zero while entered."""
-    before = _rates(model)
-    try:
-        for holder, name, value in before:
-            setattr(holder, name, type(value)(0))
+    with ExitStack() as stack:
+        for holder, name, value in _rates(model):
+            stack.enter_context(patch.object(holder, name, type(value)(0)))
         yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
 
 
 def is_random(model: nn.Module) -> bool:
@@ -213,39 +206,17 @@ def is_random(model: nn.Module) -> bool:
 
 def _rates(model: nn.Module) -> list[tuple[Any, str, float]]:
     """Return the rates above zero, with what holds them and their names."""
-    return [(h, name, value) for h in _holders(model) for name, value in vars(h).items() if _is_rate(h, name, value)]
-
-
-def _holders(model: nn.Module) -> list[Any]:
-    """Return the modules and their configs, each once."""
     modules = list(model.modules())
     configs = {id(c): c for m in modules if (c := getattr(m, "config", None)) is not None and hasattr(c, "to_dict")}
-    return [*modules, *configs.values()]
-
-
-def _is_rate(holder: Any, name: str, value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        return False
-    if isinstance(holder, nn.Module) and name == "p" and "Drop" in type(holder).__name__:
-        return True
-    return name in _NAMES or any(word in name for word in _WORDS)
+    holders = [*modules, *configs.values()]
+    return [(h, name, value) for h in holders for name, value in vars(h).items() if is_rate(h, name, value)]
 
 
 @contextmanager
 def still_batch_norm(model: nn.Module) -> Iterator[None]:
     """Have batch norm use its running statistics while entered, whoever calls `train`."""
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-    before = [layer.training for layer in layers]
-    for layer in layers:
-        layer.eval()
-        layer.train = _stays(layer)  # type: ignore[method-assign, assignment]
-    try:
+    with ExitStack() as stack:
+        for layer in (m for m in model.modules() if isinstance(m, _BatchNorm)):
+            stack.callback(layer.train, layer.training)
+            stack.enter_context(patch.object(layer.eval(), "train", lambda mode=True, layer=layer: layer))
         yield
-    finally:
-        for layer, training in zip(layers, before, strict=True):
-            del layer.train
-            layer.train(training)
-
-
-def _stays(layer: nn.Module) -> Callable[..., nn.Module]:
-    return lambda mode=True: layer

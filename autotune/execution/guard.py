@@ -51,18 +51,12 @@ def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
     return CpuGuard(budget_bytes) if device == "cpu" else CudaGuard(device, budget_bytes)
 
 
-class MemoryGuard(abc.ABC):
+class MemoryGuard(contextlib.AbstractContextManager["MemoryGuard"]):
     """Enforces a budget while entered; `peak` may be read inside and after."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._earlier = Memory()  # the peak before the present attempt
-
-    @abc.abstractmethod
-    def __enter__(self) -> Self: ...
-
-    @abc.abstractmethod
-    def __exit__(self, *_: object) -> None: ...
 
     @abc.abstractmethod
     def peak(self) -> Memory:
@@ -82,10 +76,10 @@ class MemoryGuard(abc.ABC):
         if peak > self._budget_bytes:
             raise MemoryError(f"needed {show_memory(peak)}, more than the budget of {show_memory(self._budget_bytes)}")
 
-    def step_ended(self) -> None:  # noqa: B027  # nothing to do unless the limit follows what is loaded
+    def step_ended(self) -> None:  # nothing to do unless the limit follows what is loaded
         """Hold the budget against what the step has loaded, after each step before the measured ones."""
 
-    def relax(self) -> None:  # noqa: B027  # nothing to do where the limit costs no time
+    def relax(self) -> None:  # nothing to do where the limit costs no time
         """Take the peak as final, and from now on cost no time that the user's own training wouldn't take.
 
         Raises MemoryError if that peak is over the budget.

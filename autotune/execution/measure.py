@@ -26,10 +26,11 @@ from transformers import TrainerCallback
 
 from autotune.execution.failures import ran_short
 from autotune.execution.noise import Clock, HostWatch, Watch
+from autotune.execution.outcome import speed_of
 from autotune.execution.turns import Turns
 from autotune.training.batches import STEPS_TO_PEAK
 from autotune.values.conditions import Conditions
-from autotune.values.statistics import half_width, rate_interval, relative_half_width
+from autotune.values.statistics import half_width, relative_half_width
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 
@@ -283,16 +284,10 @@ def measurement_of(
         effects: What was seen to be in effect, by knob.
         data_wait_share: Of a step's time, spent waiting for data; None: unknown.
     """
-    times, samples = timer.step_times_s(), request.workload.samples_per_step(request.config)
-    rate = samples / statistics.fmean(times)
-    tokens = request.workload.tokens_per_sample
     return Measurement(
-        step_times_s=tuple(times),
+        **speed_of(timer.step_times_s(), request),
         accumulation_steps=request.accumulation_steps,
         steps_per_turn=timer.steps_per_turn,
-        samples_per_second=rate,
-        samples_per_second_interval=rate_interval(times, samples),
-        tokens_per_second=None if tokens is None else rate * tokens,
         memory=memory,
         startup_s=timer.startup_s,
         first_step_s=timer.first_step_s,

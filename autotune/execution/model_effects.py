@@ -20,13 +20,14 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from autotune.errors import NoEffectError
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
+from autotune.training.loss import base_model
 from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import Parallelism, Precision, TrainConfig
 
 # What of an adapter's arguments peft resolves to names of its own.
-_RESOLVED = ("target_modules", "target_parameters", "feedforward_modules")
+_RESOLVED = {"target_modules", "target_parameters", "feedforward_modules"}
 
 # What steps in for AdamW where DeepSpeed offloads its states.
 _ADAM_OF_THE_HOST = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
@@ -35,33 +36,30 @@ _ADAM_OF_THE_HOST = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
 _SLACK = 1.5
 
 
-def adapter(config: TrainConfig, model: nn.Module) -> str:
+def require(is_in_effect: object, seen: str) -> None:
+    """Raise NoEffectError, which says what was seen, unless a setting is in effect."""
+    if not is_in_effect:
+        raise NoEffectError(seen)
+
+
+def adapter(config: TrainConfig, model: Any) -> str:
     """Return what is trained."""
     sizes = [(name, p.numel()) for name, p in model.named_parameters() if p.requires_grad]
     trained, total = sum(size for _, size in sizes), sum(p.numel() for p in model.parameters())
     new = sum(size for name, size in sizes if is_new_weight(name))
     if config.adapter is None:
-        if new:
-            raise NoEffectError(f"no adapter was asked for, but {new} parameters of adapters are trained")
+        require(not new, f"no adapter was asked for, but {new} parameters of adapters are trained")
         return f"none, {trained} parameters trained"
     kind = config.adapter.kind
     arguments = adapter_arguments(config.adapter)
     if arguments["peft_type"] == BITFIT:
         return f"{kind}, {_trained_biases(model)} biases among {trained} parameters trained"
-    if trained == total:
-        raise NoEffectError(f"{kind} was asked for, but {trained} of {total} parameters are trained")
-    if not new:
-        raise NoEffectError(f"{kind} was asked for, but no adapter is trained")
-    _check_adapter(kind, arguments, model)
+    require(trained != total, f"{kind} was asked for, but {trained} of {total} parameters are trained")
+    require(new, f"{kind} was asked for, but no adapter is trained")
+    for name in arguments.keys() - _RESOLVED:  # peft's own config has all that was asked for
+        actual, wanted = getattr(model.active_peft_config, name), arguments[name]
+        require(actual == wanted, f"{kind} was asked for, but {name} is {actual}, not {wanted}")
     return f"{kind}, {trained} of {total} parameters trained"
-
-
-def _check_adapter(kind: str, arguments: dict[str, Any], model: Any) -> None:
-    """Raise NoEffectError unless peft's own config has all that was asked for."""
-    actual = model.active_peft_config
-    for name, wanted in arguments.items():
-        if name not in _RESOLVED and getattr(actual, name) != wanted:
-            raise NoEffectError(f"{kind} was asked for, but {name} is {getattr(actual, name)}, not {wanted}")
 
 
 def _trained_biases(model: nn.Module) -> int:
@@ -69,8 +67,7 @@ def _trained_biases(model: nn.Module) -> int:
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     biases = [p.numel() for name, p in trained if name.endswith("bias")]
     others = [n for n, _ in trained if not n.endswith("bias") and n.split(".")[0] not in CLASSIFICATION_HEADS]
-    if others or not biases:
-        raise NoEffectError(f"bitfit was asked for, but {others[0] if others else 'nothing'} is trained")
+    require(biases and not others, f"bitfit was asked for, but {others[0] if others else 'nothing'} is trained")
     return sum(biases)
 
 
@@ -78,31 +75,28 @@ def quantization(config: TrainConfig, model: nn.Module) -> str:
     """Return how base weights are packed."""
     wanted = config.quantization
     layers = Counter(quantization_of(layer) for _, layer in quantized_layers(model))
+    kinds = "/".join(layers) or "not quantized"
     if wanted is None:
-        if layers:
-            raise NoEffectError(f"no quantized weights were asked for, but those of layers are {next(iter(layers))}")
+        require(not layers, f"no quantized weights were asked for, but those of layers are {kinds}")
         return "none"
-    if set(layers) != {wanted}:
-        raise NoEffectError(f"{wanted} weights were asked for, but they are {'/'.join(layers) or 'not quantized'}")
-    loose = [n for n, layer in quantized_layers(model) if layer.weight.dtype not in (torch.uint8, torch.int8)]
-    if loose:
-        raise NoEffectError(f"{wanted} weights were asked for, but those of {loose[0]} are not packed")
+    require(set(layers) == {wanted}, f"{wanted} weights were asked for, but they are {kinds}")
+    for name, layer in quantized_layers(model):
+        is_packed = layer.weight.dtype in (torch.uint8, torch.int8)
+        require(is_packed, f"{wanted} weights were asked for, but those of {name} are not packed")
     return f"{wanted} in {layers[wanted]} layers"
 
 
 def experts(config: TrainConfig, model: Any) -> str:
     """Return the implementation of the experts; their number per token and capacity are checked, too."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     text = base.config.get_text_config() if hasattr(base, "config") else None  # a user's module has none
     for name, field in (("experts_per_token", "num_experts_per_tok"), ("expert_capacity", "expert_capacity")):
-        wanted = getattr(config, name)
-        if wanted is not None and getattr(text, field, None) != wanted:
-            raise NoEffectError(f"{name} {wanted} was asked for, but the model has {getattr(text, field, None)}")
+        wanted, actual = getattr(config, name), getattr(text, field, None)
+        require(wanted in (None, actual), f"{name} {wanted} was asked for, but the model has {actual}")
     if config.experts_implementation is None:
         return "none to choose"
-    actual = getattr(text, "_experts_implementation", None)
-    if actual != config.experts_implementation:
-        raise NoEffectError(f"experts {config.experts_implementation} were asked for, but {actual} ran")
+    wanted, actual = config.experts_implementation, getattr(text, "_experts_implementation", None)
+    require(actual == wanted, f"experts {wanted} were asked for, but {actual} ran")
     return str(actual)
 
 
@@ -114,18 +108,16 @@ def liger(config: TrainConfig, model: nn.Module) -> str:
         return "liger_kernel" in type(module).__module__ or "liger_kernel" in getattr(forward, "__module__", "")
 
     patched = sum(map(is_liger, model.modules()))
-    if bool(patched) != config.use_liger_kernel:
-        asked = "was" if config.use_liger_kernel else "was not"
-        raise NoEffectError(f"Liger {asked} asked for, but {patched} modules run its kernels")
+    asked = "was asked for" if config.use_liger_kernel else "was not asked for"
+    require(bool(patched) == config.use_liger_kernel, f"Liger {asked}, but {patched} modules run its kernels")
     return f"{patched} modules" if patched else "none"
 
 
 def chunked_loss(config: TrainConfig, model: Any) -> str:
     """Return whether the head leaves hidden states to the loss."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    is_chunked = isinstance(vars(base).get("_loss_function"), functools.partial)
-    if is_chunked != config.chunked_loss:
-        raise NoEffectError(f"chunked_loss {config.chunked_loss} was asked for, but it is {is_chunked}")
+    is_chunked = isinstance(vars(base_model(model)).get("_loss_function"), functools.partial)
+    wanted = config.chunked_loss
+    require(is_chunked == wanted, f"chunked_loss {wanted} was asked for, but it is {is_chunked}")
     return "in chunks" if is_chunked else "of all logits"
 
 
@@ -134,8 +126,8 @@ def activations(config: TrainConfig) -> str:
     from torch._functorch import config as partitioning
 
     wanted = 1.0 if config.activation_memory_budget is None else config.activation_memory_budget
-    if (share := partitioning.activation_memory_budget) != wanted:
-        raise NoEffectError(f"activation_memory_budget {wanted:g} was asked for, but it is {share:g}")
+    share = partitioning.activation_memory_budget
+    require(share == wanted, f"activation_memory_budget {wanted:g} was asked for, but it is {share:g}")
     return f"{share:.0%} kept" if config.activation_memory_budget is not None else "all kept"
 
 
@@ -143,9 +135,9 @@ def segments(config: TrainConfig, *, is_cpu: bool) -> str:
     """Return how many of the allocator's segments are expandable."""
     found = [] if is_cpu else torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     expandable = sum(segment["is_expandable"] for segment in found)
-    if bool(expandable) != config.expandable_segments:
-        asked = "was" if config.expandable_segments else "was not"
-        raise NoEffectError(f"expandable_segments {asked} asked for, but {expandable} of {len(found)} segments are")
+    asked = "was asked for" if config.expandable_segments else "was not asked for"
+    seen = f"expandable_segments {asked}, but {expandable} of {len(found)} segments are"
+    require(bool(expandable) == config.expandable_segments, seen)
     return f"{expandable} of {len(found)}" if expandable else "none"
 
 
@@ -153,11 +145,9 @@ def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:
     """Return how the training was spread."""
     spread = config.parallelism
     ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    if (ranks, trainer.args.world_size) != (spread.world_size, spread.world_size):
-        raise NoEffectError(
-            f"{spread.world_size} devices were asked for, but {ranks} ranks ran, of which the Trainer knew "
-            f"{trainer.args.world_size}"
-        )
+    wanted, known = spread.world_size, trainer.args.world_size
+    seen = f"{wanted} devices were asked for, but {ranks} ranks ran, of which the Trainer knew {known}"
+    require(ranks == wanted == known, seen)
     wrapper = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)
     if spread.tensor_parallel > 1:
         return _tensor(spread, model)
@@ -170,37 +160,33 @@ def parallelism(config: TrainConfig, trainer: Any, model: nn.Module) -> str:
 
 def _ddp(spread: Parallelism, wrapper: Any) -> str:
     kind = type(wrapper).__name__
+    is_ddp = isinstance(wrapper, DistributedDataParallel)
     if spread.world_size == 1:
-        if isinstance(wrapper, DistributedDataParallel) or any(isinstance(p, DTensor) for p in wrapper.parameters()):
-            raise NoEffectError(f"one device was asked for, but the model is wrapped as {kind}")
+        is_split = is_ddp or any(isinstance(p, DTensor) for p in wrapper.parameters())
+        require(not is_split, f"one device was asked for, but the model is wrapped as {kind}")
         return "one device"
-    if not isinstance(wrapper, DistributedDataParallel):
-        raise NoEffectError(f"{spread.world_size} copies were to be kept alike by DDP, but the model is a {kind}")
-    if spread.ddp_static_graph != bool(wrapper.static_graph):
-        raise NoEffectError(f"a static graph {spread.ddp_static_graph} was asked for, but it is {wrapper.static_graph}")
-    bucket_mb = wrapper.bucket_bytes_cap / (1 << 20)
-    if spread.ddp_bucket_cap_mb is not None and bucket_mb != spread.ddp_bucket_cap_mb:
-        raise NoEffectError(f"buckets of {spread.ddp_bucket_cap_mb} MB were asked for, but they are of {bucket_mb:g}")
+    require(is_ddp, f"{spread.world_size} copies were to be kept alike by DDP, but the model is a {kind}")
+    wanted, actual = spread.ddp_static_graph, wrapper.static_graph
+    require(wanted == bool(actual), f"a static graph {wanted} was asked for, but it is {actual}")
+    cap_mb, bucket_mb = spread.ddp_bucket_cap_mb, wrapper.bucket_bytes_cap / (1 << 20)
+    require(cap_mb in (None, bucket_mb), f"buckets of {cap_mb} MB were asked for, but they are of {bucket_mb:g}")
     return f"DDP over {spread.world_size}, buckets of {bucket_mb:g} MB{', static graph' * spread.ddp_static_graph}"
 
 
 def _fsdp(spread: Parallelism, wrapper: nn.Module, trainer: Any) -> str:
-    units = _units(wrapper)
-    if units == 0:
-        raise NoEffectError(f"{spread.sharding} was asked for, but the model is wrapped as {type(wrapper).__name__}")
-    plain = [name for name, p in wrapper.named_parameters() if not isinstance(p, DTensor)]
-    if plain:
-        raise NoEffectError(f"{spread.sharding} was asked for, but {plain[0]} is not split")
+    units, asked = _units(wrapper), f"{spread.sharding} was asked for"
+    require(units, f"{asked}, but the model is wrapped as {type(wrapper).__name__}")
+    for name, parameter in wrapper.named_parameters():
+        require(isinstance(parameter, DTensor), f"{asked}, but {name} is not split")
     plugin = trainer.accelerator.state.fsdp_plugin
-    if bool(plugin.reshard_after_forward) != (spread.sharding == "fsdp_full"):
-        raise NoEffectError(
-            f"{spread.sharding} was asked for, but reshard_after_forward={plugin.reshard_after_forward}"
-        )
-    offloads = type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
-    if offloads != (spread.offload == "parameters"):
-        raise NoEffectError(f"offload of {spread.offload} was asked for, but the policy is {plugin.cpu_offload}")
-    if not _units_of_layers(wrapper):
-        raise NoEffectError(f"units of {spread.wrapping} were asked for, but no layer is a unit of its own")
+    reshards, policy = plugin.reshard_after_forward, plugin.cpu_offload
+    require(bool(reshards) == (spread.sharding == "fsdp_full"), f"{asked}, but reshard_after_forward={reshards}")
+    offloads = type(policy).__name__ == "CPUOffloadPolicy"
+    is_as_asked = offloads == (spread.offload == "parameters")
+    require(is_as_asked, f"offload of {spread.offload} was asked for, but the policy is {policy}")
+    # Embedding and head are units in any case.
+    layers = (module for module in wrapper.modules() if isinstance(module, nn.ModuleList))
+    require(any(map(_units, layers)), f"units of {spread.wrapping} were asked for, but no layer is a unit of its own")
     _check_share(_local_share(wrapper), spread.data_parallel)
     return f"FSDP2 over {spread.data_parallel}, {units} units{', offloaded' * offloads}"
 
@@ -211,28 +197,20 @@ def _units(model: nn.Module) -> int:
     return sum(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def _units_of_layers(model: nn.Module) -> int:
-    """Return how many units there are in the model's stacks of layers; embedding and head are units in any case."""
-    return sum(map(_units, (module for module in model.modules() if isinstance(module, nn.ModuleList))))
-
-
 def _zero(spread: Parallelism, engine: Any) -> str:
-    stage = ZERO_STAGES[spread.sharding]
-    if type(engine).__name__ != "DeepSpeedEngine":
-        raise NoEffectError(f"{spread.sharding} was asked for, but the model is wrapped as {type(engine).__name__}")
-    if engine.zero_optimization_stage() != stage:
-        raise NoEffectError(f"{spread.sharding} was asked for, but the stage is {engine.zero_optimization_stage()}")
+    stage, kind, asked = ZERO_STAGES[spread.sharding], type(engine).__name__, f"{spread.sharding} was asked for"
+    require(kind == "DeepSpeedEngine", f"{asked}, but the model is wrapped as {kind}")
+    ran = engine.zero_optimization_stage()
+    require(ran == stage, f"{asked}, but the stage is {ran}")
     actual = (_device_of(engine.zero_offload_optimizer()), _device_of(engine.zero_offload_param()))
     wanted = (
         spread.offload_to if spread.offload != "none" else "none",
         spread.offload_to if spread.offload == "parameters" else "none",
     )
-    if actual != wanted:
-        raise NoEffectError(f"optimizer and parameters were to be offloaded to {wanted}, but are to {actual}")
+    require(actual == wanted, f"optimizer and parameters were to be offloaded to {wanted}, but are to {actual}")
     _check_share(_zero_share(engine, stage), spread.sharding_ranks)
-    shared = engine.sequence_parallel_size
-    if shared != spread.sequence_parallel:
-        raise NoEffectError(f"sequence parallel {spread.sequence_parallel} was asked for, but it is {shared}")
+    degree, shared = spread.sequence_parallel, engine.sequence_parallel_size
+    require(shared == degree, f"sequence parallel {degree} was asked for, but it is {shared}")
     place = "" if spread.offload == "none" else f", {spread.offload} offloaded to {spread.offload_to}"
     beside = f", sequence parallel {shared}" if shared > 1 else ""
     return f"DeepSpeed ZeRO-{stage} over {spread.sharding_ranks}{beside}{place}"
@@ -254,9 +232,8 @@ def _device_of(offload: Any) -> str:
 
 
 def _tensor(spread: Parallelism, model: Any) -> str:
-    degree = getattr(model, "_tp_size", None)
-    if degree != spread.tensor_parallel:
-        raise NoEffectError(f"tensor parallel {spread.tensor_parallel} was asked for, but it is {degree}")
+    wanted, degree = spread.tensor_parallel, getattr(model, "_tp_size", None)
+    require(degree == wanted, f"tensor parallel {wanted} was asked for, but it is {degree}")
     share = _local_share(model)
     _check_share(share, 2)  # what the plan doesn't name stays whole
     if spread.data_parallel > 1:
@@ -273,8 +250,8 @@ def _local_share(model: nn.Module) -> float:
 
 def _check_share(share: float, ranks: int) -> None:
     """Raise NoEffectError if a rank holds far more than its part."""
-    if ranks > 1 and share > min(_SLACK / ranks, 0.99):
-        raise NoEffectError(f"{ranks} ranks were to split it, but this one holds {share:.0%}")
+    is_split = ranks == 1 or share <= min(_SLACK / ranks, 0.99)
+    require(is_split, f"{ranks} ranks were to split it, but this one holds {share:.0%}")
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -307,6 +284,6 @@ def sampling(config: TrainConfig, loader: Any) -> str:
     """Return how samples are cut into micro-batches; accelerate wraps the sampler where there are several ranks."""
     batches = getattr(loader, "batch_sampler", None)
     balanced = isinstance(getattr(batches, "batch_sampler", batches), BatchRebalanceSampler)
-    if balanced != config.is_balanced:
-        raise NoEffectError(f"{config.train_sampling_strategy} was asked for, but {type(batches).__name__} ran")
+    asked = f"{config.train_sampling_strategy} was asked for"
+    require(balanced == config.is_balanced, f"{asked}, but {type(batches).__name__} ran")
     return "of the same cost in tokens" if balanced else "of the same number of samples"

@@ -20,7 +20,7 @@ import signal
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -193,6 +193,18 @@ def _speaks_of_a_lost_peer(failure: Failure) -> bool:
     return failure.status is TrialStatus.CRASHED and any(words in text for words in _LOST_PEER)
 
 
+def speed_of(step_times_s: Sequence[float], request: TrialRequest) -> dict[str, Any]:
+    """Return the fields of a trial's `Measurement` that follow from the seconds of its steps."""
+    samples, tokens = request.workload.samples_per_step(request.config), request.workload.tokens_per_sample
+    rate = samples / statistics.fmean(step_times_s)
+    return {
+        "step_times_s": tuple(step_times_s),
+        "samples_per_second": rate,
+        "samples_per_second_interval": rate_interval(list(step_times_s), samples),
+        "tokens_per_second": None if tokens is None else rate * tokens,
+    }
+
+
 def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
     """Return the measurement of all ranks, or what is wrong with it."""
     first = ranks[0]
@@ -204,16 +216,9 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
         if len(rank.step_times_s) != len(first.step_times_s):
             cause = f"rank 0 measured {len(first.step_times_s)} steps, rank {number} {len(rank.step_times_s)}"
             return Failure(status=TrialStatus.CRASHED, cause=cause)
-    times = max((rank.step_times_s for rank in ranks), key=sum)
-    samples = request.workload.samples_per_step(request.config)
-    rate = samples / statistics.fmean(times)
-    tokens = request.workload.tokens_per_sample
     return first.model_copy(
         update={
-            "step_times_s": times,
-            "samples_per_second": rate,
-            "samples_per_second_interval": rate_interval(list(times), samples),
-            "tokens_per_second": None if tokens is None else rate * tokens,
+            **speed_of(max((rank.step_times_s for rank in ranks), key=sum), request),
             "memory": worst_memory([rank.memory for rank in ranks]),
             "startup_s": max(rank.startup_s for rank in ranks),
             "first_step_s": max(rank.first_step_s for rank in ranks),

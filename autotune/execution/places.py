@@ -128,7 +128,8 @@ def core_sets(count: int) -> tuple[Place, ...]:
 
     Raises MachineError if there are fewer cores than places.
     """
-    cores = sorted(os.sched_getaffinity(0), key=_neighbourhood)
+    whose = ("physical_package_id", "core_id")  # processor and physical core of a logical one
+    cores = sorted(os.sched_getaffinity(0), key=lambda core: (*(_read(core, what) for what in whose), core))
     size = len(cores) // count
     if not size:
         raise MachineError(f"--workers {count}: this machine has {len(cores)} cores that trials may use")
@@ -149,11 +150,6 @@ def _devices(hardware: Hardware, count: int, each: int) -> tuple[Place, ...]:
     found = sorted((device.device for device in freest), key=seen_at.index)
     sets = (found[start : start + each] for start in range(0, len(found), each))
     return tuple(Place(name=own[0].replace(":", ""), device=own[0], others=tuple(own[1:])) for own in sets)
-
-
-def _neighbourhood(core: int) -> tuple[int, int, int]:
-    """Return processor, physical core and number of a logical core."""
-    return _read(core, "physical_package_id"), _read(core, "core_id"), core
 
 
 def _read(core: int, what: str) -> int:

@@ -1,10 +1,8 @@
-"""Runs several trials at once, each at a place of its own.
+"""Runs several trials at once, each at a place of its own on this machine.
 
-A :class:`Pool` is given requests and gives back results in the order in which trials end; as a `Runner` it runs one
-trial alone, always at the same place, for measurements that are compared. :class:`OnePlace` makes a pool of a runner.
-:class:`LocalPool` has a `LocalRunner`, and so a launcher, for each place of this machine, and one thread for each that
-lives as long as the pool, since a launcher dies with the thread that started it. The search itself stays in one thread,
-which proposes, learns and writes.
+:class:`LocalPool` has a `LocalRunner`, and so a launcher, for each place, and one thread for each that lives as long as
+the pool, since a launcher dies with the thread that started it. The search itself stays in one thread, which proposes,
+learns and writes.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol, Self
+from typing import Self
 
 from autotune.execution.launch import DEFAULT_ENTRY
 from autotune.execution.places import Place
@@ -23,75 +21,7 @@ from autotune.values.hardware import Hardware
 from autotune.values.trial import TrialRequest, TrialResult
 
 
-class Pool(Runner, Protocol):
-    """Runs trials at several places at once."""
-
-    def free(self) -> int:
-        """Return how many more trials can be begun now."""
-
-    def begin(self, request: TrialRequest) -> None:
-        """Begin a trial at a free place.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
-
-    def wait(self) -> TrialResult:
-        """Block until one of the trials that were begun has ended, and return its result.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
-
-
-class OnePlace(Pool):
-    """One place: a trial runs while it is waited for, in the thread that waits.
-
-    Args:
-        runner: Runs the trials.
-    """
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self.takes_turns = runner.takes_turns
-        self._request: TrialRequest | None = None
-
-    def free(self) -> int:
-        """Return 1 unless a trial has begun that wasn't waited for."""
-        return int(self._request is None)
-
-    def begin(self, request: TrialRequest) -> None:
-        """Note what is to be run."""
-        self._request = request
-
-    def wait(self) -> TrialResult:
-        """Run the trial that was begun.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
-        assert self._request is not None, "no trial was begun"
-        request, self._request = self._request, None
-        return self._runner.run(request)
-
-    def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
-        return self._runner.run(request)
-
-    def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
-        """Run trials that are alive at once and compute in turn.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
-        return self._runner.run_in_turn(requests)
-
-
-class LocalPool(Pool):
+class LocalPool(Runner):
     """The places of this machine.
 
     Use it as a context manager, like a `LocalRunner`: leaving ends all launchers and whatever runs under them.

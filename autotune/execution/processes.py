@@ -150,28 +150,14 @@ def _is_ours(path: Path) -> bool:
 
 def _in_use(directory: Path) -> set[str]:
     """Return the names of the files that a process of ours has open or mapped."""
-    used = set()
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            used |= _mapped(process, directory) | _open(process, directory)
+    used, prefix = set(), f"{directory}/"
+    for process in (Path(f"/proc/{pid}") for pid in psutil.pids()):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            lines = (process / "maps").read_text(errors="replace").splitlines()
+            used |= {line.partition(prefix)[2] for line in lines if prefix in line}
+            for entry in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    target = entry.readlink()
+                    if target.parent == directory:
+                        used.add(target.name)
     return used
-
-
-def _mapped(process: Path, directory: Path) -> set[str]:
-    prefix = f"{directory}/"
-    try:
-        lines = (process / "maps").read_text(errors="replace").splitlines()
-    except OSError:  # it has ended, or is somebody else's
-        return set()
-    return {line.partition(prefix)[2] for line in lines if prefix in line}
-
-
-def _open(process: Path, directory: Path) -> set[str]:
-    found = set()
-    with contextlib.suppress(OSError):
-        for entry in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                target = entry.readlink()
-                if target.parent == directory:
-                    found.add(target.name)
-    return found

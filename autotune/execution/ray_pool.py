@@ -23,10 +23,9 @@ from typing import Any, NamedTuple, Self
 from autotune.errors import InfrastructureError, InputError, MachineError, one_line
 from autotune.execution import ray_worker as remote
 from autotune.execution.launch import LAUNCHER_START_S
-from autotune.execution.pool import Pool
 from autotune.execution.ray_nodes import Cluster, Node
 from autotune.execution.ray_worker import Job
-from autotune.execution.runner import LAUNCHER_GRACE_S, trial_directory
+from autotune.execution.runner import LAUNCHER_GRACE_S, Runner, trial_directory
 from autotune.value import write_value
 from autotune.values.trial import Failure, TrialRequest, TrialResult, TrialStatus
 
@@ -120,7 +119,7 @@ class _Running(NamedTuple):
     submitted: float
 
 
-class RayPool(Pool):
+class RayPool(Runner):
     """The slots of a cluster's nodes, as a pool.
 
     Args:

@@ -64,7 +64,8 @@ def scratch(search: str) -> Path:
 
 def look(kind: str) -> str:
     """Return what the node is: its GPUs (kind 'cuda') or its processor ('cpu')."""
-    _see_everything()
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):  # Ray hides the GPUs from a task that asks for none
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     devices = tuple(detect(f"cuda:{index}") for index in range(cuda_count())) if kind == "cuda" else (detect("cpu"),)
     return NodeReport(autotune=__version__, devices=devices).model_dump_json()
 
@@ -115,9 +116,3 @@ def _end_runners() -> None:
 
 
 atexit.register(_end_runners)
-
-
-def _see_everything() -> None:
-    """Undo what Ray hides of the GPUs from a task that asks for none."""
-    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)

@@ -20,59 +20,28 @@ from autotune.training.facts import experts_of
 from autotune.values.checks import Routed
 
 
-class Router:
-    """One router of a model: the layer whose weights hold a row for each expert.
-
-    Args:
-        layer: The router.
-        experts: How many there are.
-        first: The expert that becomes the busiest.
-    """
-
-    def __init__(self, layer: nn.Module, experts: int, first: int) -> None:
-        self._layer = layer
-        self._ranks = torch.roll(torch.arange(1, experts + 1, dtype=torch.float32), first)
-        self._spread = 0.0
-
-    @contextmanager
-    def observed(self) -> Iterator[None]:
-        """Note the standard deviation of its logits over the tokens of the passes in here."""
-
-        def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
-            inputs, weights = args[0].detach().float(), _weights(layer)
-            self._spread = float((inputs.reshape(-1, weights.shape[1]) @ weights.T).std(dim=0).mean())
-
-        with self._layer.register_forward_pre_hook(note):
-            yield
-
-    @contextmanager
-    def skewed(self) -> Iterator[None]:
-        """Route unevenly in here, by as much as the logits were seen to spread."""
-        weights = _weights(self._layer)
-        bias = -self._spread * self._ranks.to(weights.device).log()
-        shift = torch.linalg.pinv(weights) @ (bias - bias.mean())
-
-        def add(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (args[0] + shift.to(args[0].dtype), *args[1:])
-
-        with self._layer.register_forward_pre_hook(add):
-            yield
-
-
 @contextmanager
 def skewed_routing(model: nn.Module, forward: Callable[[], Any]) -> Iterator[Callable[[], Routed]]:
     """Route unevenly in here; yields a function that measures how unevenly, of the batch that `forward` runs.
 
     Raises NoEffectError if no router is found, or the experts get as even a share as before.
     """
-    routers = routers_of(model)
+    experts, routers = experts_of(model.config), routers_of(model)
+    spreads: dict[nn.Module, float] = {}
+
+    def note(router: nn.Module, args: tuple[Any, ...]) -> None:
+        inputs, weights = args[0].detach().float(), _weights(router)
+        spreads[router] = float((inputs.reshape(-1, weights.shape[1]) @ weights.T).std(dim=0).mean())
+
     with ExitStack() as stack:
         for router in routers:
-            stack.enter_context(router.observed())
+            stack.enter_context(router.register_forward_pre_hook(note))
         even = busiest_share(model, forward)
     with ExitStack() as stack:
-        for router in routers:
-            stack.enter_context(router.skewed())
+        for number, router in enumerate(routers):
+            ranks = torch.roll(torch.arange(1, experts + 1, dtype=torch.float32), number % experts)
+            shifted = _shifted(router, spreads.get(router, 0.0), ranks)
+            stack.enter_context(router.register_forward_pre_hook(shifted))
 
         def routed() -> Routed:
             share = busiest_share(model, forward)
@@ -83,13 +52,28 @@ def skewed_routing(model: nn.Module, forward: Callable[[], Any]) -> Iterator[Cal
         yield routed
 
 
-def routers_of(model: nn.Module) -> list[Router]:
-    """Return the routers of a model, or raise NoEffectError if none is found."""
+def _shifted(router: nn.Module, spread: float, ranks: Tensor) -> Callable[..., tuple[Any, ...]]:
+    """Return a hook that shifts a router's input so that its logits fall with the experts' ranks.
+
+    `spread` is the standard deviation of its logits over the tokens, by which the bias is scaled.
+    """
+    weights = _weights(router)
+    bias = -spread * ranks.to(weights.device).log()
+    shift = torch.linalg.pinv(weights) @ (bias - bias.mean())
+
+    def add(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] + shift.to(args[0].dtype), *args[1:])
+
+    return add
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers whose weights hold a row for each expert, or raise NoEffectError if there are none."""
     experts = experts_of(model.config)
     layers = [module for name, module in model.named_modules() if _is_router(name, module, experts)]
     if not layers:
         raise NoEffectError(f"{type(model).__name__}: no layer was recognised as the router of its {experts} experts")
-    return [Router(layer, experts, first=number % experts) for number, layer in enumerate(layers)]
+    return layers
 
 
 def busiest_share(model: nn.Module, forward: Callable[[], Any]) -> float:

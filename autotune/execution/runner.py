@@ -1,23 +1,25 @@
 """Runs one trial at a time in a child process and says how it ended.
 
-A :class:`Runner` takes a request and returns a result; :class:`LocalRunner` keeps one launcher process (see `launch`)
-that forks the children. The parent blocks while a child is being timed; what its end means is decided in `outcome`.
+A :class:`Runner` is given requests and gives back results; :class:`LocalRunner` keeps one launcher process (see
+`launch`) that forks the children. The parent blocks while a child is being timed; what its end means is decided in
+`outcome`.
 """
 
 from __future__ import annotations
 
+import abc
 import math
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution.environment import COMPILE_LIMIT_S, Operators, forget_ended_builder, operators_of
+from autotune.execution.environment import COMPILE_LIMIT_S, forget_ended_builder, operators_of
 from autotune.execution.failures import read_tail
 from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
 from autotune.execution.launch import DEFAULT_ENTRY, Launcher, end_what_was_left
@@ -46,28 +48,39 @@ _DESCRIBE, _COMPILE = "autotune.execution.describe", "autotune.execution.environ
 _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 
 
-class Runner(Protocol):
-    """Turns a request into a result, whatever happens on the way.
+class Runner(abc.ABC):
+    """Turns requests into results, whatever happens on the way; InfrastructureError: no trial can be run at all.
+
+    A search begins trials where a place is free and waits for the next that ends. One place runs a trial while it is
+    waited for, in the thread that waits; several run theirs at once (`pool`, `ray_pool`).
 
     Attributes:
         takes_turns: Whether several trials can be alive at once and compute in turn.
     """
 
     takes_turns: bool = False
+    _begun: TrialRequest | None = None
 
+    def free(self) -> int:
+        """Return how many more trials can be begun now."""
+        return int(self._begun is None)
+
+    def begin(self, request: TrialRequest) -> None:
+        """Begin a trial at a free place."""
+        self._begun = request
+
+    def wait(self) -> TrialResult:
+        """Block until one of the trials that were begun has ended, and return its result."""
+        assert self._begun is not None, "no trial was begun"
+        request, self._begun = self._begun, None
+        return self.run(request)
+
+    @abc.abstractmethod
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
+        """Run one trial alone, always at the same place, for measurements that are compared."""
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
-        """Run trials that are alive at once and compute in turn, if it `takes_turns`.
-
-        Raises:
-            InfrastructureError: No trial can be run at all.
-        """
+        """Run trials that are alive at once and compute in turn, if it `takes_turns`."""
         raise AssertionError("this runner takes no turns")
 
 
@@ -126,18 +139,14 @@ class LocalRunner(Runner):
             self._launcher.end()
             self._launcher = None
 
-    def begin(self) -> Launcher:
+    def launch(self) -> Launcher:
         """Begin to start the launcher, whose seconds can be used otherwise until `start`."""
         if self._launcher is None:
             self._launcher = Launcher(self._run_directory, self._place, stop=self._stop)
         return self._launcher
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial and write its result.
-
-        Raises:
-            InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
-        """
+        """Run one trial and write its result; raises as `run_in_turn` does."""
         return self.run_in_turn([request])[0]
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
@@ -155,7 +164,7 @@ class LocalRunner(Runner):
         self.start()  # its start is no part of the trials
         timeout_s = max(request.limits.timeout_s for request in requests)
         for request in requests:
-            self._compile(operators_of(request), timeout_s)  # nor is this
+            self._compile(request, timeout_s)  # nor is this
         idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
         started = time.monotonic()
         ending = self._ending(directories, self._entry, timeout_s, ranks=requests[0].ranks)
@@ -228,13 +237,12 @@ class LocalRunner(Runner):
         self._ending([directory], entry, min(timeout_s, max(1.0, self.ends_at - time.perf_counter())))
         return directory
 
-    def _compile(self, operators: tuple[str, ...], limit_s: float) -> None:
+    def _compile(self, request: TrialRequest, limit_s: float) -> None:
         """Have the operators compiled that none of the earlier trials needed, for up to `limit_s`."""
-        if not self._compiled.issuperset(operators):
-            named = Operators(names=operators)
-            directory = self.ask("operators", _COMPILE, named, timeout_s=min(COMPILE_LIMIT_S, limit_s))
+        if not self._compiled.issuperset(operators_of(request)):
+            directory = self.ask("operators", _COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, limit_s))
             if not forget_ended_builder(directory):
-                self._compiled.update(operators)
+                self._compiled.update(operators_of(request))
 
     def start(self) -> Launcher:
         """Return the launcher, started if there is none or if it has died; that takes seconds.
@@ -243,7 +251,7 @@ class LocalRunner(Runner):
         """
         if self._launcher is not None and self._launcher.has_died():
             self.close()
-        launcher = self.begin()
+        launcher = self.launch()
         try:
             launcher.wait(max(1.0, self.ends_at - time.perf_counter()))
         except BaseException as error:
@@ -266,12 +274,7 @@ class LocalRunner(Runner):
 
         A launcher that dies before it takes the job is replaced once.
         """
-        job = {
-            "directories": [str(directory) for directory in directories],
-            "entry": entry,
-            "timeout_s": timeout_s,
-            "ranks": ranks,
-        }
+        job = {"directories": [str(d) for d in directories], "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
         for _ in range(2):
             launcher = self.start()
             try:
@@ -298,18 +301,16 @@ class LocalRunner(Runner):
     def _wait_until_idle(self, idle_bytes: Sequence[int]) -> tuple[str, ...]:
         """Wait until the devices' memory is back where it was before the trial; return a warning if it isn't."""
         deadline = time.monotonic() + IDLE_LIMIT_S
-        while (excess := self._excess_bytes(idle_bytes)) > IDLE_TOLERANCE_BYTES:
+        while True:
+            grown = (now - idle for now, idle in zip(self._device_bytes(), idle_bytes, strict=True))
+            if (excess := max(grown, default=0)) <= IDLE_TOLERANCE_BYTES:
+                return ()
             if time.monotonic() > deadline:
                 return (
                     f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
                     "another process took them, or the trial's memory was not given back",
                 )
             time.sleep(0.1)
-        return ()
-
-    def _excess_bytes(self, idle_bytes: Sequence[int]) -> int:
-        """Return the memory that a device has in use beyond its idle level, at the most."""
-        return max((now - idle for now, idle in zip(self._device_bytes(), idle_bytes, strict=True)), default=0)
 
 
 def _make_empty(directory: Path) -> None:

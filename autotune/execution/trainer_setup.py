@@ -76,13 +76,11 @@ def run_named_model(trial: Trial) -> Outcome:
 def _reading_of_recipe(trial: Trial, recipe: Recipe, trainer: Any) -> Reading:
     """Return how a Trainer of TRL's reads samples; it evaluates on those that it trains on, the longest first."""
     if recipe.kind.generates:
-        return Reading(None, lambda steps: None, not_evaluated="not evaluated, which would generate completions")
+        return Reading(None, not_evaluated="not evaluated, which would generate completions")
     if trial.request.config.precompute_ref_log_probs:
-        return Reading(None, lambda steps: None, not_evaluated="not evaluated: the reference ran before training")
+        return Reading(None, not_evaluated="not evaluated: the reference ran before training")
     rows = trainer.train_dataset
-    return Reading(
-        EvaluationData(lambda samples: rows.select([i % len(rows) for i in range(samples)])), lambda steps: None
-    )
+    return Reading(EvaluationData(lambda samples: rows.select([i % len(rows) for i in range(samples)])))
 
 
 def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
@@ -227,7 +225,7 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
     evaluation = _to_evaluate_on(trainer)
     if not code.reorders:
-        return Reading(evaluation, lambda steps: None, not_saved)
+        return Reading(evaluation, not_saved=not_saved)
     samples = trial.max_steps * trial.samples_per_step
     data = UserData(trial.request, trainer.train_dataset, trial.data_directory, samples=samples)
     trainer.train_dataset = data.in_order()

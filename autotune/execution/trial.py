@@ -83,7 +83,7 @@ class Trial(NamedTuple):
             started_at=stopwatch.started_at,
             ends_at=_ends_at(request, directory, stopwatch) if task is None else math.inf,
             stopwatch=stopwatch,
-            watch=noise.watch(device_of(request), ranks=own_rank().is_launched or turns is not None),
+            watch=noise.watch(trial_device(request.device), ranks=own_rank().is_launched or turns is not None),
             afterwards="closing_s" if task is None else "check_s",
             # A soak looks at memory to its very end, and the losses of a loss run are what counts of it.
             relax=guard.relax if (on_cpu or turns) and not isinstance(task, SoakTask | LossTask) else None,
@@ -97,7 +97,7 @@ class Trial(NamedTuple):
     @property
     def device(self) -> str:
         """The torch device of this process."""
-        return device_of(self.request)
+        return trial_device(self.request.device)
 
     @property
     def data_directory(self) -> Path:
@@ -135,11 +135,6 @@ def _ends_at(request: TrialRequest, directory: Path, stopwatch: Stopwatch) -> fl
         launched_s = time.monotonic() - json.loads((directory / PROCESS_FILE).read_bytes())["at"]
         importing_s = max(0.0, launched_s - (time.perf_counter() - stopwatch.started_at))
     return stopwatch.started_at - importing_s + limit_s - min(_CLOSING_S, _CLOSING_SHARE * limit_s)
-
-
-def device_of(request: TrialRequest) -> str:
-    """Return the torch device of this process."""
-    return trial_device(request.device, own_rank().number)
 
 
 def trained(

@@ -34,7 +34,7 @@ from autotune.execution.gradients import (
     still_batch_norm,
     weighted,
 )
-from autotune.execution.user_data import first_batch, view
+from autotune.execution.user_data import first_batch, rows_of, view
 from autotune.training.loss import leaves_out_first_label, normalize_loss
 from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING
@@ -276,23 +276,18 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[A
     if not isinstance(whole, Mapping):
         return whole, None
     slices = [slice(start, start + SPLIT_SAMPLES) for start in range(0, SAMPLES, SPLIT_SAMPLES)]
-    rows = [_rows(whole, part) for part in slices] if _has_rows(whole, SAMPLES) else None
+    rows = [_rows(whole, part) for part in slices] if rows_of(whole, SAMPLES) == SAMPLES else None
     if order is None:
         return whole, rows
     parts = [first_batch(trainer, view(samples, order[part]), SPLIT_SAMPLES) for part in slices]
     # What has as many rows all the same has another dimension first, of time for example.
-    return whole, rows if rows and _has_rows(parts[0], SPLIT_SAMPLES) else parts
+    return whole, rows if rows and rows_of(parts[0], SPLIT_SAMPLES) == SPLIT_SAMPLES else parts
 
 
 def _spread(lengths: Any, count: int) -> Any:
     """Return the numbers of samples of different lengths, none of them among the longest."""
     order = np.arange(count) if lengths is None else np.argsort(lengths, kind="stable")
     return np.resize(order[:: max(1, count // SAMPLES)][:SAMPLES], SAMPLES).astype(np.int64)
-
-
-def _has_rows(batch: Mapping[str, Any], count: int) -> bool:
-    tensors = [v for v in batch.values() if isinstance(v, torch.Tensor) and v.ndim]
-    return bool(tensors) and all(len(t) == count for t in tensors)
 
 
 def _rows(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def run_trial(directory: Path) -> None:
 
 def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch, turns: Turns | None) -> Outcome:
     """Run the trial under its memory budget and turn every error into a failure."""
-    device = trial_device(request.device, own_rank().number)
+    device = trial_device(request.device)
     guard = memory_guard(device, request.limits.memory_bytes)
     try:
         import torch

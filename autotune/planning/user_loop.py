@@ -37,6 +37,7 @@ from autotune.space.points import problem
 from autotune.space.space import MICRO_BATCH
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.training.baseline import UserArguments
+from autotune.training.trainer_pickle import pickled
 from autotune.value import sha256_of
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware
@@ -109,7 +110,7 @@ class UserLoop(Subject):
             directory=str(Path.cwd()),
             search_path=tuple(str(Path(entry).absolute()) for entry in sys.path),
         )
-        self._pickled = _pickled(step, name)
+        self._pickled = pickled(step, f"step: {name}")
         self.own = own.model_copy(update={"sha256": sha256_of(self._pickled)})
 
     @property
@@ -260,16 +261,3 @@ def _parameter(name: str, choices: Choices | None, usual: Parameter | None) -> P
     if usual is None:
         raise InputError(f"knobs: {name} has no usual values; name them: knobs={{{name!r}: [...]}}")
     return Parameter(choices=usual.choices, when=usual.when)
-
-
-def _pickled(step: Callable[..., Any], name: str) -> bytes:
-    import cloudpickle
-
-    try:
-        content: bytes = cloudpickle.dumps(step)
-    except Exception as error:  # whatever the objects that it refers to raise
-        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-        raise InputError(
-            f"step: {name} can't be handed to another process: {why}; make what it needs inside it"
-        ) from error
-    return content

@@ -78,7 +78,7 @@ class UserTrainer(Subject):
         if not callable(make):
             raise InputError(f"make_trainer: expected a function that returns a Trainer, not {type(make).__name__}")
         called = type(trainer).__name__ if trainer is not None else getattr(make, "__qualname__", type(make).__name__)
-        content = trainer_pickle.pickled(make, given)
+        content = trainer_pickle.pickled(make, f"{given}: {called}")
         shown, here = f"{given} {called}", str(Path.cwd())
         return cls(options, OwnCode(kind="pickle", shown=shown, directory=here, sha256=sha256_of(content)), content)
 

@@ -18,9 +18,9 @@ from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InfrastructureError, InputError, MachineError
 from autotune.execution.noise import LOOK_S, others_share
 from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note
-from autotune.execution.pool import LocalPool, OnePlace, Pool
+from autotune.execution.pool import LocalPool
 from autotune.execution.ray_pool import RayPool, joined
-from autotune.execution.runner import LocalRunner
+from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.tracking import Tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, SearchState
@@ -58,7 +58,7 @@ class Backend(NamedTuple):
 
     allotment: Allotment  # the hardware of each trial
     asker: LocalRunner  # runs the child processes that come before the first trial
-    pool: Pool  # runs the trials
+    pool: Runner  # runs the trials
 
 
 def check(options: SearchOptions) -> None:
@@ -102,7 +102,7 @@ def backend_of(
     elif fleet.is_single:
         hardware = planned or detect(device)
         with LocalRunner(run_directory, hardware) as runner:
-            yield Backend(Allotment(hardware=hardware), runner, OnePlace(runner))
+            yield Backend(Allotment(hardware=hardware), runner, runner)
     else:
         places, allotment = _allotted(fleet, device, planned)
         with LocalPool(run_directory, allotment.hardware, places) as pool:

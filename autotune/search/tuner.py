@@ -19,7 +19,7 @@ from optuna.trial import Trial
 
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
-from autotune.execution.pool import Pool
+from autotune.execution.runner import Runner
 from autotune.planning.plan import SearchPlan, request_of, too_large
 from autotune.planning.reopen import is_over, outlived
 from autotune.search import exhaustive
@@ -66,7 +66,7 @@ class Tuner:
         self,
         plan: SearchPlan,
         directory: RunDirectory,
-        pool: Pool,
+        pool: Runner,
         observer: Observer,
         *,
         clock: Callable[[], float] = time.monotonic,

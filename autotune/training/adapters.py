@@ -1,29 +1,17 @@
 """Adapters and quantized base weights: the arguments of peft and bitsandbytes, and an adapter put on a model.
 
 Arguments are plain JSON. An adapter's are those of peft's config class for its `peft_type`; BitFit, which peft doesn't
-have, is named :data:`BITFIT` there. Trials and trainings with the answer both use `prepare_model`, or
-`fit_user_model` for a user's own code, so that they train the
-same model.
+have, is named :data:`BITFIT` there. Trials and trainings with the answer both use `prepare_model`, or `fit_user_model`
+for a user's own code, so that they train the same model.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from autotune.training.image_text import VISION_PARTS
-from autotune.values.adapters import (
-    Adapter,
-    DoraAdapter,
-    Ia3Adapter,
-    LohaAdapter,
-    LokrAdapter,
-    LoraAdapter,
-    PTuningAdapter,
-    RsloraAdapter,
-    VeraAdapter,
-)
+from autotune.values.adapters import Adapter
 from autotune.values.config import Precision
 from autotune.values.model import Task
 from autotune.values.user_code import OwnCode
@@ -63,13 +51,45 @@ CLASSIFICATION_HEADS = ("score", "classifier", "classification_head")
 
 _COMPUTE_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16"}
 
+# peft's type of each kind, and how its config calls the adapter's fields.
+_LORA = ("LORA", {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"})
+_PROMPT = {"virtual_tokens": "num_virtual_tokens"}
+_IN_PEFT: dict[str, tuple[str, dict[str, str]]] = {
+    "lora": _LORA,
+    "rslora": _LORA,
+    "dora": _LORA,
+    "vera": ("VERA", {"rank": "r", "dropout": "vera_dropout"}),
+    "ia3": ("IA3", {}),
+    "loha": ("LOHA", {"rank": "r", "alpha": "alpha"}),
+    "lokr": ("LOKR", {"rank": "r", "alpha": "alpha"}),
+    "prefix": ("PREFIX_TUNING", _PROMPT),
+    "prompt": ("PROMPT_TUNING", _PROMPT),
+    "p-tuning": ("P_TUNING", {**_PROMPT, "encoder_hidden_size": "encoder_hidden_size"}),
+    "bitfit": (BITFIT, {}),
+}
+
+# What a kind says beside its fields.
+_SAID: dict[str, dict[str, Any]] = {
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "ia3": {"target_modules": list(IA3_MODULES), "feedforward_modules": list(IA3_FEEDFORWARD)},
+}
+
 
 def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, Any]:
     """Return the keyword arguments of peft's config class, and `peft_type`."""
-    known = {"task_type": _TASK_TYPES[task]} if task in _TASK_TYPES else {}
+    peft_type, names = _IN_PEFT[adapter.kind]
+    arguments = {"peft_type": peft_type, **{name: getattr(adapter, field) for field, name in names.items()}}
+    if targets := getattr(adapter, "target_modules", None):
+        arguments["target_modules"] = list(ATTENTION_MODULES) if targets == "attention" else "all-linear"
+    if targets == "all-linear+experts":
+        arguments["target_parameters"] = list(EXPERT_PARAMETERS)
+    arguments |= _SAID.get(adapter.kind, {})
+    if task in _TASK_TYPES:
+        arguments["task_type"] = _TASK_TYPES[task]
     if task is Task.IMAGE_TEXT_TO_TEXT:  # layers of the language model alone
-        known["exclude_modules"] = rf"(.*\.)?({'|'.join(sorted(VISION_PARTS))})\..*"
-    return {**_WAYS[adapter.kind](adapter), **known}
+        arguments["exclude_modules"] = rf"(.*\.)?({'|'.join(sorted(VISION_PARTS))})\..*"
+    return arguments
 
 
 def quantization_arguments(quantization: str, precision: Precision, task: Task) -> dict[str, Any]:
@@ -86,63 +106,6 @@ def quantization_arguments(quantization: str, precision: Precision, task: Task) 
         "bnb_4bit_compute_dtype": _COMPUTE_DTYPES.get(precision, "bfloat16"),
         **skipped,
     }
-
-
-def _lora(adapter: LoraAdapter | RsloraAdapter | DoraAdapter) -> dict[str, Any]:
-    arguments = {
-        "peft_type": "LORA",
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "lora_dropout": adapter.dropout,
-        **_targets(adapter),
-    }
-    if adapter.target_modules == "all-linear+experts":
-        arguments["target_parameters"] = list(EXPERT_PARAMETERS)
-    if isinstance(adapter, RsloraAdapter):
-        arguments["use_rslora"] = True
-    if isinstance(adapter, DoraAdapter):
-        arguments["use_dora"] = True
-    return arguments
-
-
-def _vera(adapter: VeraAdapter) -> dict[str, Any]:
-    return {"peft_type": "VERA", "r": adapter.rank, "vera_dropout": adapter.dropout, **_targets(adapter)}
-
-
-def _ia3(adapter: Ia3Adapter) -> dict[str, Any]:
-    modules, feedforward = list(IA3_MODULES), list(IA3_FEEDFORWARD)
-    return {"peft_type": "IA3", "target_modules": modules, "feedforward_modules": feedforward}
-
-
-def _lycoris(adapter: LohaAdapter | LokrAdapter) -> dict[str, Any]:
-    return {"peft_type": adapter.kind.upper(), "r": adapter.rank, "alpha": adapter.alpha, **_targets(adapter)}
-
-
-def _prompt(adapter: Any) -> dict[str, Any]:
-    names = {"prefix": "PREFIX_TUNING", "prompt": "PROMPT_TUNING", "p-tuning": "P_TUNING"}
-    arguments = {"peft_type": names[adapter.kind], "num_virtual_tokens": adapter.virtual_tokens}
-    if isinstance(adapter, PTuningAdapter):
-        arguments["encoder_hidden_size"] = adapter.encoder_hidden_size
-    return arguments
-
-
-def _bitfit(adapter: Adapter) -> dict[str, Any]:
-    return {"peft_type": BITFIT}
-
-
-def _targets(adapter: Any) -> dict[str, Any]:
-    attention = adapter.target_modules == "attention"
-    return {"target_modules": list(ATTENTION_MODULES) if attention else "all-linear"}
-
-
-_WAYS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    **dict.fromkeys(("lora", "rslora", "dora"), _lora),
-    "vera": _vera,
-    "ia3": _ia3,
-    **dict.fromkeys(("loha", "lokr"), _lycoris),
-    **dict.fromkeys(("prefix", "prompt", "p-tuning"), _prompt),
-    "bitfit": _bitfit,
-}
 
 
 def prepare_model(

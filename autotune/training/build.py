@@ -15,6 +15,7 @@ from autotune.errors import InputError, one_line
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, check_task, remote_classes, shown
 from autotune.training.image_text import freeze_vision
+from autotune.training.inputs import special_ids
 from autotune.values.model import ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def build_config(spec: ModelSpec, task: Task) -> PreTrainedConfig:
             config.num_labels = 2
         text = config.get_text_config()
         if getattr(text, "pad_token_id", None) is None:  # decoders look for the last token before padding
-            end = getattr(text, "eos_token_id", None)
-            text.pad_token_id = config.pad_token_id = (end[0] if isinstance(end, list) else end) or 0
+            text.pad_token_id = config.pad_token_id = next(iter(special_ids(config, "eos_token_id")), 0)
     if task is Task.CAUSAL_LM and spec.kind == "encoder":
         config.is_decoder = True
     return config

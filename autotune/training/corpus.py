@@ -21,6 +21,7 @@ from pydantic import Field
 
 from autotune.errors import InputError, RunDirectoryError, one_line
 from autotune.training.batches import profile_of
+from autotune.training.inputs import special_ids
 from autotune.training.text_file import (
     NOT_UTF_8,
     Columns,
@@ -133,7 +134,7 @@ def _prepare(workload: Workload, path: Path, directory: Path, scratch: Path) -> 
         columns=columns,
         workload=workload,
         labels=labels,
-        eos=_first(getattr(config.get_text_config(), "eos_token_id", None)) if name == BYTE_LEVEL else None,
+        eos=next(iter(special_ids(config, "eos_token_id")), None) if name == BYTE_LEVEL else None,
         characters_per_token=1 if name == BYTE_LEVEL else _CHARACTERS_PER_TOKEN,
     )
     tokens = rows.map(
@@ -289,7 +290,3 @@ def _save(tokens: Any, path: Path) -> None:
     tokens.save_to_disk(str(partial))
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)
-
-
-def _first(ids: int | list[int] | None) -> int | None:
-    return next(iter(ids), None) if isinstance(ids, list) else ids

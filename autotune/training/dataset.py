@@ -29,17 +29,15 @@ from autotune.training.batches import (
     Sample,
     row_order,
 )
-from autotune.training.corpus import Corpus, load_rows, prepare, refuse_files, row_lengths
+from autotune.training.corpus import load_rows, refuse_files, row_lengths
 from autotune.training.image_text import ImageText, image_text
-from autotune.training.inputs import audio_input, image_input, labels_of
+from autotune.training.inputs import audio_input, image_input, labels_of, special_ids
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["Corpus", "prepare", "training_data"]
 
 MASKED_SHARE = 0.15
 IMAGES = 8  # distinct images or recordings, which take megabytes and not gigabytes
@@ -111,7 +109,7 @@ def training_data(
             seed=workload.seed,
         )
         texts = Subset(texts, order.tolist())  # type: ignore[arg-type]  # torch wants a Dataset by inheritance
-    pad = _ids(model_config, "pad_token_id", default=0)[0]
+    pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
     return Repeated(texts, samples), PackCollator() if config.packing else PadCollator(pad)
 
 
@@ -238,22 +236,14 @@ def _synthetic_texts(workload: Workload, config: Any) -> TextSamples:
 
 def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArray[np.int32]:
     """Return rows of ids that aren't special but for the last, the end of a text if the model has one."""
-    special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in _ids(config, name)]
+    special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in special_ids(config, name)]
     special += [i for name in ("image_token_id", "video_token_id") if (i := getattr(config, name, None)) is not None]
     ordinary = np.setdiff1d(np.arange(config.get_text_config().vocab_size, dtype=np.int32), special)
     rows = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, length))
-    end = [i for i in _ids(config, "eos_token_id") if i < config.get_text_config().vocab_size]
+    end = [i for i in special_ids(config, "eos_token_id") if i < config.get_text_config().vocab_size]
     if end:  # a config made for a smaller vocabulary may name one beyond it
         rows[:, -1] = end[0]
     return rows
-
-
-def _ids(config: Any, name: str, *, default: int | None = None) -> list[int]:
-    """Return the special ids of a name, of which a config has none, one or several."""
-    value = getattr(config.get_text_config(), name, None)
-    if value is None:
-        value = [] if default is None else default
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _synthetic_images_in_texts(workload: Workload, config: Any) -> ImageTextSamples:
@@ -285,6 +275,7 @@ def _synthetic_sound(workload: Workload, config: Any) -> DenseSamples:
     elif workload.task is Task.SPEECH_SEQ2SEQ:
         labels = _random_ids(random, workload.target_length or workload.sequence_length, config).astype(np.int64)
     else:
-        ordinary = np.setdiff1d(np.arange(config.vocab_size), _ids(config, "pad_token_id"))  # its blank pads for CTC
+        blank = special_ids(config, "pad_token_id")  # CTC's
+        ordinary = np.setdiff1d(np.arange(config.vocab_size), blank)
         labels = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, labels_of(workload.sequence_length)))
     return DenseSamples(name, random.standard_normal((IMAGES, *shape), dtype=np.float32), labels)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 # Words in the names of settings of one head, which models with another head have and don't use.
 _HEAD_SETTINGS = ("classif", "summary", "cls", "pooler", "qa_", "final_dropout")
-# Shares of a recording that SpecAugment (arXiv:1904.08779) hides, as transformers' speech models call them.
+# Rates by name: dropout and its kin (attention_dropout, resid_pdrop, drop_path, layerdrop), a router's noise, and the
+# shares of a recording that SpecAugment (arXiv:1904.08779) hides, as transformers' speech models call them.
+_RATES = ("drop", "jitter")
 _HIDDEN_PARTS = ("mask_time_prob", "mask_feature_prob")
 # Fields of a config that say nothing of the architecture: names, who wrote it, and what a trial sets. Of labels the
 # number counts, not the names.
@@ -164,22 +167,22 @@ def _router_loss(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
 
 def _has_dropout(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Return whether a module has a positive rate, or the config one that is read at each call."""
-    augments = getattr(config, "apply_spec_augment", True)  # SpecAugment
-
-    def is_rate(name: str, value: Any) -> bool:
-        random = any(word in name for word in ("drop", "jitter")) or (augments and name in _HIDDEN_PARTS)
-        return random and isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-    for module in model.modules():
-        if "Drop" in type(module).__name__ and is_rate("drop", getattr(module, "p", 0.0)):
-            return True
-        if any(is_rate(name, value) for name, value in vars(module).items()):
-            return True
+    unused = () if getattr(config, "apply_spec_augment", True) else _HIDDEN_PARTS
+    read = {n: v for n, v in config.to_dict().items() if not any(word in n for word in _HEAD_SETTINGS)}
+    found = ((holder, vars(holder)) for holder in model.modules())
     return any(
-        is_rate(name, value)
-        for name, value in config.to_dict().items()
-        if not any(word in name for word in _HEAD_SETTINGS)
+        is_rate(holder, name, value) and name not in unused
+        for holder, values in itertools.chain(found, [(config, read)])
+        for name, value in values.items()
     )
+
+
+def is_rate(holder: object, name: str, value: object) -> bool:
+    """Return whether an attribute of a module or a config is a rate above zero at which something is random."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return False
+    is_dropout = name == "p" and "Drop" in type(holder).__name__  # torch's own
+    return is_dropout or name in _HIDDEN_PARTS or any(word in name for word in _RATES)
 
 
 def _chunks_loss(model: PreTrainedModel, config: PreTrainedConfig) -> bool:

@@ -177,12 +177,17 @@ def _names_a_head(spec: ModelSpec, named: str | None) -> bool:
 
 def _heads(spec: ModelSpec, task: Task) -> tuple[str, ...]:
     """Return the classes with the head of a task, the library's choice first."""
-    from transformers.models.auto import modeling_auto
-
-    auto_class, table = HEADS[task]
+    auto_class = HEADS[task][0]
     if auto_class in (remote := remote_classes(spec)):
         return (remote[auto_class].rpartition(".")[2],)
-    return _names(getattr(modeling_auto, table).get(spec.model_type))
+    return class_names(spec.model_type, task)
+
+
+def class_names(model_type: str, task: Task) -> tuple[str, ...]:
+    """Return the library's classes with the head of a task for a type of model, its own choice first."""
+    from transformers.models.auto import modeling_auto
+
+    return _names(getattr(modeling_auto, HEADS[task][1]).get(model_type))
 
 
 def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:

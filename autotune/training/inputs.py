@@ -1,4 +1,4 @@
-"""The inputs of models of images and of sound: name and shape, by the library config.
+"""The inputs of models, by the library config: special ids of texts; name and shape of images and of sound.
 
 The length of sound is counted in frames, the positions that the encoder attends over: 20 ms for wav2vec 2.0 and its kin
 (320 samples at 16 kHz) and for Whisper (two log-mel frames of 10 ms). Some models take one length alone, Whisper 30 s.
@@ -7,7 +7,7 @@ The length of sound is counted in frames, the positions that the encoder attends
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 _DEFAULT_SIZE = 224  # pixels of an edge, where the config of an ImageNet model doesn't tell, such as ResNet's
 
@@ -34,29 +34,23 @@ LABELS_PER_FRAME = 0.25
 _HIDDEN_SPAN = 10
 
 
-class ImageInput(NamedTuple):
-    """One image."""
+def image_input(config: Any) -> tuple[str, tuple[int, ...], int | None]:
+    """Return name and shape of the input of one image for a library config, and the number of its colours.
 
-    name: str
-    shape: tuple[int, ...]
-    clusters: int | None  # number of colours, where each pixel is the id of one (ImageGPT)
-
-
-class AudioInput(NamedTuple):
-    """One recording."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-def image_input(config: Any) -> ImageInput:
-    """Return the input of one image for a library config."""
+    That is None but for ImageGPT, where each pixel is the id of one.
+    """
     if config.model_type == "imagegpt":  # the last token of the vocabulary starts the sequence
-        return ImageInput("input_ids", (config.n_positions,), config.vocab_size - 1)
+        return "input_ids", (config.n_positions,), config.vocab_size - 1
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None) or _DEFAULT_SIZE
     height, width = (size, size) if isinstance(size, int) else size
-    return ImageInput("pixel_values", (getattr(vision, "num_channels", 3), height, width), None)
+    return "pixel_values", (getattr(vision, "num_channels", 3), height, width), None
+
+
+def special_ids(config: Any, name: str) -> list[int]:
+    """Return the ids of a name such as 'eos_token_id', of which a config has none, one or several."""
+    value = getattr(config.get_text_config(), name, None)
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 def is_supported(model_type: str) -> bool:
@@ -79,25 +73,25 @@ def least_frames(model_type: str, figures: Mapping[str, Any]) -> int:
     return int(figures.get("mask_time_length", _HIDDEN_SPAN))
 
 
-def audio_input(config: Any, frames: int) -> AudioInput:
-    """Return the input of one recording for the library config of a supported type.
+def audio_input(config: Any, frames: int) -> tuple[str, tuple[int, ...]]:
+    """Return name and shape of the input of one recording for the library config of a supported type.
 
     `frames` is its length, which doesn't matter where the length is fixed.
     """
     model_type = config.model_type
     if model_type == "whisper":
-        return AudioInput("input_features", (config.num_mel_bins, 2 * config.max_source_positions))
+        return "input_features", (config.num_mel_bins, 2 * config.max_source_positions)
     if model_type == "audio-spectrogram-transformer":
-        return AudioInput("input_values", (config.max_length, config.num_mel_bins))
+        return "input_values", (config.max_length, config.num_mel_bins)
     if model_type == "speech_to_text":
         features = config.input_feat_per_channel * config.input_channels
-        return AudioInput("input_features", (frames * 2**config.num_conv_layers, features))
+        return "input_features", (frames * 2**config.num_conv_layers, features)
     if model_type == "wav2vec2-bert":
-        return AudioInput("input_features", (frames, config.feature_projection_input_dim))
+        return "input_features", (frames, config.feature_projection_input_dim)
     if model_type == "moonshine":
-        return AudioInput("input_values", (_before(_MOONSHINE, frames),))
+        return "input_values", (_before(_MOONSHINE, frames),)
     convolutions = tuple(zip(config.conv_kernel, config.conv_stride, strict=True))
-    return AudioInput("input_values", (_before(convolutions, frames),))
+    return "input_values", (_before(convolutions, frames),)
 
 
 def labels_of(frames: int) -> int:

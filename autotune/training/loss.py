@@ -31,7 +31,7 @@ def normalize_loss(model: Model) -> Model:
     Call it on the model or on its peft wrapper, before handing it to a `transformers.Trainer`. Outside a Trainer (no
     `num_items_in_batch`) the model's loss stays as it was. A second call changes nothing.
     """
-    base = _base_model(model)
+    base = base_model(model)
     _align_count(base, prepended=_prepends_labels(model))
     if not getattr(base, "_autotune_normalized", False):
         # A subclass and not a hook or a patched method: it has no state, so copies of the model are right too, and it
@@ -42,7 +42,7 @@ def normalize_loss(model: Model) -> Model:
 
 def leaves_out_first_label(model: nn.Module) -> bool:
     """Return whether a Trainer made of `model` leaves the first label of each row out of its count."""
-    return _trainer_shifts(_base_model(model))
+    return _trainer_shifts(base_model(model))
 
 
 @functools.cache
@@ -135,7 +135,6 @@ def _is_encoder_decoder(model: Any) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-def _base_model(model: nn.Module) -> Any:
-    """Return the transformers model inside peft's wrapper, as the Trainer looks for it."""
-    get_base_model = getattr(model, "get_base_model", None)
-    return get_base_model() if get_base_model is not None else model
+def base_model(model: Any) -> Any:
+    """Return the model inside peft's wrapper, as the Trainer looks for it; the model itself if it has none."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

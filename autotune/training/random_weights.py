@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -39,15 +40,10 @@ def quick_weights() -> Iterator[None]:
 
     Equal torch seeds give equal weights.
     """
-    originals = {name: getattr(torch.Tensor, name) for name in ("normal_", "uniform_")}
     blocks: dict[Key, torch.Tensor] = {}
-    try:
-        for name, original in originals.items():
-            setattr(torch.Tensor, name, _in_blocks(name, original, blocks))
+    drawing: dict[str, Any] = {n: _in_blocks(n, getattr(torch.Tensor, n), blocks) for n in ("normal_", "uniform_")}
+    with patch.multiple(torch.Tensor, **drawing):
         yield
-    finally:
-        for name in originals:
-            delattr(torch.Tensor, name)  # what it hides is inherited from torch's own base class
 
 
 def _in_blocks(name: str, original: Callable[..., Any], blocks: dict[Key, torch.Tensor]) -> Callable[..., Any]:
@@ -87,12 +83,8 @@ def whole_weights() -> Iterator[None]:
     """
     from transformers.integrations import deepspeed
 
-    config = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
+    with patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None):
         yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = config
 
 
 def replace_layers(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> Any:

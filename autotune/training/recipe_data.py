@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from autotune.errors import InputError, one_line
 from autotune.training.batches import STEPS_TO_PEAK, profile_of, row_lengths
 from autotune.training.corpus import load_tokenizer
+from autotune.training.inputs import special_ids
 from autotune.training.text_file import check_columns, checked_path, quiet_datasets, read_rows
 from autotune.values.model import Task
 from autotune.values.workload import LengthProfile, Recipe, Workload
@@ -168,12 +169,9 @@ def tokenizer_of(workload: Workload, config: Any) -> Any:
 
 def _special(config: Any) -> tuple[int, int]:
     """Return the ids of padding and of the end of a text, which differ."""
-    text = config.get_text_config()
-    end = text.eos_token_id[0] if isinstance(text.eos_token_id, list) else text.eos_token_id
-    end = end if isinstance(end, int) and 0 <= end < text.vocab_size else 1
-    pad = text.pad_token_id
-    if not isinstance(pad, int) or not 0 <= pad < text.vocab_size or pad == end:
-        pad = 0 if end != 0 else 1
+    known = range(config.get_text_config().vocab_size)
+    end = next((i for i in special_ids(config, "eos_token_id")[:1] if i in known), 1)
+    pad = next((i for i in special_ids(config, "pad_token_id") if i in known and i != end), 0 if end else 1)
     return pad, end
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import functools
 import io
 import pickle
 from collections.abc import Callable, Iterator
@@ -31,6 +32,10 @@ _SET_AFTERWARDS = ("label_names", "loss_is_scaled_for_ga")
 
 _TRAINER, _ACCELERATOR = "the trainer", "its accelerator"
 
+_THEIR_OWN = ("transformers.trainer_callback", "transformers.integrations")  # modules of the library's callbacks
+
+_MAKE_ANEW = "use find(make_trainer=...) with a function that makes it, and the Trainer, anew"
+
 
 def maker_of(trainer: Any) -> Callable[[], Any]:
     """Return a picklable function that makes a Trainer like this one.
@@ -49,17 +54,13 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
         "model": trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
         "model_init": trainer.model_init,
         "optimizers": (None, None) if has_trained else (trainer.optimizer, trainer.lr_scheduler),
-        "callbacks": [c for c in trainer.callback_handler.callbacks if not _is_the_librarys(c)],
+        "callbacks": [c for c in trainer.callback_handler.callbacks if not type(c).__module__.startswith(_THEIR_OWN)],
         "args_class": type(args),
         "args": {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
         **{f"attribute {name}": value for name, value in _added_attributes(trainer).items()},
     }
     kind = _pickled_parts({"class": type(trainer)}, trainer)
-    return Remake(kind, _pickled_parts(parts, trainer))
-
-
-def _is_the_librarys(callback: Any) -> bool:
-    return type(callback).__module__.startswith(("transformers.trainer_callback", "transformers.integrations"))
+    return functools.partial(_made_anew, kind, _pickled_parts(parts, trainer))
 
 
 def _added_attributes(trainer: Any) -> dict[str, Any]:
@@ -103,37 +104,32 @@ def _dumps(value: Any, trainer: Any) -> bytes:
     return file.getvalue()
 
 
-def _unpicklable(what: str, error: Exception) -> InputError:
-    return InputError(
-        f"{what} can't be handed to another process ({type(error).__name__}: {one_line(error)}); use "
-        "find(make_trainer=...) with a function that makes it, and the Trainer, anew"
-    )
+def _unpicklable(what: str, error: Exception, remedy: str = _MAKE_ANEW) -> InputError:
+    why = f"{type(error).__name__}: {one_line(error)}"
+    return InputError(f"{what} can't be handed to another process: {why}; {remedy}")
 
 
-class Remake:
-    """Makes the Trainer anew out of its pickled class and parts."""
+def _made_anew(pickled_class: bytes, pickled_parts: bytes) -> Any:
+    """Return the Trainer, made out of its pickled class and parts."""
+    from torch import nn
+    from transformers import Trainer
 
-    def __init__(self, kind: bytes, parts: bytes) -> None:
-        self._kind = kind
-        self._parts = parts
-
-    def __call__(self) -> Any:
-        """Return the Trainer."""
-        from transformers import Trainer
-
-        kind, accelerator = pickle.loads(self._kind)["class"], _Later()
-        trainer = kind.__new__(kind)
-        parts = _Unpickler(io.BytesIO(self._parts), {_TRAINER: trainer, _ACCELERATOR: accelerator}).load()
-        arguments = parts["args_class"](**parts["args"])
-        given = {name: parts[name] for name in (*_PARTS, "optimizers", "callbacks")}
-        init = parts["model_init"]
-        model = {"model": parts["model"]} if init is None else {"model_init": init}
-        Trainer.__init__(trainer, args=arguments, **model, **given)
-        accelerator.found = trainer.accelerator
-        for name, value in parts.items():
-            if name.startswith("attribute "):
-                setattr(trainer, name.removeprefix("attribute "), _placed(value, trainer))
-        return trainer
+    kind, accelerator = pickle.loads(pickled_class)["class"], _Later()
+    trainer = kind.__new__(kind)
+    unpickler = pickle.Unpickler(io.BytesIO(pickled_parts))
+    unpickler.persistent_load = {_TRAINER: trainer, _ACCELERATOR: accelerator}.__getitem__  # type: ignore[method-assign]
+    parts = unpickler.load()
+    arguments = parts["args_class"](**parts["args"])
+    given = {name: parts[name] for name in (*_PARTS, "optimizers", "callbacks")}
+    init = parts["model_init"]
+    model = {"model": parts["model"]} if init is None else {"model_init": init}
+    Trainer.__init__(trainer, args=arguments, **model, **given)
+    accelerator.found = trainer.accelerator
+    for name, value in parts.items():
+        if name.startswith("attribute "):  # a module beside the model, such as a teacher, belongs on the device
+            on_device = value.to(trainer.args.device) if isinstance(value, nn.Module) else value
+            setattr(trainer, name.removeprefix("attribute "), on_device)
+    return trainer
 
 
 class _Later:
@@ -147,24 +143,8 @@ class _Later:
         return getattr(self.found, name)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, known: dict[str, Any]) -> None:
-        super().__init__(file)
-        self._known = known
-
-    def persistent_load(self, pid: str) -> Any:
-        return self._known[pid]
-
-
-def _placed(value: Any, trainer: Any) -> Any:
-    """Return a module that the class has beside the model, such as a teacher, on the device; all else as it is."""
-    from torch import nn
-
-    return value.to(trainer.args.device) if isinstance(value, nn.Module) else value
-
-
-def pickled(make: Callable[[], Any], what: str) -> bytes:
-    """Return a function that makes a Trainer as bytes for another process.
+def pickled(function: Callable[..., Any], what: str) -> bytes:
+    """Return a function of the user's as bytes for another process.
 
     Raises:
         InputError: It can't be pickled; the message begins with `what`.
@@ -172,12 +152,9 @@ def pickled(make: Callable[[], Any], what: str) -> bytes:
     import cloudpickle
 
     try:
-        content: bytes = cloudpickle.dumps(make)
+        content: bytes = cloudpickle.dumps(function)
     except Exception as error:  # whatever the objects that it refers to raise
-        raise InputError(
-            f"{what}: {getattr(make, '__qualname__', type(make).__name__)} can't be handed to another process "
-            f"({type(error).__name__}: {one_line(error)}); make what it needs inside of it"
-        ) from error
+        raise _unpicklable(what, error, "make what it needs inside it") from error
     return content
 
 

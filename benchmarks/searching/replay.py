@@ -11,7 +11,6 @@ import heapq
 import random
 from collections import Counter
 
-from autotune.execution.pool import Pool
 from autotune.execution.runner import Runner
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
@@ -73,8 +72,8 @@ class ReplayRunner(Runner):
         return random.Random(f"{self._seed} {config.config_id}").randrange(len(self._trials[config]))
 
 
-class ReplayPool(Pool):
-    """Runs replayed trials at several places: a :class:`autotune.execution.pool.Pool` in which time passes by waiting.
+class ReplayPool(Runner):
+    """Runs replayed trials at several places: a `Runner` in which time passes by waiting.
 
     Args:
         runner: Answers each request.

@@ -17,7 +17,6 @@ from factories import (
 from runner_contract import RunnerContract
 from searching.replay import ReplayClock, ReplayPool, ReplayRunner
 
-from autotune.execution.pool import OnePlace
 from autotune.search.exhaustive import plan_of, table_of
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
@@ -152,7 +151,7 @@ def replayed(table: Table, directory, **plan):
     tuner = Tuner(
         plan_of(table, effort=Effort.QUICK, **plan),
         RunDirectory(directory),
-        OnePlace(ReplayRunner(table, clock)),
+        ReplayRunner(table, clock),
         events.append,
         clock=clock.now,
     )

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from factories import ScriptedRunner, make_limits, make_request, make_workload
+from factories import make_limits, make_request, make_workload
 from misbehaviours import MISBEHAVIOURS
 from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError
 from autotune.execution.launch import MARK_FILE
 from autotune.execution.places import core_sets
-from autotune.execution.pool import LocalPool, OnePlace
+from autotune.execution.pool import LocalPool
 from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner, trial_directory
 from autotune.values.hardware import detect
@@ -194,24 +194,3 @@ def check(result, waiting) -> None:
     assert result.status == case.status
     assert result.outcome.cause.startswith(case.cause)
     assert case.logged in result.outcome.log_tail
-
-
-def test_one_place_runs_a_trial_while_it_is_waited_for(tmp_path):
-    runner = ScriptedRunner(tmp_path, lambda request: 10.0)
-    pool, request = OnePlace(runner), make_request(number=3)
-    assert pool.free() == 1
-    pool.begin(request)
-    assert (pool.free(), runner.requests) == (0, [])
-    assert pool.wait().request == request
-    assert (pool.free(), runner.requests) == (1, [request])
-
-
-def test_one_place_that_is_interrupted_is_free_again(tmp_path):
-    def interrupted(request):
-        raise KeyboardInterrupt
-
-    pool = OnePlace(ScriptedRunner(tmp_path, interrupted))
-    pool.begin(make_request())
-    with pytest.raises(KeyboardInterrupt):
-        pool.wait()
-    assert pool.free() == 1

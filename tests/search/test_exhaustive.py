@@ -19,7 +19,6 @@ from factories import (
 )
 
 from autotune.errors import InputError, NothingFitsError
-from autotune.execution.pool import OnePlace
 from autotune.planning.plan import SearchPlan
 from autotune.search.exhaustive import plan_of, table_of
 from autotune.search.tuner import SearchInterrupted, Tuner
@@ -79,7 +78,7 @@ class Recording:
             self.directory, outcome, duration_s=lambda request: self._duration_s, clock=self.clock
         )
         run_directory = RunDirectory(self.directory)
-        return Tuner(self.plan, run_directory, OnePlace(self.runner), self.events.append, clock=self.clock).run()
+        return Tuner(self.plan, run_directory, self.runner, self.events.append, clock=self.clock).run()
 
     @property
     def table(self) -> Table:

@@ -8,7 +8,6 @@ from factories import OUT_OF_MEMORY, Clock, ScriptedRunner, make_config, make_ha
 from finished_searches import BEST, make_search, nothing_helps, outcome, rate, without_memory
 
 from autotune.errors import InputError, MachineError, RunDirectoryError
-from autotune.execution.pool import OnePlace
 from autotune.planning.plan import SearchPlan
 from autotune.search import explain
 from autotune.search.explain import Explainer
@@ -188,7 +187,7 @@ def test_the_search_can_be_gone_on_with_after_it(explained):
 
     directory = RunDirectory(explained.path)
     runner = ScriptedRunner(explained.path, outcome)
-    again = Tuner(explained.plan, directory, OnePlace(runner), ignore).run()
+    again = Tuner(explained.plan, directory, runner, ignore).run()
     assert runner.requests == []
     assert again.best == explained.result.best
 

@@ -22,7 +22,7 @@ from factories import (
 from predicted_space import SPACE, make_model_of
 
 from autotune.errors import InfrastructureError, NothingFitsError
-from autotune.execution.pool import Pool
+from autotune.execution.runner import Runner
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.tuning_result import TuningResult
@@ -54,7 +54,7 @@ def _short_patience(monkeypatch):
     monkeypatch.setattr("autotune.search.sampler.PATIENCE_DRAWS", 8)
 
 
-class ScriptedPool(Pool):
+class ScriptedPool(Runner):
     """Runs trials at several places in no time; a function says what each gives, and results lie on disk at their end.
 
     Trial 0 takes 7 s, the others 10 s and up to 2 s more, so that ends come one by one.

@@ -24,7 +24,6 @@ from factories import (
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
 from recorded_searches import DAY, recorded_search, recorded_trial
 
-from autotune.execution.pool import OnePlace
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.history import History
@@ -412,7 +411,7 @@ class Searches:
         with RecordWriter(self.database, plan, directory, listen) as writer:
             recall = Recall(plan, writer.earlier())
             model = self.model if self.guided else None
-            tuner = Tuner(plan, directory, OnePlace(runner), writer, model=model, recall=recall)
+            tuner = Tuner(plan, directory, runner, writer, model=model, recall=recall)
             return writer.end(tuner.run()), runner.searched
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InfrastructureError, InputError, MachineError, NothingFitsError
-from autotune.execution.pool import LocalPool, OnePlace
+from autotune.execution.pool import LocalPool
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import outline
 from autotune.search import run
@@ -63,7 +63,7 @@ def test_anything_else_is_not(fields):
 @pytest.mark.parametrize("workers", [None, 1])
 def test_one_place_is_a_pool_of_one(tmp_path, workers):
     with backend_of(Fleet(workers=workers), tmp_path, device="cpu") as made:
-        assert isinstance(made.pool, OnePlace)
+        assert made.pool is made.asker
         assert made.pool.free() == 1
         assert made.allotment.hardware.cores == CORES
         assert not made.allotment.is_shared

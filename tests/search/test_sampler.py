@@ -12,7 +12,6 @@ from optuna.trial import Trial, TrialState
 from predicted_space import GB, SPACE, make_model_of
 from searching.replay import ReplayClock, ReplayRunner
 
-from autotune.execution.pool import OnePlace
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.exhaustive import plan_of
@@ -221,7 +220,7 @@ def found(table: Table, plan: SearchPlan, model, directory: Path) -> list[TrainC
     tuner = Tuner(
         plan,
         RunDirectory(directory),
-        OnePlace(ReplayRunner(table, clock, seed=plan.workload.seed)),
+        ReplayRunner(table, clock, seed=plan.workload.seed),
         ignore,
         clock=clock.now,
         model=model,

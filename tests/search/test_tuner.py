@@ -25,7 +25,6 @@ from factories import (
 from optuna.trial import TrialState
 
 from autotune.errors import InfrastructureError, NothingFitsError
-from autotune.execution.pool import OnePlace
 from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
 from autotune.planning.reopen import reopened
 from autotune.search.guide import SAME_FAILURES
@@ -96,7 +95,7 @@ class Search:
         tuner = Tuner(
             self.plan,
             directory,
-            OnePlace(self.runner),
+            self.runner,
             self.events.append,
             clock=self.clock,
             starting=self._starting,

@@ -12,7 +12,6 @@ from recorded_searches import recorded_search
 from search_events import Heard
 
 from autotune.errors import NothingFitsError
-from autotune.execution.pool import OnePlace
 from autotune.search.tuner import Tuner
 from autotune.storage import database as databases
 from autotune.storage import writer
@@ -96,7 +95,7 @@ def test_the_answer_of_a_search_is_kept(database, directory, heard):
     )
     runner = ScriptedRunner(directory.path, lambda r: 20.0 if r.config.precision == "bf16" else 10.0)
     with RecordWriter(database, plan, directory, heard) as recording:
-        answer = recording.end(Tuner(plan, directory, OnePlace(runner), recording).run())
+        answer = recording.end(Tuner(plan, directory, runner, recording).run())
     assert isinstance(answer, ResultData)
     (search,) = database.searches()
     assert (search.verdict, search.best_config_id) == ("faster", make_config(precision="bf16").config_id)
@@ -107,7 +106,7 @@ def test_the_answer_of_a_search_is_kept(database, directory, heard):
 def test_a_whole_space_that_is_measured_is_kept(database, directory, heard):
     plan = make_plan(exhaustive=True, record=True, space=make_space_file({"precision": ["fp32", "bf16"]}))
     with RecordWriter(database, plan, directory, heard) as recording:
-        Tuner(plan, directory, OnePlace(ScriptedRunner(directory.path, lambda r: 10.0)), recording).run()
+        Tuner(plan, directory, ScriptedRunner(directory.path, lambda r: 10.0), recording).run()
     assert numbers(database) == [0, 1]
 
 

@@ -13,8 +13,8 @@ from corpora import config_of, decoded, jsonl, prepared, real, refusal, texts, w
 from factories import make_spec
 
 from autotune.errors import RunDirectoryError
-from autotune.training.corpus import BYTE_LEVEL, MAX_SAMPLES, load_tokenizer
-from autotune.training.dataset import prepare, training_data
+from autotune.training.corpus import BYTE_LEVEL, MAX_SAMPLES, load_tokenizer, prepare
+from autotune.training.dataset import training_data
 from autotune.values.model import Task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "make_texts.py"
