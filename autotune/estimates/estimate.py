@@ -165,7 +165,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
         would_fit=(None if found.fits_at_all else would_fit(forecast, config, Allowance.METHOD, given=question.point)),
-        alive=forecast.alive(config) if question.options.explain else (),
+        alive=forecast.model.alive(config) if question.options.explain else (),
         run=question.run(found, device.name),
         notes=(*notes, *_knob_notes(config, question.point), *forecast.basis(config, found.traced_by), *found.notes),
     )
