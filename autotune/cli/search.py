@@ -79,8 +79,15 @@ def resume(
     """Go on with a search, within other limits if you like; what was measured is not measured again."""
     from autotune import api
 
-    limits = {"max_time": max_time, "max_trials": max_trials, "effort": effort}
-    search = partial(api.resume, run_dir, **limits, output=output, trust_run_dir=trust_run_dir)
+    search = partial(
+        api.resume,
+        run_dir,
+        max_time=max_time,
+        max_trials=max_trials,
+        effort=effort,
+        output=output,
+        trust_run_dir=trust_run_dir,
+    )
     _watched(context, search, run_dir, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
 
 

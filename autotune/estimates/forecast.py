@@ -67,9 +67,9 @@ class Question:
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
-        asked = {"profiles": self.profiles, "network": network, "evaluation": self.options.evaluation}
-        memories = {} if memories is None else memories
-        return Forecast(plan, target.device, dataclasses.replace(model, **asked), self.profiles, memories)
+        evaluation = self.options.evaluation
+        model = dataclasses.replace(model, profiles=self.profiles, network=network, evaluation=evaluation)
+        return Forecast(plan, target.device, model, self.profiles, {} if memories is None else memories)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
         """Return the cost of a run of `--tokens` with a configuration on `gpu`; None without `--tokens`."""
