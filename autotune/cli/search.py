@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,6 @@ from autotune.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
-    from autotune.values.events import Observer
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be tried; run no trial.")]
 
@@ -54,19 +54,8 @@ def find(
 
     Example: autotune find --model gpt2 --data texts.jsonl --max-time 10m
     """
-    asked = options.given(context)
-    if dry_run:
-        _previewed(context, asked, as_json=as_json, quiet=quiet, verbose=verbose)
-        return
-
-    def search(observer: Observer) -> tuple[TuningResult, Path]:
-        from autotune import api
-        from autotune.storage.run_directory import default_run_directory
-
-        directory = run_dir or default_run_directory(asked["model"])
-        return api.find(**asked, run_dir=directory, observer=observer), directory
-
-    _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+    asked, shown = options.given(context), {"as_json": as_json, "quiet": quiet, "verbose": verbose}
+    _find(context, asked, asked["model"], run_dir, dry_run=dry_run, **shown)
 
 
 @guarded
@@ -88,22 +77,18 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a search, within other limits if you like; what was measured is not measured again."""
+    from autotune import api
 
-    def search(observer: Observer) -> tuple[TuningResult, Path]:
-        from autotune import api
-
-        result = api.resume(
-            run_dir,
-            max_time=max_time,
-            max_trials=max_trials,
-            effort=effort,
-            output=output,
-            trust_run_dir=trust_run_dir,
-            observer=observer,
-        )
-        return result, run_dir
-
-    _watched(context, search, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
+    search = partial(
+        api.resume,
+        run_dir,
+        max_time=max_time,
+        max_trials=max_trials,
+        effort=effort,
+        output=output,
+        trust_run_dir=trust_run_dir,
+    )
+    _watched(context, search, run_dir, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def script(
@@ -126,23 +111,14 @@ def script(
 
     Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
     """
-    asked = options.given(context)
-
-    def search(observer: Observer) -> tuple[TuningResult, Path]:
-        from autotune import api
-        from autotune.planning.user_trainer import code_of
-        from autotune.storage.run_directory import default_run_directory
-
-        directory = run_dir or default_run_directory(code_of(command).name)
-        return api.find(script=command, **asked, run_dir=directory, observer=observer), directory
-
     hush(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
-        if apply is None and dry_run:
-            _previewed(context, {**asked, "script": command}, as_json=as_json, quiet=quiet, verbose=verbose)
-            return
         if apply is None:
-            _watched(context, search, output=asked.get("output"), as_json=as_json, quiet=quiet, verbose=verbose)
+            from autotune.planning.user_trainer import code_of
+
+            asked, shown = options.given(context), {"as_json": as_json, "quiet": quiet, "verbose": verbose}
+            name = code_of(command).name
+            _find(context, {**asked, "script": command}, name, run_dir, dry_run=dry_run, **shown)
             return
         from autotune.integrations.apply import prepared, run
         from autotune.storage.run_directory import ANSWER_FILE
@@ -179,6 +155,21 @@ def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False
         raise typer.Exit(error.exit_code)
 
 
+def _find(
+    context: typer.Context, asked: dict[str, Any], name: str, run_dir: Path | None, *, dry_run: bool, **shown: bool
+) -> None:
+    """Search for what is asked, by default in a run directory of that name, or with `dry_run` show what would be."""
+    if dry_run:
+        _previewed(context, asked, **shown)
+        return
+    from autotune import api
+    from autotune.storage.run_directory import default_run_directory
+
+    directory = run_dir or default_run_directory(name)
+    search = partial(api.find, **asked, run_dir=directory)
+    _watched(context, search, directory, output=asked.get("output"), **shown)
+
+
 def _previewed(context: typer.Context, asked: dict[str, Any], *, as_json: bool, quiet: bool, verbose: bool) -> None:
     """Print what a search would do, with a progress display while the model is looked at and traced."""
     from autotune.api import preview
@@ -197,14 +188,15 @@ def _previewed(context: typer.Context, asked: dict[str, Any], *, as_json: bool, 
 
 def _watched(
     context: typer.Context,
-    search: Callable[[Observer], tuple[TuningResult, Path]],
+    search: Callable[..., TuningResult],
+    directory: Path,
     *,
     output: str | Path | None,
     as_json: bool,
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Run a search, which returns its answer and its run directory, with a progress display, then print the answer.
+    """Run a search in a run directory with a progress display, then print its answer.
 
     Raises:
         typer.Exit: The search was interrupted; its answer so far has been printed.
@@ -222,11 +214,11 @@ def _watched(
     try:
         with Progress(console, verbose=verbose) as progress:
             options.note_project(context, progress)
-            result, directory = search(progress)
+            result = search(observer=progress)
     except SearchInterrupted as error:
         if error.result is None:
             raise
-        interrupted, result, directory = error, with_methods(error.result), error.path.parent
+        interrupted, result = error, with_methods(error.result)
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:

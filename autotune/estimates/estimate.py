@@ -21,6 +21,7 @@ from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss
 from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
 from autotune.planning.options import options_of
+from autotune.space.history import LOADING
 from autotune.space.knobs import in_words
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
@@ -28,8 +29,6 @@ from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.knob import Allowance
 from autotune.values.workload import Workload
-
-_LOADING = "dataloader"  # prefix of the knobs of data loading
 
 # Knobs that a note names where they aren't given: those that decide most of memory and time.
 _NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementation", "checkpointing")
@@ -165,7 +164,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
         would_fit=(None if found.fits_at_all else would_fit(forecast, config, Allowance.METHOD, given=question.point)),
-        alive=forecast.alive(config) if question.options.explain else (),
+        alive=forecast.model.alive(config) if question.options.explain else (),
         run=question.run(found, device.name),
         notes=(*notes, *_knob_notes(config, question.point), *forecast.basis(config, found.traced_by), *found.notes),
     )
@@ -179,7 +178,7 @@ def _knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, 
         notes.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
     if config.adapter is not None and config.precision in ("bf16", "fp16") and config.quantization is None:
         notes.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
-    if loading := [in_words(name, value) for name, value in point.items() if name.startswith(_LOADING)]:
+    if loading := [in_words(name, value) for name, value in point.items() if name in LOADING]:
         notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
     return tuple(notes)
 

@@ -6,6 +6,7 @@ device is touched.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Container, Mapping, Sequence
@@ -64,7 +65,7 @@ def fitting(request: FitRequest) -> FitAnswer:
     model = CostModel.of(plan.workload, hardware, request.rates, request.profiles, observations)
     device = Device(name=hardware.name, hardware=hardware, memory_bytes=plan.memory_bytes, rates=request.rates.source)
     profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
-    forecast = Forecast(plan, device, model, profiles)
+    forecast = Forecast(plan, device, dataclasses.replace(model, profiles=profiles), profiles)
     configs = [config for config in request.configs if model.profile(config) is not None]
     return FitAnswer(text=str(nothing_fits(forecast, configs, plan.allowance, whole=False)))
 
@@ -160,7 +161,7 @@ class _Ways:
         possible = [change for change in self._changes if not too_large(forecast.plan, change.config)]
         for _, group in itertools.groupby(possible, key=lambda change: change.depth):
             members = list(group)
-            predicted = forecast.predict([change.config for change in members])
+            predicted = forecast.model.predict([change.config for change in members])
             fastest: list[int] = np.argsort(-predicted.samples_per_second, kind="stable").tolist()
             for row in fastest:
                 # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
@@ -204,7 +205,7 @@ class _Ways:
         others = [{**chosen, change.knob: change.choice} for change in precisions]
         fitting = [choices for choices in others if self._fits_with(choices)]
         configs = [config for choices in (chosen, *fitting) if (config := self.changed(choices)) is not None]
-        before, *rates = self._forecast.predict(configs).samples_per_second.tolist()
+        before, *rates = self._forecast.model.predict(configs).samples_per_second.tolist()
         times, at = max(((rate / before, at) for at, rate in enumerate(rates)), default=(1.0, 0))
         return (fitting[at], times) if times >= _MUCH_FASTER else (chosen, 1.0)
 
@@ -223,7 +224,8 @@ class _Ways:
         return _lightest(changes, [least_states(plan, c.config) for c in changes], least_states(plan, self._config))
 
     def _by_prediction(self, changes: Sequence[_Change]) -> dict[str, Scalar]:
-        least = self._forecast.predict([self._config, *(change.config for change in changes)]).least_bytes.tolist()
+        configs = [self._config, *(change.config for change in changes)]
+        least = self._forecast.model.predict(configs).least_bytes.tolist()
         return _lightest(changes, least[1:], least[0])
 
     def _is_too_large(self, choices: Mapping[str, Scalar]) -> bool:

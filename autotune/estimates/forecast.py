@@ -16,7 +16,6 @@ from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
-from autotune.cost.predictions import Predictions
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, predicted
 from autotune.estimates.request import EstimateOptions, Target, plan_of
@@ -26,7 +25,7 @@ from autotune.space.points import Scalar
 from autotune.space.space import MICRO_BATCH, micro_batches
 from autotune.storage.home import read_observations
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import Alive, CostEstimate, MemoryBreakdown, TracedBy
+from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
@@ -68,8 +67,9 @@ class Question:
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
-        model = dataclasses.replace(model, network=network, evaluation=self.options.evaluation)
-        return Forecast(plan, target.device, model, self.profiles, memories)
+        evaluation = self.options.evaluation
+        model = dataclasses.replace(model, profiles=self.profiles, network=network, evaluation=evaluation)
+        return Forecast(plan, target.device, model, self.profiles, {} if memories is None else memories)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
         """Return the cost of a run of `--tokens` with a configuration on `gpu`; None without `--tokens`."""
@@ -83,42 +83,24 @@ class Question:
         return [config] if MICRO_BATCH in self.point else with_micro_batches(config, self.workload)
 
 
+@dataclasses.dataclass(frozen=True)
 class Forecast:
-    """The predictions for one device, by the cost model with `profiles` in place of its own.
+    """The predictions for one device. Methods raise InputError if the model can't be traced with a configuration."""
 
-    Methods raise InputError if the model can't be traced with a configuration. `memories` is a cache of predicted
-    memory by configuration, which devices on which a configuration takes the same memory may share.
-    """
-
-    def __init__(
-        self,
-        plan: SearchPlan,
-        device: Device,
-        model: CostModel,
-        profiles: Profiles,
-        memories: dict[TrainConfig, MemoryBreakdown] | None = None,
-    ) -> None:
-        self.plan = plan
-        self.device = device
-        self._profiles = profiles
-        self._model = dataclasses.replace(model, profiles=profiles)
-        self._memories = memories if memories is not None else {}
+    plan: SearchPlan
+    device: Device
+    model: CostModel  # whose profiles are `profiles`
+    profiles: Profiles
+    # Predicted memory by configuration, which devices on which a configuration takes the same memory may share.
+    memories: dict[TrainConfig, MemoryBreakdown] = dataclasses.field(default_factory=dict)
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
         """Return the prediction for a configuration."""
-        found = self._model.estimate(config)
+        found = self.model.estimate(config)
         if found is None:
-            raise self._profiles.failures[family_of(config, self.plan.hardware)]
-        self._memories[config] = found.memory
+            raise self.profiles.failures[family_of(config, self.plan.hardware)]
+        self.memories[config] = found.memory
         return found
-
-    def alive(self, config: TrainConfig) -> tuple[Alive, ...]:
-        """Return what is alive at the predicted peak of a configuration, most first."""
-        return self._model.alive(config)
-
-    def predict(self, configs: Sequence[TrainConfig]) -> Predictions:
-        """Return the predictions for many configurations, without evaluation and without what the allocator keeps."""
-        return self._model.predict(configs)
 
     def predicted(self, config: TrainConfig) -> Predicted:
         """Return the prediction for a configuration in the form of a report."""
@@ -133,15 +115,15 @@ class Forecast:
             lines.append(
                 f"the fused weights of experts are no linear layers, so {config.quantization} packs none of them"
             )
-        if learned := len(self._model.corrections.observations):
+        if learned := len(self.model.corrections.observations):
             lines.append(f"corrected by {learned} trial{'s' if learned > 1 else ''} of earlier searches")
         return tuple(lines)
 
     def device_bytes(self, config: TrainConfig) -> int:
         """Return the predicted peak of device memory in bytes."""
-        if config not in self._memories:
+        if config not in self.memories:
             self.estimate(config)
-        return self._memories[config].device_peak_bytes
+        return self.memories[config].device_peak_bytes
 
     def fits(self, config: TrainConfig) -> bool:
         """Return whether the predicted peak of a configuration is within the device's memory."""
@@ -161,7 +143,7 @@ class Forecast:
         configs = with_micro_batches(config, self.plan.workload)
         if not configs:
             return None
-        least = self._model.predict(configs).least_bytes
+        least = self.model.predict(configs).least_bytes
         may_fit = {
             candidate.per_device_train_batch_size: candidate
             for candidate, bound in zip(configs, least, strict=True)
@@ -181,11 +163,11 @@ class Forecast:
             return states[row], config.per_device_train_batch_size, config.checkpointing == "none"
 
         light = configs[min(range(len(configs)), key=weight)]
-        enough = float(self._model.predict([light]).needed_bytes[0])
+        enough = float(self.model.predict([light]).needed_bytes[0])
         if not math.isnan(enough):
-            enough += self._model.paged_bytes(light)
+            enough += self.model.paged_bytes(light)
             configs = [config for config, least in zip(configs, states, strict=True) if least <= enough]
-        found = self._model.predict(configs)
+        found = self.model.predict(configs)
         sizes = {config.per_device_train_batch_size for config in configs}
         # The lower bound leaves out paged states and can be compared only at one micro-batch. The largest micro-batch
         # can take the least memory: without accumulation, no gradients are held while the next are computed.
@@ -195,7 +177,7 @@ class Forecast:
                 lowest.setdefault((configs[row].optim, configs[row].per_device_train_batch_size), row)
 
         def taken(row: int) -> float:
-            return float(found.needed_bytes[row]) + self._model.paged_bytes(configs[row])
+            return float(found.needed_bytes[row]) + self.model.paged_bytes(configs[row])
 
         return configs[min(lowest.values(), key=taken, default=0)]
 

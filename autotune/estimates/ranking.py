@@ -165,7 +165,7 @@ def fastest(forecast: Forecast, configs: Sequence[TrainConfig], count: int) -> t
     weights, gradients and optimizer states alone aren't.
     """
     configs = [config for config in configs if not too_large(forecast.plan, config)]
-    found = forecast.predict(configs)
+    found = forecast.model.predict(configs)
     with np.errstate(invalid="ignore"):
         rows: list[int] = np.flatnonzero(found.least_bytes <= forecast.device.memory_bytes).tolist()
     depths = {row: allowance_of(configs[row], forecast.plan).rank for row in rows}

@@ -16,7 +16,7 @@ from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpus, hypothetical
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import Alive, CostEstimate, MemoryBreakdown, TracedBy
+from autotune.values.estimate import Alive, Cost, CostEstimate, MemoryBreakdown
 from autotune.values.hardware import Hardware
 from autotune.values.knob import Allowance
 from autotune.values.problem import Change
@@ -60,7 +60,7 @@ class Speed(Value):
     mfu_interval: Interval | None
 
 
-class Predicted(Value):
+class Predicted(Cost):
     """A configuration with its predicted memory and speed."""
 
     config: TrainConfig
@@ -73,16 +73,8 @@ class Predicted(Value):
     chance_to_fit: float | None = Field(
         default=None, ge=0, le=1, description="near capacity the allocator gives blocks back that it holds unused"
     )
-    memory: MemoryBreakdown
     speed: Speed | None = Field(description="None: only the memory of the device is known")
-    flops_per_step: float = Field(description="FLOP that the model needs, recomputation left out")
-    traced_by: TracedBy
-    communication_s: float = Field(
-        default=0.0, description="seconds of the step spent waiting for other devices or for the host's memory"
-    )
-    host_bytes: int = Field(default=0, description="host memory that the offloaded parts of one device take")
     changes: tuple[Change, ...] = Field(default=(), description="in a ranking: against its baseline")
-    notes: tuple[str, ...] = Field(default=(), description="remarks of the cost model")
 
     @property
     def fits_at_all(self) -> bool:
@@ -209,17 +201,12 @@ Report = ConfigReport | RankingReport | DevicesReport | SpreadReport
 def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload, device: Device) -> Predicted:
     """Return the estimate of a configuration in the form of a report."""
     return Predicted(
+        **{name: getattr(estimate, name) for name in Cost.model_fields},
         config=config,
         accumulation_steps=workload.accumulation_steps(config),
         fits=fit(estimate.memory, device.memory_bytes),
         chance_to_fit=chance_to_fit(estimate.memory, device.memory_bytes),
-        memory=estimate.memory,
         speed=_speed(estimate) if device.rates is not None else None,
-        flops_per_step=estimate.flops_per_step,
-        traced_by=estimate.traced_by,
-        communication_s=estimate.communication_s,
-        host_bytes=estimate.host_bytes,
-        notes=estimate.notes,
     )
 
 
@@ -273,11 +260,12 @@ def _speed(estimate: CostEstimate) -> Speed:
         samples_per_second=rate,
         samples_per_second_interval=interval,
         tokens_per_second=tokens,
-        tokens_per_second_interval=None if tokens is None else _scaled(interval, tokens / rate),
+        tokens_per_second_interval=None if tokens is None else interval.times(tokens / rate),
         mfu=mfu,
-        mfu_interval=None if mfu is None else _scaled(interval, mfu / rate, at_most=1.0),  # of the peak
+        mfu_interval=None if mfu is None else _share(interval.times(mfu / rate)),
     )
 
 
-def _scaled(interval: Interval, factor: float, *, at_most: float = float("inf")) -> Interval:
-    return Interval(low=min(interval.low * factor, at_most), high=min(interval.high * factor, at_most))
+def _share(interval: Interval) -> Interval:
+    """Return an interval of shares of the peak, of which there is no more than all."""
+    return Interval(low=min(interval.low, 1.0), high=min(interval.high, 1.0))

@@ -83,6 +83,7 @@ def run_cost(
         interval = Interval(low=tokens / rates.high / _HOUR_S, high=tokens / rates.low / _HOUR_S)
     devices = predicted.config.parallelism.world_size
     price = prices.per_hour.get(gpu) if prices is not None and gpu is not None else None
+    together = None if price is None else price * devices
     by_parameters = 6.0 * parameters * tokens
     needed = predicted.flops_per_step / tokens_per_step * tokens
     return RunCost(
@@ -97,12 +98,8 @@ def run_cost(
         gpu_hours=None if hours is None else hours * devices,
         hours_interval=interval,
         price_per_hour=price,
-        money=None if price is None or hours is None else price * hours * devices,
-        money_interval=(
-            None
-            if price is None or interval is None
-            else Interval(low=price * interval.low * devices, high=price * interval.high * devices)
-        ),
+        money=None if together is None or hours is None else together * hours,
+        money_interval=None if together is None or interval is None else interval.times(together),
         currency=prices.currency if prices is not None else None,
     )
 

@@ -127,46 +127,38 @@ def _reporters(winner: Winner) -> dict[str, bool]:
 
 def _model(winner: Winner) -> dict[str, Any]:
     config = winner.config
-    found: dict[str, Any] = {"base_model": winner.reference, "strict": False}
-    if winner.revision is not None:
-        found["revision_of_model"] = winner.revision
-    if winner.workload.model.trust_remote_code:
-        found["trust_remote_code"] = True
-    if config.attn_implementation is not None:
-        found["attn_implementation"] = config.attn_implementation
-    if config.experts_implementation is not None:
-        found["experts_implementation"] = config.experts_implementation
-    if routed := routing(config.experts_per_token, config.expert_capacity):
-        found["overrides_of_model_config"] = routed
-    return {**found, **(_LIGER if config.use_liger_kernel else {}), **_adapter(winner)}
+    found = {
+        "base_model": winner.reference,
+        "strict": False,
+        "revision_of_model": winner.revision,
+        "trust_remote_code": winner.workload.model.trust_remote_code or None,
+        "attn_implementation": config.attn_implementation,
+        "experts_implementation": config.experts_implementation,
+        "overrides_of_model_config": routing(config.experts_per_token, config.expert_capacity) or None,
+    }
+    return {**dialect.given(found), **(_LIGER if config.use_liger_kernel else {}), **_adapter(winner)}
 
 
 def _adapter(winner: Winner) -> dict[str, Any]:
     adapter, packed = winner.peft_arguments, winner.result.arguments.quantization or {}
     if adapter is None:
         return {}
-    four = bool(packed.get("load_in_4bit"))
-    found: dict[str, Any] = {
+    four, targets = bool(packed.get("load_in_4bit")), adapter["target_modules"]
+    found = {
         "adapter": "qlora" if four else "lora",
         "load_in_8bit": bool(packed.get("load_in_8bit")),
         "load_in_4bit": four,
         "lora_r": adapter["r"],
         "lora_alpha": adapter["lora_alpha"],
         "lora_dropout": adapter["lora_dropout"],
+        "bnb_config_kwargs": {k: value for k, value in packed.items() if k.startswith("bnb_")} if four else None,
+        "lora_target_linear": targets == "all-linear" or None,
+        "lora_target_modules": targets if targets != "all-linear" else None,
+        "lora_target_parameters": adapter.get("target_parameters"),
+        "peft_use_rslora": adapter.get("use_rslora") or None,
+        "peft_use_dora": adapter.get("use_dora") or None,
     }
-    if four:
-        found["bnb_config_kwargs"] = {key: value for key, value in packed.items() if key.startswith("bnb_")}
-    if adapter["target_modules"] == "all-linear":
-        found["lora_target_linear"] = True
-    else:
-        found["lora_target_modules"] = adapter["target_modules"]
-    if "target_parameters" in adapter:
-        found["lora_target_parameters"] = adapter["target_parameters"]
-    if adapter.get("use_rslora"):
-        found["peft_use_rslora"] = True
-    if adapter.get("use_dora"):
-        found["peft_use_dora"] = True
-    return {**found, **dict.fromkeys(_LORA_KERNELS, False)}
+    return {**dialect.given(found), **dict.fromkeys(_LORA_KERNELS, False)}
 
 
 def _data(winner: Winner) -> dict[str, Any]:
@@ -198,23 +190,21 @@ def _training(winner: Winner) -> dict[str, Any]:
         "tf32": effective_tf32(config, winner.result.hardware),
         "gradient_checkpointing": config.checkpointing != "none",
     }
-    if config.checkpointing != "none":
-        found["gradient_checkpointing_kwargs"] = {"use_reentrant": config.checkpointing == "reentrant"}
-    if config.checkpointing == "offload":
-        found["activation_offloading"] = "hidden_states"
-    found |= {
-        "group_by_length": config.train_sampling_strategy == "group_by_length",
-        "curriculum_sampling": config.train_sampling_strategy == "sequential",
-        "batch_flattening": config.packing and config.attn_implementation in _PACKING_KERNELS,
-    }
-    if "optim_target_modules" in winner.arguments and "optim_target_modules" not in winner.user_arguments:
-        found["optim_target_modules"] = "all_linear"  # the search's choice
-    found["torch_compile"] = config.torch_compile_backend is not None
-    if config.torch_compile_backend is not None:
-        found["torch_compile_backend"] = config.torch_compile_backend
-        if config.torch_compile_mode is not None:
-            found["torch_compile_mode"] = config.torch_compile_mode
-    return found
+    checkpointing = {"use_reentrant": config.checkpointing == "reentrant"}
+    targets_chosen = "optim_target_modules" in winner.arguments and "optim_target_modules" not in winner.user_arguments
+    return found | dialect.given(
+        {
+            "gradient_checkpointing_kwargs": checkpointing if config.checkpointing != "none" else None,
+            "activation_offloading": "hidden_states" if config.checkpointing == "offload" else None,
+            "group_by_length": config.train_sampling_strategy == "group_by_length",
+            "curriculum_sampling": config.train_sampling_strategy == "sequential",
+            "batch_flattening": config.packing and config.attn_implementation in _PACKING_KERNELS,
+            "optim_target_modules": "all_linear" if targets_chosen else None,  # by the search
+            "torch_compile": config.torch_compile_backend is not None,
+            "torch_compile_backend": config.torch_compile_backend,
+            "torch_compile_mode": config.torch_compile_mode,
+        }
+    )
 
 
 def _devices(winner: Winner) -> dict[str, Any]:

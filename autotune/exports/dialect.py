@@ -113,4 +113,9 @@ def trainer_arguments(winner: Winner, names: dict[str, str]) -> dict[str, Any]:
         "dataloader_prefetch_factor": config.dataloader_prefetch_factor if config.dataloader_num_workers else None,
     }
     values = {**{name: winner.hyperparameter(name) for name in names if name not in loading}, **loading}
-    return {names[name]: value for name, value in values.items() if value is not None}
+    return given({names[name]: value for name, value in values.items()})
+
+
+def given(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that aren't None: the others are left to the tool."""
+    return {name: value for name, value in settings.items() if value is not None}

@@ -89,16 +89,16 @@ def _user_settings(winner: Winner) -> dict[str, Any]:
 
 def _model(winner: Winner) -> dict[str, Any]:
     config = winner.config
-    found: dict[str, Any] = {"model_name_or_path": winner.reference}
-    if winner.revision is not None:
-        found["model_revision"] = winner.revision
-    found["trust_remote_code"] = winner.workload.model.trust_remote_code
-    if config.attn_implementation in _KERNELS:
-        found["flash_attn"] = _KERNELS[config.attn_implementation]
-    found["disable_gradient_checkpointing"] = config.checkpointing == "none"
-    found["use_reentrant_gc"] = config.checkpointing == "reentrant"
-    found["enable_liger_kernel"] = config.use_liger_kernel
-    return found
+    found = {
+        "model_name_or_path": winner.reference,
+        "model_revision": winner.revision,
+        "trust_remote_code": winner.workload.model.trust_remote_code,
+        "flash_attn": _KERNELS.get(str(config.attn_implementation)),
+        "disable_gradient_checkpointing": config.checkpointing == "none",
+        "use_reentrant_gc": config.checkpointing == "reentrant",
+        "enable_liger_kernel": config.use_liger_kernel,
+    }
+    return dialect.given(found)
 
 
 def _method(winner: Winner) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -37,6 +38,7 @@ _FITS = {
     "no": "does not fit {memory}",
 }
 
+_UNKNOWN = "-"
 _UNSURE = "? the upper end of the interval is beyond the memory"
 # Where no micro-batch surely does, by whether this one may.
 _NONE_FITS = {True: "unused blocks have to be given back, which takes time", False: "no micro-batch does, as it is"}
@@ -121,21 +123,18 @@ def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
 
 
 def _ranking(report: RankingReport) -> list[RenderableType]:
-    figures = ["memory"]
-    with_share = any(found.speed is not None and found.speed.mfu is not None for found in report.best)
-    if report.device.rates is not None:
-        figures = [f"{_unit(report.workload)}\n(95 %)", *["MFU"] * with_share, *figures]
-    rows = []
-    for found in report.best:
-        cells = []
-        if found.speed is not None:
-            cells = [_rate(found.speed), *[_share(found.speed.mfu)] * with_share]
-        rows.append(
-            (*cells, f"{show_memory(found.memory.device_peak_bytes)}{_mark(found)}", shown_changes(found.changes))
-        )
+    rows = [
+        {
+            f"{_unit(report.workload)}\n(95 %)": "" if found.speed is None else _rate(found.speed),
+            "MFU": _share(found.speed),
+            "memory": f"{show_memory(found.memory.device_peak_bytes)}{_mark(found)}",
+            "what changes": shown_changes(found.changes),
+        }
+        for found in report.best
+    ]
     return [
         f"{_about(report.workload)}, on {_device(report.device)}",
-        table_of((*figures, "what changes"), rows, right=figures, whole=figures[-1:]),
+        _table_of_known(rows, left={"what changes"}, whole={"memory"}),
         f"the baseline: {show_config(report.baseline)}",
         f"{report.considered} configurations compared (--allow {report.allowance}), {report.fitting} may fit; of "
         "each kind the best micro-batch",
@@ -147,56 +146,47 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
 def _devices(report: DevicesReport) -> list[RenderableType]:
     runs = [row.run for row in report.rows if row.run is not None]
     currency = next((run.currency for run in runs if run.money is not None), None)
-    with_share = any(row.best and row.best.speed and row.best.speed.mfu is not None for row in report.rows)
-    figures = ["largest\nmicro-\nbatch", _unit(report.workload), *["MFU"] * with_share]
-    figures += [*["hours"] * bool(runs), *([currency] if currency else [])]
-    rows = [
-        _device_cells(row, row.best, with_share=with_share, with_run=bool(runs), with_money=bool(currency))
-        for row in report.rows
-        if row.best is not None
-    ]
+    rows = [_device_cells(report.workload, row, row.best, str(currency)) for row in report.rows if row.best is not None]
     left_out: dict[str, list[str]] = {}
     for row in report.rows:
         if row.best is None:
             left_out.setdefault(row.why_not or "", []).append(row.device.name)
-    headings = ("device\nGiB", *figures, "best configuration, its memory")
+    first, *figures, last = rows[0]
     return [
         _about(report.workload),
-        table_of(headings, rows, right=figures, whole=figures),
+        _table_of_known(rows, left={first, last}, whole=figures),
         *[_UNSURE] * any(row.best is not None and _mark(row.best) != "" for row in report.rows),
         *(f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()),
         *_work_lines(next(iter(runs), None)),
     ]
 
 
-def _device_cells(row: DeviceRow, best: Predicted, *, with_share: bool, with_run: bool, with_money: bool) -> list[str]:
+def _device_cells(workload: Workload, row: DeviceRow, best: Predicted, currency: str) -> dict[str, str]:
     speed, run = best.speed, row.run
-    hours = "" if run is None or run.hours is None else show_rate(run.hours)
-    money = "" if run is None or run.money is None else f"{run.money:,.0f}"
-    return [
-        f"{row.device.name}\n{row.device.memory_bytes / GIB:.1f}",
-        str(row.largest_micro_batch or ""),
-        "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second),
-        *["" if speed is None else _share(speed.mfu)] * with_share,
-        *[hours] * with_run,
-        *[money] * with_money,
-        f"{_brief(best.config)}; {show_memory(best.memory.device_peak_bytes)}{_mark(best)}",
-    ]
+    return {
+        "device\nGiB": f"{row.device.name}\n{row.device.memory_bytes / GIB:.1f}",
+        "largest\nmicro-\nbatch": str(row.largest_micro_batch or ""),
+        _unit(workload): "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second),
+        "MFU": _share(speed),
+        "hours": "" if run is None or run.hours is None else show_rate(run.hours),
+        currency: "" if run is None or run.money is None else f"{run.money:,.0f}",
+        "best configuration, its memory": (
+            f"{_brief(best.config)}; {show_memory(best.memory.device_peak_bytes)}{_mark(best)}"
+        ),
+    }
 
 
 def _spread(report: SpreadReport) -> list[RenderableType]:
     """Return the ways to spread a training over devices, and those that aren't possible."""
     nodes = "one node" if report.nodes == 1 else f"{report.nodes} nodes"
     unit = _unit(report.workload)
-    with_host = any(row.host_bytes for row in report.rows)
-    with_speed = report.device.rates is not None
     memory = _Unit.of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
-    figures = [*[unit, "MFU", "wait"] * with_speed, memory.name, *["host\nGiB"] * with_host, "micro x\nsteps"]
-    headings = ("way", *figures, "check-\npoint")
-    rows = (_way_cells(row, memory, with_host=with_host, with_speed=with_speed) for row in report.rows)
+    rows = [_way_cells(row, unit, memory) for row in report.rows]
+    first, *others, last = rows[0]
+    with_host = any(row.host_bytes for row in report.rows)
     return [
         f"{_about(report.workload)}, on {report.devices} x {report.device.name} in {nodes}",
-        table_of(headings, rows, right=figures, whole=headings[1:], box=box.SIMPLE_HEAD),
+        _table_of_known(rows, left={first, last}, whole={*others, last}, box=box.SIMPLE_HEAD),
         f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
         "host: a node's memory is too small; ?: probably, as the upper end of its interval is beyond the memory",
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
@@ -208,23 +198,28 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
     ]
 
 
-def _way_cells(row: SpreadRow, memory: _Unit, *, with_host: bool, with_speed: bool) -> list[str]:
-    found, speed = row.predicted, row.predicted.speed
-    cells = [row.way]
-    if with_speed and (speed is None or not row.fits_at_all):
-        cells += ["", "", ""]
-    elif with_speed and speed is not None:
-        waiting = f"{found.communication_s / speed.step_time_s:.0%}"
-        cells += [show_rate(speed.tokens_per_second or speed.samples_per_second), _share(speed.mfu), waiting]
+def _way_cells(row: SpreadRow, unit: str, memory: _Unit) -> dict[str, str]:
+    found, speed = row.predicted, row.predicted.speed if row.fits_at_all else None
     mark = "no" if not found.fits_at_all else "host" if not row.host_fits else "" if found.fits == "yes" else "?"
-    cells.append(f"{found.memory.device_peak_bytes / memory.size:,.1f} {mark}".rstrip())
-    if with_host:
-        cells.append(f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "")
-    return [
-        *cells,
-        f"{found.config.per_device_train_batch_size} x {found.accumulation_steps}",
-        found.config.checkpointing,
-    ]
+    return {
+        "way": row.way,
+        unit: "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second),
+        "MFU": _share(speed),
+        "wait": "" if speed is None else f"{found.communication_s / speed.step_time_s:.0%}",
+        memory.name: f"{found.memory.device_peak_bytes / memory.size:,.1f} {mark}".rstrip(),
+        "host\nGiB": f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "",
+        "micro x\nsteps": f"{found.config.per_device_train_batch_size} x {found.accumulation_steps}",
+        "check-\npoint": found.config.checkpointing,
+    }
+
+
+def _table_of_known(
+    rows: Sequence[dict[str, str]], *, left: Collection[str], whole: Collection[str], **options: Any
+) -> RenderableType:
+    """Return a table of rows by heading, without columns in which nothing is known; see `table_of` for the rest."""
+    known = [heading for heading in rows[0] if any(row[heading] not in ("", _UNKNOWN) for row in rows)]
+    cells = ([row[heading] for heading in known] for row in rows)
+    return table_of(known, cells, right=[name for name in known if name not in left], whole=whole, **options)
 
 
 def _run_lines(run: RunCost | None) -> list[str]:
@@ -293,8 +288,9 @@ def _interval(interval: Interval) -> str:
     return f"{show_rate(interval.low)} to {show_rate(interval.high)}"
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+def _share(speed: Speed | None) -> str:
+    """Return the model FLOP utilisation; empty where no speed is predicted."""
+    return "" if speed is None else _UNKNOWN if speed.mfu is None else f"{speed.mfu:.0%}"
 
 
 class _Unit(NamedTuple):

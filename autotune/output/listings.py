@@ -166,22 +166,21 @@ def groups(searches: Sequence[RecordedSearch]) -> list[SearchGroup]:
     by_key: dict[str, list[RecordedSearch]] = {}
     for search in searches:
         by_key.setdefault(search.key.short, []).append(search)
-    return [_group(key, found) for key, found in by_key.items()]
-
-
-def _group(key: str, searches: Sequence[RecordedSearch]) -> SearchGroup:
-    latest = searches[0]
-    rates = [s.best_samples_per_second for s in searches if s.best_samples_per_second is not None]
-    return SearchGroup(
-        key=key,
-        when=latest.started,
-        model=latest.model,
-        workload=latest.shape,
-        device=latest.device,
-        searches=len(searches),
-        trials=sum(len(s.trials) for s in searches),
-        best_samples_per_second=max(rates, default=None),
-    )
+    return [
+        SearchGroup(
+            key=key,
+            when=found[0].started,
+            model=found[0].model,
+            workload=found[0].shape,
+            device=found[0].device,
+            searches=len(found),
+            trials=sum(len(s.trials) for s in found),
+            best_samples_per_second=max(
+                (r for s in found if (r := s.best_samples_per_second) is not None), default=None
+            ),
+        )
+        for key, found in by_key.items()
+    ]
 
 
 def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:

@@ -6,7 +6,7 @@ information depends on colour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,9 +18,7 @@ from rich.text import Text
 from autotune.output.table import show_config
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
-from autotune.values.config import TrainConfig
-from autotune.values.events import Event, Leader, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
-from autotune.values.problem import Change
+from autotune.values.events import Event, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
 
 # Number of concurrent trials that are shown.
 _MOST_SHOWN = 3
@@ -113,8 +111,8 @@ class LiveView:
         running = list(self._running.values())
         rows: list[tuple[str, RenderableType]] = []
         for event, began_s in running[:_MOST_SHOWN]:
-            words = _words(event.changes, event.config)
-            rows.append((f"trial {event.number}", Text(words)))
+            whole = "" if event.changes else f": {show_config(event.config)}"  # of the baseline
+            rows.append((f"trial {event.number}", Text(shown_changes(event.changes) + whole)))
             elapsed = show_time(self._clock() - began_s)
             expected = event.prediction.peak_bytes if event.prediction is not None else None
             rows.append(("", self._bar(expected, "predicted", elapsed)))
@@ -126,10 +124,12 @@ class LiveView:
         leader = self._standing.leader if self._standing is not None else None
         if leader is None:
             return []
-        rate = Text(_rate(leader), style="green" if (leader.speedup or 0) > 1 else "")
+        rate = f"{show_rate(leader.samples_per_second)} samples/s"
+        if leader.speedup is not None:
+            rate += f" · {leader.speedup:.2f} x the baseline"
         return [
-            ("best", Text(_words(leader.changes, None))),
-            ("", rate),
+            ("best", Text(shown_changes(leader.changes))),
+            ("", Text(rate, style="green" if (leader.speedup or 0) > 1 else "")),
             ("", self._bar(leader.peak_bytes, "at its peak")),
         ]
 
@@ -140,17 +140,6 @@ class LiveView:
         budget = self._standing.memory_bytes
         memory = f"{_of(used_bytes, budget)} {what}"
         return MemoryBar(used_bytes, budget, f"{memory} · {more}" if more else memory)
-
-
-def _words(changed: Sequence[Change], config: TrainConfig | None) -> str:
-    """Return the changes of a configuration in words; for the baseline, the whole of it if it is given."""
-    words = shown_changes(changed)
-    return words if changed or config is None else f"{words}: {show_config(config)}"
-
-
-def _rate(leader: Leader) -> str:
-    rate = f"{show_rate(leader.samples_per_second)} samples/s"
-    return rate if leader.speedup is None else f"{rate} · {leader.speedup:.2f} x the baseline"
 
 
 def _of(used_bytes: float, budget_bytes: float) -> str:
@@ -164,10 +153,9 @@ def _of(used_bytes: float, budget_bytes: float) -> str:
 
 def _counts(standing: Standing) -> str:
     """Return the numbers of trials by outcome."""
-    parts = [f"{standing.completed} measured", f"{standing.out_of_memory} out of memory"]
-    if standing.failed:
-        parts.append(f"{standing.failed} failed")
-    return " · ".join((*parts, f"{standing.refused} refused"))
+    failed = f"{standing.failed} failed · " if standing.failed else ""
+    tried = f"{standing.completed} measured · {standing.out_of_memory} out of memory"
+    return f"{tried} · {failed}{standing.refused} refused"
 
 
 def what_is_left(event: TrialStarted, time_left_s: float) -> str:

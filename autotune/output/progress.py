@@ -15,7 +15,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -58,9 +57,7 @@ class Progress:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._live is not None:
             self._live.stop()
 

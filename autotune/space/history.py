@@ -27,16 +27,8 @@ _LIGHTER = {
 # Least share of a step spent waiting for data for which other ways of loading data are tried.
 WORTHWHILE_DATA_WAIT = 0.02
 
-# Knobs of data loading.
-LOADING = {"dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"}
-
-# Knobs without influence on device memory, with the values that replace them in comparisons. Another order of the
-# samples is without, as trials start with the longest in any case, unless it balances micro-batches.
-_FREE_OF_MEMORY = {
-    "dataloader_num_workers": 0,
-    "dataloader_prefetch_factor": None,
-    "dataloader_pin_memory": False,
-}
+# Knobs of data loading, which have no influence on device memory, with the values that replace them in comparisons.
+LOADING = {"dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False}
 
 
 class History:
@@ -137,7 +129,7 @@ class History:
 
 
 def _loading(config: TrainConfig) -> dict[str, Any]:
-    return config.model_dump(include=LOADING)
+    return config.model_dump(include=set(LOADING))
 
 
 def _kind(config: TrainConfig) -> TrainConfig:
@@ -155,6 +147,7 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
         return False
     if easy.is_balanced != hard.is_balanced:
         return False
-    rest = {"per_device_train_batch_size": 1, "checkpointing": "none", "optim": "", "tf32": False, **_FREE_OF_MEMORY}
+    # Another order of the samples needs no other memory, as trials start with the longest in any case.
+    rest = {"per_device_train_batch_size": 1, "checkpointing": "none", "optim": "", "tf32": False, **LOADING}
     rest["train_sampling_strategy"] = "random"
     return easy.model_copy(update=rest) == hard.model_copy(update=rest)

@@ -92,16 +92,10 @@ def knobs() -> tuple[KnobOption, ...]:
     found = []
     for name, (knob, field) in KNOBS.items():
         found.append(_knob(name, knob.short or name.replace("_", "-"), field))
-        if name == "adapter":
-            fields = dict.fromkeys(f for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
-            found += [_adapter_knob(field) for field in fields]
+        if name == "adapter":  # and the fields that some kinds of adapters have
+            fields = {f: kind.model_fields[f] for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind"}
+            found += [_knob(f"adapter.{f}", f"adapter-{f.replace('_', '-')}", fields[f]) for f in fields]
     return tuple(found)
-
-
-def _adapter_knob(field: str) -> KnobOption:
-    """Return the knob of a field that some kinds of adapters have."""
-    first = ADAPTERS[kinds_with(field)[0]].model_fields[field]
-    return _knob(f"adapter.{field}", f"adapter-{field.replace('_', '-')}", first)
 
 
 def _point(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
@@ -247,26 +241,22 @@ def _hyphened(name: str) -> str:
 
 
 def _knob(parameter: str, option: str, field: FieldInfo) -> KnobOption:
-    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
-    choices = (*ADAPTERS, "none") if parameter == "adapter" else _choices(field.annotation)
+    kinds = get_args(field.annotation)
+    may_be_none = NoneType in kinds
+    kind: Any = next(kind for kind in kinds if kind is not NoneType) if may_be_none else field.annotation
+    choices: Iterable[Any] = ADAPTERS if parameter == "adapter" else ()
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+    elif isinstance(kind, type) and issubclass(kind, StrEnum):
+        choices = kind
+    words = tuple(map(str, choices))
     return KnobOption(
         parameter=parameter,
         option=option,
-        choices=choices,
-        is_flag=kinds == [bool],
-        may_be_none=NoneType in get_args(field.annotation),
+        choices=(*words, *["none"] * may_be_none) if words else (),
+        is_flag=kind is bool,
+        may_be_none=may_be_none,
     )
-
-
-def _choices(annotation: Any) -> tuple[str, ...]:
-    others = [kind for kind in get_args(annotation) if kind is not NoneType]
-    if NoneType in get_args(annotation) and len(others) == 1 and (found := _choices(others[0])):
-        return (*found, "none")
-    if get_origin(annotation) is Literal:
-        return tuple(map(str, get_args(annotation)))
-    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        return tuple(map(str, annotation))
-    return ()
 
 
 def _either(words: tuple[str, ...]) -> str:

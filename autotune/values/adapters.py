@@ -17,6 +17,10 @@ Targets = Literal["all-linear", "attention", "all-linear+experts"]
 # Upper bound of a rank, and of the factor beside it: above the width of any published layer's input.
 LARGEST_RANK = 1 << 16
 
+Rank = Annotated[PositiveInt, Field(le=LARGEST_RANK, description="rank of the adapter's factors")]
+Alpha = Annotated[PositiveInt, Field(le=LARGEST_RANK, description="the adapter's output is scaled by alpha / rank")]
+Dropout = Annotated[float, Field(ge=0.0, lt=1.0, description="dropout of the adapter's input")]
+
 
 class Adapter(Value):
     """Base class of the kinds of adapters."""
@@ -42,7 +46,7 @@ class Adapter(Value):
 class _Ranked(Adapter):
     """An adapter of factors of a rank beside frozen weights."""
 
-    rank: PositiveInt = Field(le=LARGEST_RANK, default=16, description="rank of the adapter's factors")
+    rank: Rank = 16
     target_modules: Targets = "all-linear"
 
     @property
@@ -54,9 +58,7 @@ class _Ranked(Adapter):
 class _LowRank(_Ranked):
     """An adapter of trained low-rank factors."""
 
-    alpha: PositiveInt = Field(
-        le=LARGEST_RANK, default=32, description="the adapter's output is scaled by alpha / rank"
-    )
+    alpha: Alpha = 32
 
 
 class _LoraFamily(_LowRank):
@@ -64,7 +66,7 @@ class _LoraFamily(_LowRank):
 
     on_quantized: ClassVar[bool] = True
 
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout of the adapter's input")
+    dropout: Dropout = 0.0
 
 
 class LoraAdapter(_LoraFamily):
@@ -95,8 +97,8 @@ class VeraAdapter(_Ranked):
     on_quantized: ClassVar[bool] = True
 
     kind: Literal["vera"] = "vera"
-    rank: PositiveInt = Field(le=LARGEST_RANK, default=256, description="rank of the adapter's factors")
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout of the adapter's input")
+    rank: Rank = 256
+    dropout: Dropout = 0.0
 
 
 class Ia3Adapter(Adapter):
@@ -111,16 +113,16 @@ class LohaAdapter(_LowRank):
     """Products of two low-rank factors, element by element (arXiv:2108.06098)."""
 
     kind: Literal["loha"] = "loha"
-    rank: PositiveInt = Field(le=LARGEST_RANK, default=8, description="rank of the adapter's factors")
-    alpha: PositiveInt = Field(le=LARGEST_RANK, default=8, description="the adapter's output is scaled by alpha / rank")
+    rank: Rank = 8
+    alpha: Alpha = 8
 
 
 class LokrAdapter(_LowRank):
     """Kronecker products of low-rank factors (arXiv:2212.10650)."""
 
     kind: Literal["lokr"] = "lokr"
-    rank: PositiveInt = Field(le=LARGEST_RANK, default=8, description="rank of the adapter's factors")
-    alpha: PositiveInt = Field(le=LARGEST_RANK, default=8, description="the adapter's output is scaled by alpha / rank")
+    rank: Rank = 8
+    alpha: Alpha = 8
 
 
 class _Prompt(Adapter):

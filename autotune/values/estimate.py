@@ -116,22 +116,27 @@ class MemoryBreakdown(Value):
         }
 
 
-class CostEstimate(Value):
-    """Predicted cost of one configuration, with 95 % prediction intervals."""
+class Cost(Value):
+    """What is predicted of one configuration beside its speed."""
 
     memory: MemoryBreakdown
-    step_time_s: float = Field(description="seconds of one optimizer step, all micro-batches")
-    step_time_interval: Interval
-    samples_per_second: float
-    samples_per_second_interval: Interval
-    tokens_per_second: float | None = Field(default=None, description="None for images")
     flops_per_step: float = Field(description="floating-point operations of the model, without recomputation")
-    mfu: float | None = Field(
-        default=None, description="model FLOP utilisation: FLOP/s over the device's dense peak; None: unknown"
-    )
     traced_by: TracedBy = Field(description="how the model's operators were traced")
     communication_s: float = Field(
         default=0.0, description="seconds of a step spent waiting for other devices or the host's memory"
     )
     host_bytes: int = Field(default=0, description="host memory for the offloaded states of one device")
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = Field(default=(), description="remarks of the cost model")
+
+
+class CostEstimate(Cost):
+    """Predicted cost of one configuration, with 95 % prediction intervals."""
+
+    step_time_s: float = Field(description="seconds of one optimizer step, all micro-batches")
+    step_time_interval: Interval
+    samples_per_second: float
+    samples_per_second_interval: Interval
+    tokens_per_second: float | None = Field(default=None, description="None for images")
+    mfu: float | None = Field(
+        default=None, description="model FLOP utilisation: FLOP/s over the device's dense peak; None: unknown"
+    )

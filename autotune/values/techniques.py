@@ -32,7 +32,7 @@ class CheckpointingKind:
     reentrant: bool = False
 
 
-CHECKPOINTING: dict[str, CheckpointingKind] = {
+CHECKPOINTING: dict[Checkpointing, CheckpointingKind] = {
     "full": CheckpointingKind(),
     "every-2nd": CheckpointingKind(every=2),
     "every-4th": CheckpointingKind(every=4),
@@ -77,10 +77,9 @@ def checkpointing_of(options: dict[str, object]) -> Checkpointing:
     """
     known = {"use_reentrant", "every_n_layers", "offload"}
     wanted = (options.get("every_n_layers", 1), options.get("offload", False), options.get("use_reentrant", False))
-    for name in get_args(Checkpointing)[1:]:
-        row = CHECKPOINTING[name]
+    for name, row in CHECKPOINTING.items():
         if (row.every, row.offload, row.reentrant) == wanted and options.keys() <= known:
-            return name  # type: ignore[no-any-return]
+            return name
     raise ValueError(f"checkpointing with {options} is none of {', '.join(CHECKPOINTING)}")
 
 

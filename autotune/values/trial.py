@@ -173,6 +173,10 @@ class Interval(Value):
         """Whether its ends are within a factor of two; a wider interval isn't shown as figures."""
         return self.low > 0 and self.high <= 2 * self.low
 
+    def times(self, factor: float) -> Interval:
+        """Return the interval of `factor` times what this one is of."""
+        return Interval(low=self.low * factor, high=self.high * factor)
+
 
 class Measurement(Value):
     """The measurement of a completed trial."""

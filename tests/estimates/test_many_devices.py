@@ -113,6 +113,22 @@ def test_the_table_is_80_columns_wide_and_names_every_way(compared):
     assert "?: probably, as the upper end of its interval is beyond the memory" in " ".join(text.split())
 
 
+def test_a_column_in_which_nothing_is_known_is_left_out(compared):
+    def headings(report):
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(estimate_table(report, with_notes=False))
+        line = next(line for line in console.export_text().splitlines() if line.strip().startswith("way"))
+        return line.split()
+
+    def without_mfu(row):
+        speed = row.predicted.speed.model_copy(update={"mfu": None, "mfu_interval": None})
+        return row.model_copy(update={"predicted": row.predicted.model_copy(update={"speed": speed})})
+
+    unknown = compared.model_copy(update={"rows": tuple(map(without_mfu, compared.rows))})
+    assert "MFU" in headings(compared)
+    assert headings(unknown) == [heading for heading in headings(compared) if heading != "MFU"]
+
+
 def test_more_nodes_are_slower_and_said():
     one, two = (spread_over(nodes=n, fix="sharding=zero_3") for n in (1, 2))
     rates = [report.rows[0].predicted.speed.samples_per_second for report in (one, two)]

@@ -69,16 +69,6 @@ class Gpu(Value):
         """Dense peak FLOP/s by dtype."""
         return {dtype: tflops * 1e12 for dtype, tflops in self.peak_tflops.items()}
 
-    @property
-    def has_tf32(self) -> bool:
-        """Whether fp32 products can run as TensorFloat-32."""
-        return "tf32" in self.peak_tflops
-
-    @property
-    def has_bf16(self) -> bool:
-        """Whether it computes in bf16."""
-        return "bf16" in self.peak_tflops
-
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:

@@ -85,8 +85,8 @@ def test_every_device_says_where_its_figures_come_from(gpu):
 @EACH
 def test_arithmetic_follows_the_architecture(gpu):
     expected = gpu.capability >= (8, 0) if gpu.capability else True
-    assert gpu.has_bf16 == expected
-    assert gpu.has_tf32 == (expected and (gpu.vendor == "NVIDIA" or gpu.architecture == "CDNA 3"))
+    assert ("bf16" in gpu.peak_tflops) == expected
+    assert ("tf32" in gpu.peak_tflops) == (expected and (gpu.vendor == "NVIDIA" or gpu.architecture == "CDNA 3"))
     assert ("fp8" in gpu.peak_tflops) == (gpu.capability >= (8, 9) if gpu.capability else gpu.architecture > "CDNA 2")
     assert (gpu.capability is None) == (gpu.vendor == "AMD")
 
@@ -190,7 +190,7 @@ def test_a_hypothetical_device_is_idle_and_computes_what_the_table_says(gpu):
     hardware = hypothetical(gpu)
     assert (hardware.kind, hardware.device, hardware.capability) == ("cuda", "cuda:0", gpu.capability)
     assert hardware.memory_bytes == hardware.free_bytes == gpu.memory_bytes
-    assert (hardware.has_bf16, hardware.has_tf32) == (gpu.has_bf16, gpu.has_tf32)
+    assert (hardware.has_bf16, hardware.has_tf32) == ("bf16" in gpu.peak_tflops, "tf32" in gpu.peak_tflops)
     assert gpu_of(hardware.name) == gpu
 
 
