@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -58,15 +58,11 @@ _BEGIN = {
     "postgresql": (_POSTGRESQL_BEGIN % PATIENCE_S, _POSTGRESQL_BEGIN % READING_S),
 }
 
-# Held to the end of the transaction by the process that makes tables; SQLite has one writer anyway. The number is
-# arbitrary and ours ("autotune" in ASCII).
-_EXCLUSIVE = {"postgresql": f"SELECT pg_advisory_xact_lock({int.from_bytes(b'autotune')})"}
+# A lock that is held to the end of the transaction. The number is arbitrary and ours ("autotune" in ASCII).
+_EXCLUSIVE = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'autotune')})"
 
-# Inserts that leave rows with the same key as they are.
-_INSERT_NEW: dict[str, Callable[[sa.Table], sa.Insert]] = {
-    "sqlite": lambda table: sqlite.insert(table).on_conflict_do_nothing(),
-    "postgresql": lambda table: postgresql.insert(table).on_conflict_do_nothing(),
-}
+# Inserts of each dialect.
+_INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 # What libpq adds to what has happened, and how many characters of the rest are shown.
 _GUESSES = ("Is the server running", "This probably means")
@@ -142,22 +138,15 @@ class Database:
         with self.translated(), self.engine.begin() as connection:
             yield connection
 
-    @contextlib.contextmanager
-    def making(self) -> Iterator[sa.Connection]:
-        """Begin a transaction to make tables in, one process at a time.
-
-        Raises:
-            sqlalchemy.exc.SQLAlchemyError: As it comes, since it may be worth a second try.
-        """
-        with self.engine.begin() as connection:
-            if self._kind in _EXCLUSIVE:
-                connection.exec_driver_sql(_EXCLUSIVE[self._kind])
-            yield connection
+    def exclude_others(self, connection: sa.Connection) -> None:
+        """Wait for other processes to end the transactions in which they did this; SQLite has one writer anyway."""
+        if self._kind == "postgresql":
+            connection.exec_driver_sql(_EXCLUSIVE)
 
     def insert_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows; one whose key is there already is passed over, whoever wrote it, and when."""
         if rows:
-            connection.execute(_INSERT_NEW[self._kind](table), rows)
+            connection.execute(_INSERT[self._kind](table).on_conflict_do_nothing(), rows)
 
     def _begin(self, connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("reading", False)
