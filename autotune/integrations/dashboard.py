@@ -92,7 +92,6 @@ class Following:
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
-    allow_reuse_address = True
 
 
 class _Silent(WSGIRequestHandler):

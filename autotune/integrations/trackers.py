@@ -29,6 +29,7 @@ from typing import Any, Self
 from pydantic import Field, NonNegativeInt
 
 from autotune.errors import InputError, MachineError, one_line, suggestion
+from autotune.execution.environment import launcher_environment
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, shown_changes
 from autotune.space.points import make_point
@@ -100,6 +101,7 @@ class Tracking:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=launcher_environment("cpu", {}),
                 start_new_session=True,  # Ctrl-C is the search's
             )
         for result in self._directory.results() if self._processes else ():

@@ -128,6 +128,13 @@ def test_one_that_fails_leaves_the_others_alone(directory, told):
     assert told("good") == ["trial-0000", "trial-0001", "trial-0002"]
 
 
+def test_a_trackers_process_is_no_rank_of_a_launcher(directory, monkeypatch):
+    code = "import os; input(); print(os.environ.get('WORLD_SIZE', ''))"
+    monkeypatch.setattr("autotune.integrations.trackers.command", lambda name, search: [sys.executable, "-c", code])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert tell(directory, ("good",), 0).notes == []
+
+
 def test_the_answer_is_told(directory, told, tmp_path):
     _, result = make_search(tmp_path / "finished")
     for _ in range(2):  # a finished search may be gone on with
