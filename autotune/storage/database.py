@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -61,8 +61,11 @@ _BEGIN = {
 # A lock that is held to the end of the transaction. The number is arbitrary and ours ("autotune" in ASCII).
 _EXCLUSIVE = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'autotune')})"
 
-# Inserts of each dialect.
-_INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+# Inserts that leave rows with the same key as they are.
+_INSERT_NEW: dict[str, Callable[[sa.Table], sa.Insert]] = {
+    "sqlite": lambda table: sqlite.insert(table).on_conflict_do_nothing(),
+    "postgresql": lambda table: postgresql.insert(table).on_conflict_do_nothing(),
+}
 
 # What libpq adds to what has happened, and how many characters of the rest are shown.
 _GUESSES = ("Is the server running", "This probably means")
@@ -146,7 +149,7 @@ class Database:
     def insert_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows; one whose key is there already is passed over, whoever wrote it, and when."""
         if rows:
-            connection.execute(_INSERT[self._kind](table).on_conflict_do_nothing(), rows)
+            connection.execute(_INSERT_NEW[self._kind](table), rows)
 
     def _begin(self, connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("reading", False)
