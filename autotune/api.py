@@ -145,7 +145,7 @@ def find(
         revision: Revision of a hub id.
         trust_remote_code: Run the model's own code.
         record: Keep the trials for later searches, and use what earlier ones kept.
-        report_to: Trackers that receive each trial and the answer: 'tensorboard', 'wandb', 'mlflow'.
+        report_to: Trackers that receive each trial and the answer: 'tensorboard', 'wandb', 'mlflow' ...
         workers: Concurrent trials; by default one, on a cluster one for each GPU, or for each node without GPUs.
         engine: 'local', or 'ray' to run trials on the nodes of a Ray cluster.
         address: Address of the cluster; by default `RAY_ADDRESS`, or a cluster that is started on this machine.

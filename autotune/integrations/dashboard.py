@@ -23,15 +23,16 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import InputError, MachineError
-from autotune.space.space import Dimension, SearchSpace
+from autotune.planning.plan import SearchPlan
+from autotune.space.space import Dimension
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Objective
+from autotune.values.result import TrialRow
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 # The page asks every few seconds; the run directory is read at most this often.
 _LOOK_AFTER_S = 3.0
-
-# Purposes of the trials whose rates can be compared; checks train otherwise.
-_SHOWN = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
 
 
 def is_loopback(host: str) -> bool:
@@ -68,17 +66,7 @@ def application(run_dir: Path, *, words: Callable[[TrainConfig], str]) -> WSGIAp
         hint = "pip install 'autotune-train[dashboard]'"
         raise MachineError(f"dashboard: needs the package optuna-dashboard: {hint}") from None
 
-    shown = ShownStudy(
-        plan.workload.model.name,
-        plan.search_space(),
-        objective=plan.objective,
-        words=words,
-        about={
-            "device": plan.hardware.name,
-            "memory budget GiB": round(plan.memory_bytes / GIB, 3),
-            "baseline": words(plan.baseline),
-        },
-    )
+    shown = ShownStudy(plan, words)
     return Following(wsgi(shown.storage), shown, directory)
 
 
@@ -104,7 +92,6 @@ class Following:
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
-    allow_reuse_address = True
 
 
 class _Silent(WSGIRequestHandler):
@@ -127,87 +114,71 @@ def server(host: str, port: int, application: WSGIApplication) -> WSGIServer:
 
 
 class ShownStudy:
-    """The trials of one search as two studies, with the search space's parameters and the user attributes `about`."""
+    """The trials of one search as two studies in `storage`, with the parameters of its search space."""
 
-    def __init__(
-        self,
-        name: str,
-        space: SearchSpace,
-        *,
-        objective: Objective,
-        words: Callable[[TrainConfig], str],
-        about: Mapping[str, str | float],
-    ) -> None:
-        self._space = space
-        self._objective = objective
+    def __init__(self, plan: SearchPlan, words: Callable[[TrainConfig], str]) -> None:
+        self._plan = plan
         self._words = words
-        self._distributions = {d.name: _distribution(d) for d in space.dimensions}
+        self._space = plan.search_space()
+        self._distributions = {d.name: _distribution(d) for d in self._space.dimensions}
         self._known: set[int] = set()
-        self._storage = InMemoryStorage()
-        rate = "samples/s" if objective.run_samples is None else "samples/s over the run"
-        self._speed = self._made(name, {rate: "maximize"}, about)
-        self._both = self._made(f"{name}: speed and memory", {rate: "maximize", "peak memory GiB": "minimize"}, about)
+        self.storage = InMemoryStorage()
+        name = plan.workload.model.name
+        rate = "samples/s" if plan.objective.run_samples is None else "samples/s over the run"
+        self._speed = self._made(name, {rate: "maximize"})
+        self._both = self._made(f"{name}: speed and memory", {rate: "maximize", "peak memory GiB": "minimize"})
 
-    def _made(
-        self, name: str, metrics: Mapping[str, Literal["maximize", "minimize"]], about: Mapping[str, str | float]
-    ) -> optuna.Study:
+    def _made(self, name: str, metrics: Mapping[str, Literal["maximize", "minimize"]]) -> optuna.Study:
         """Return a new study with these metrics, by direction."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(study_name=name, storage=self._storage, directions=list(metrics.values()))
+        study = optuna.create_study(study_name=name, storage=self.storage, directions=list(metrics.values()))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # names of metrics
             study.set_metric_names(list(metrics))
-        for attribute, value in about.items():
-            study.set_user_attr(attribute, value)
+        study.set_user_attr("device", self._plan.hardware.name)
+        study.set_user_attr("memory budget GiB", _gib(self._plan.memory_bytes))
+        study.set_user_attr("baseline", self._words(self._plan.baseline))
         return study
 
-    @property
-    def storage(self) -> BaseStorage:
-        """The storage of the studies."""
-        return self._storage
-
     def add(self, results: Iterable[TrialResult]) -> None:
-        """Add the trials that aren't there yet."""
+        """Add the trials that aren't there yet; not checks, which train otherwise."""
         for result in results:
-            if result.request.number not in self._known and result.request.purpose in _SHOWN:
-                self._known.add(result.request.number)
-                self._speed.add_trial(self._trial(result, _state(result.status), self._rate(result)))
-                both = [*self._rate(result), *_peak(result)]
-                state = TrialState.COMPLETE if len(both) == 2 else TrialState.FAIL
-                self._both.add_trial(self._trial(result, state, both if len(both) == 2 else []))
+            row = TrialRow.of(result)
+            if row.number in self._known or row.purpose not in (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL):
+                continue
+            self._known.add(result.request.number)
+            rate = [self._plan.objective.rate(result.measurement)] if result.measurement is not None else []
+            both = [*rate, _gib(row.peak_bytes)] if rate and row.peak_bytes is not None else []
+            self._speed.add_trial(self._trial(result, row, _state(row.status), rate))
+            self._both.add_trial(self._trial(result, row, TrialState.COMPLETE if both else TrialState.FAIL, both))
 
-    def _rate(self, result: TrialResult) -> list[float]:
-        return [self._objective.rate(result.measurement)] if result.measurement is not None else []
-
-    def _trial(self, result: TrialResult, state: TrialState, values: list[float]) -> FrozenTrial:
-        params = self._space.choices_of(result.request.config)
+    def _trial(self, result: TrialResult, row: TrialRow, state: TrialState, values: list[float]) -> FrozenTrial:
+        params = self._space.choices_of(row.config)
         trial = optuna.create_trial(
             state=state,
             values=values or None,
             params=params,
             distributions={name: self._distributions[name] for name in params},
-            user_attrs=self._attributes(result),
+            user_attrs=self._attributes(row),
         )
         if result.began is not None:
             trial.datetime_start = datetime.datetime.fromtimestamp(result.began)
             trial.datetime_complete = datetime.datetime.fromtimestamp(result.began + result.duration_s)
         return trial
 
-    def _attributes(self, result: TrialResult) -> dict[str, Any]:
+    def _attributes(self, row: TrialRow) -> dict[str, Any]:
         """Return the user attributes of a trial; numbers can be plotted."""
-        measured, prediction = result.measurement, result.request.prediction
-        peak = _peak(result)
         attributes = {
-            "trial": result.request.number,
-            "purpose": str(result.request.purpose),
-            "status": str(result.status),
-            "configuration": self._words(result.request.config),
-            "peak memory GiB": peak[0] if peak else None,
-            "tokens/s": measured.tokens_per_second if measured is not None else None,
-            "predicted samples/s": prediction.samples_per_second if prediction is not None else None,
-            "predicted peak GiB": _gib(prediction.peak_bytes) if prediction is not None else None,
-            "seconds": round(result.duration_s, 1),
-            "cause": result.outcome.cause if result.outcome.kind == "failure" else None,
+            "trial": row.number,
+            "purpose": str(row.purpose),
+            "status": str(row.status),
+            "configuration": self._words(row.config),
+            "peak memory GiB": _gib(row.peak_bytes) if row.peak_bytes is not None else None,
+            "tokens/s": row.tokens_per_second,
+            "predicted samples/s": row.prediction.samples_per_second if row.prediction is not None else None,
+            "predicted peak GiB": _gib(row.prediction.peak_bytes) if row.prediction is not None else None,
+            "seconds": round(row.duration_s, 1) if row.duration_s is not None else None,
+            "cause": row.cause,
         }
         return {name: value for name, value in attributes.items() if value is not None}
 
@@ -224,12 +195,6 @@ def _state(status: TrialStatus) -> TrialState:
     if status is TrialStatus.COMPLETED:
         return TrialState.COMPLETE
     return TrialState.PRUNED if status is TrialStatus.OUT_OF_MEMORY else TrialState.FAIL
-
-
-def _peak(result: TrialResult) -> list[float]:
-    """Return the peak memory in GiB, if it is known."""
-    memory = result.outcome.memory
-    return [_gib(memory.peak_bytes)] if memory is not None and memory.is_known else []
 
 
 def _gib(size: float) -> float:

@@ -21,7 +21,7 @@ from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_o
 from autotune.execution.pool import LocalPool
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
-from autotune.integrations.tracking import Tracking
+from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, SearchState
 from autotune.planning.reopen import is_over

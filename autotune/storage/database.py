@@ -58,9 +58,8 @@ _BEGIN = {
     "postgresql": (_POSTGRESQL_BEGIN % PATIENCE_S, _POSTGRESQL_BEGIN % READING_S),
 }
 
-# Held to the end of the transaction by the process that makes tables; SQLite has one writer anyway. The number is
-# arbitrary and ours ("autotune" in ASCII).
-_EXCLUSIVE = {"postgresql": f"SELECT pg_advisory_xact_lock({int.from_bytes(b'autotune')})"}
+# A lock that is held to the end of the transaction. The number is arbitrary and ours ("autotune" in ASCII).
+_EXCLUSIVE = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'autotune')})"
 
 # Inserts that leave rows with the same key as they are.
 _INSERT_NEW: dict[str, Callable[[sa.Table], sa.Insert]] = {
@@ -142,17 +141,10 @@ class Database:
         with self.translated(), self.engine.begin() as connection:
             yield connection
 
-    @contextlib.contextmanager
-    def making(self) -> Iterator[sa.Connection]:
-        """Begin a transaction to make tables in, one process at a time.
-
-        Raises:
-            sqlalchemy.exc.SQLAlchemyError: As it comes, since it may be worth a second try.
-        """
-        with self.engine.begin() as connection:
-            if self._kind in _EXCLUSIVE:
-                connection.exec_driver_sql(_EXCLUSIVE[self._kind])
-            yield connection
+    def exclude_others(self, connection: sa.Connection) -> None:
+        """Wait for other processes to end the transactions in which they did this; SQLite has one writer anyway."""
+        if self._kind == "postgresql":
+            connection.exec_driver_sql(_EXCLUSIVE)
 
     def insert_new(self, connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows; one whose key is there already is passed over, whoever wrote it, and when."""

@@ -31,9 +31,6 @@ from autotune.storage.recorded import (
 SCHEMA_VERSION = 1
 RECORD_FILE = "record.db"
 
-# Attempts at making the tables while other processes do the same.
-_ATTEMPTS = 3
-
 # Searches named in one statement; SQLite takes 32,766 names (https://www.sqlite.org/limits.html).
 _AT_ONCE = 1000
 
@@ -169,26 +166,18 @@ class Record:
                 writable()
             except InputError as error:
                 raise RecordError(str(error)) from None
-        with self._database.translated():
-            if not self._ready:
-                self._make_ready()
         with self._database.writing() as connection:
+            if not self._ready:
+                self._make(connection)
             yield connection
+        self._ready = True
 
-    def _make_ready(self) -> None:
-        """Make what is missing; where others do the same at the same time, the next try finds it made."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                with self._database.making() as connection:
-                    _tables.create_all(connection)
-                    if self._version(connection) is None:
-                        connection.execute(sa.insert(_about).values(name="schema", value=str(SCHEMA_VERSION)))
-            except (sa.exc.IntegrityError, sa.exc.ProgrammingError):
-                if attempt == _ATTEMPTS:
-                    raise
-            else:
-                self._ready = True
-                return
+    def _make(self, connection: sa.Connection) -> None:
+        """Make what is missing, while no other process does."""
+        self._database.exclude_others(connection)
+        _tables.create_all(connection)
+        if self._version(connection) is None:
+            connection.execute(sa.insert(_about).values(name="schema", value=str(SCHEMA_VERSION)))
 
     def _version(self, connection: sa.Connection) -> int | None:
         """Return the version of the schema, None if it isn't written yet; refuse one that is newer."""

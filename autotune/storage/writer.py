@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from autotune.errors import AutotuneError, NothingFitsError, RecordError
 from autotune.planning.plan import SearchPlan
@@ -58,11 +58,6 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name="autotune call", daemon=True).start()
     return future
-
-
-def has_ended(future: Future[Any], within_s: float) -> bool:
-    """Whether a call has ended, or does within so many seconds."""
-    return bool(wait([future], within_s).done)
 
 
 class _Batch(NamedTuple):
@@ -151,7 +146,7 @@ class RecordWriter:
         reading = in_thread(lambda: database.searches(key=key, latest=_MOST_SEARCHES))
         try:
             wait_s = min(_READING_WAIT_S, max(_LEAST_WAIT_S, (self._ends_at - time.monotonic()) / 4))
-            if not has_ended(reading, wait_s):
+            if not wait([reading], wait_s).done:
                 raise _no_answer(database, wait_s)
             found = reading.result()
         except RecordError as error:
@@ -206,7 +201,7 @@ class RecordWriter:
         if self._attempt is None:
             return True
         batch, attempt = self._attempt
-        if not has_ended(attempt, wait_s):
+        if not wait([attempt], wait_s).done:
             return False
         self._attempt = None
         try:

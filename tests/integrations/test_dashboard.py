@@ -11,7 +11,7 @@ import urllib.request
 
 import optuna
 import pytest
-from factories import OUT_OF_MEMORY, Clock, make_config, make_measurement, make_result, make_space
+from factories import OUT_OF_MEMORY, Clock, make_config, make_measurement, make_plan, make_result, make_space_file
 from finished_searches import make_search, without_memory
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.integrations.dashboard import Following, ShownStudy, is_loopback
 from autotune.units import GIB
-from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Prediction, Purpose
 
 
@@ -159,22 +158,22 @@ def test_a_port_that_is_taken_is_said_in_one_line(autotune, tmp_path):
     assert done.stderr == f"autotune: --port {port}: is in use; name another, or 0 for any that is free\n"
 
 
-SPACE = make_space(
-    {
-        "precision": ["fp32", "bf16"],
-        "per_device_train_batch_size": {"choices": "lattice"},
-        "torch_compile_backend": [None, "inductor"],
-        "adapter": [None, "lora"],
-        "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}},
-    }
+PLAN = make_plan(
+    space=make_space_file(
+        {
+            "precision": ["fp32", "bf16"],
+            "per_device_train_batch_size": {"choices": "lattice"},
+            "torch_compile_backend": [None, "inductor"],
+            "adapter": [None, "lora"],
+            "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}},
+        }
+    )
 )
 
 
 @pytest.fixture
 def shown() -> ShownStudy:
-    return ShownStudy(
-        "tiny", SPACE, objective=Objective(), words=lambda c: f"a batch of {c.optim}", about={"device": "a CPU"}
-    )
+    return ShownStudy(PLAN, words=lambda c: f"a batch of {c.optim}")
 
 
 def studies(shown: ShownStudy) -> list[optuna.Study]:
@@ -187,7 +186,10 @@ def test_there_is_a_study_of_speed_and_one_of_speed_and_memory(shown):
     assert (speed.study_name, speed.metric_names) == ("tiny", ["samples/s"])
     assert (both.study_name, both.metric_names) == ("tiny: speed and memory", ["samples/s", "peak memory GiB"])
     assert [d.name for d in both.directions] == ["MAXIMIZE", "MINIMIZE"]
-    assert speed.user_attrs == both.user_attrs == {"device": "a CPU"}
+    assert speed.user_attrs == both.user_attrs
+    assert speed.user_attrs == {
+        "device": "a CPU", "memory budget GiB": 8.0, "baseline": "a batch of adamw_torch_fused"
+    }  # fmt: skip
 
 
 def test_a_trial_has_its_parameters_by_name_and_its_figures(shown):
@@ -218,7 +220,7 @@ def test_a_trial_has_its_parameters_by_name_and_its_figures(shown):
 
 
 def test_numbers_are_drawn_on_a_scale_and_words_as_categories(shown):
-    shown.add([make_result(SPACE.config({"adapter": "lora", "adapter.rank": 64}))])
+    shown.add([make_result(PLAN.search_space().config({"adapter": "lora", "adapter.rank": 64}))])
     (trial,) = studies(shown)[0].trials
     assert trial.distributions["per_device_train_batch_size"] == IntDistribution(1, 16, log=True)
     assert trial.distributions["adapter.rank"] == IntDistribution(8, 64, log=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 from factories import ScriptedRunner, make_budget, make_config, make_plan, make_request, make_result, make_space_file
@@ -19,7 +20,7 @@ from autotune.storage.database import VARIABLE
 from autotune.storage.record import Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.sync import catch_up
-from autotune.storage.writer import RecordWriter, has_ended, in_thread, record_writer
+from autotune.storage.writer import RecordWriter, in_thread, record_writer
 from autotune.value import write_value
 from autotune.values.checks import SoakTask
 from autotune.values.events import Event, TrialEnded
@@ -339,20 +340,20 @@ def test_a_request_says_nothing_of_the_record():
 class TestACallInAThread:
     def test_what_it_returns_is_there_when_it_has_ended(self):
         call = in_thread(lambda: 42)
-        assert has_ended(call, 60)
+        assert wait([call], 60).done
         assert call.result() == 42
 
     def test_one_that_hangs_is_not_waited_for(self):
         gate = threading.Event()
         call = in_thread(gate.wait)
-        assert not has_ended(call, 0)
-        assert not has_ended(call, 0.01)
+        assert not wait([call], 0).done
+        assert not wait([call], 0.01).done
         gate.set()
-        assert has_ended(call, 60)
+        assert wait([call], 60).done
         assert call.result() is True
 
     def test_what_it_raises_is_raised_to_who_asks(self):
         call = in_thread(lambda: 1 // 0)
-        assert has_ended(call, 60)
+        assert wait([call], 60).done
         with pytest.raises(ZeroDivisionError):
             call.result()
