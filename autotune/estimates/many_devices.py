@@ -21,7 +21,7 @@ from autotune.space.knobs import in_words
 from autotune.space.points import Scalar
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
-from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.config import Parallelism
 from autotune.values.knob import Allowance
 
 _PER_NODE = 8  # devices, as in NVIDIA's DGX and HGX systems and most rented ones
@@ -180,18 +180,13 @@ def _row(
     """Return one kind with its best checkpointing and micro-batch, or the reason why it isn't possible."""
     fields = {f"parallelism.{name}": value for name, value in kind.way.model_dump().items()}
     both = [point] if _CHECKPOINTING in point else [{**point, _CHECKPOINTING: choice} for choice in ("none", "full")]
-    configs: list[TrainConfig] = []
-    reasons: list[str] = []
-    for knobs in both:
-        config = config_of(forecast.plan, {**knobs, **fields})
-        for sized in question.with_micro_batches(config):
-            reason = refusal(forecast.plan, sized)
-            if reason is None:
-                configs.append(sized)
-            else:
-                reasons.append(reason)
+    bases = [config_of(forecast.plan, {**knobs, **fields}) for knobs in both]
+    sized = [config for base in bases for config in question.with_micro_batches(base)]
+    reasons = {config: refusal(forecast.plan, config) for config in sized}
+    configs = [config for config, reason in reasons.items() if reason is None]
     if not configs:
-        return reasons[0] if reasons else f"a global batch of {forecast.plan.workload.global_batch_size} is too small"
+        too_small = f"a global batch of {forecast.plan.workload.global_batch_size} is too small"
+        return next(filter(None, reasons.values()), too_small)
     try:
         best, _ = fastest(forecast, configs, 1)
         chosen = forecast.predicted(best[0] if best else forecast.tightest(configs))
