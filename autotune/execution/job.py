@@ -97,13 +97,11 @@ def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
             while process.log.copy_from(process.output):  # what is left in the pipe: all writers are gone
                 continue
     codes = [None if (s := statuses.get(pid)) is None else os.waitstatus_to_exitcode(s) for pid in pids]
-    if any(codes) or None in codes or any(process.failed_at for process in processes):
+    failed_at = [process.failed_at for process in processes]
+    if any(codes) or None in codes or any(failed_at):
         remove_orphans(before)
         forget_unfinished(since=began)
-    reply = {"returncode": codes[0], "timed_out": timed_out, "unkillable": unkillable}
-    if ranks is not None:
-        return {**reply, "returncodes": codes, "failed_at": [process.failed_at for process in processes]}
-    return {**reply, "returncodes": codes} if len(codes) > 1 else reply
+    return {"returncodes": codes, "failed_at": failed_at, "timed_out": timed_out, "unkillable": unkillable}
 
 
 def _start(

@@ -55,12 +55,11 @@ _LOST_PEER = (
 class Ending(NamedTuple):
     """How a trial's processes ended."""
 
-    returncode: int | None = None  # None: it could not be ended, or nobody was left to see it
+    returncodes: Sequence[int | None] = ()  # of each process; None: it could not be ended; empty: nobody saw
     timed_out: bool = False
     launcher_died: bool = False
     host_oom: bool = False  # the host's out-of-memory killer ended some process meanwhile
     unkillable: int = 0  # processes that a driver holds in the kernel
-    returncodes: Sequence[int | None] = ()  # of each process: the ranks of a trial, or trials in turn
     failed_at: Sequence[float | None] = ()  # when each rank was noticed to have failed by itself; None: it hasn't
 
 
@@ -88,10 +87,7 @@ def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Ou
     """Return the outcome of a trial of one process or of several ranks."""
     if request.ranks is None:
         return outcome_of(directory, ending, request)
-    codes = ending.returncodes or (None,) * request.ranks  # nobody was left to see them
-    outcomes = [
-        outcome_of(directory, ending._replace(returncode=code), request, rank=rank) for rank, code in enumerate(codes)
-    ]
+    outcomes = [outcome_of(directory, ending, request, rank=rank) for rank in range(request.ranks)]
     measurements = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
     if len(measurements) == len(outcomes):
         return _merged(measurements, request)
@@ -128,7 +124,8 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
     try:
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
-        return _death(ending, request, tail, out_of_memory=out_of_memory)
+        code = ending.returncodes[rank] if ending.returncodes else None
+        return _death(ending, code, request, tail, out_of_memory=out_of_memory)
     except (OSError, ValidationError):
         return Failure(status=TrialStatus.CRASHED, cause="the trial's outcome file is garbage", log_tail=tail)
     if isinstance(outcome, Measurement):
@@ -148,20 +145,20 @@ def _within_budget(outcome: Measurement, request: TrialRequest) -> Outcome:
     return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, memory=outcome.memory)
 
 
-def _death(ending: Ending, request: TrialRequest, tail: str, *, out_of_memory: bool) -> Failure:
+def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *, out_of_memory: bool) -> Failure:
     status = TrialStatus.CRASHED
     if ending.timed_out:
         status, cause = TrialStatus.TIMED_OUT, f"no result within {request.limits.timeout_s:.0f} s"
     elif ending.launcher_died:
         cause = "the process that runs trials died with it"
-    elif ending.returncode == -signal.SIGKILL and ending.host_oom:
+    elif code == -signal.SIGKILL and ending.host_oom:
         status, cause = TrialStatus.OUT_OF_MEMORY, "killed by the host's out-of-memory killer"
-    elif out_of_memory or (ending.returncode == 1 and _BITSANDBYTES_OUT_OF_MEMORY.search(tail)):
-        status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({_exit(ending.returncode)})"
-    elif ending.returncode is not None and ending.returncode < 0:
-        cause = _exit(ending.returncode)
+    elif out_of_memory or (code == 1 and _BITSANDBYTES_OUT_OF_MEMORY.search(tail)):
+        status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({_exit(code)})"
+    elif code is not None and code < 0:
+        cause = _exit(code)
     else:
-        cause = f"ended without a result ({_exit(ending.returncode)})"
+        cause = f"ended without a result ({_exit(code)})"
     return Failure(status=status, cause=cause, log_tail=tail)
 
 

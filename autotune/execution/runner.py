@@ -176,9 +176,9 @@ class LocalRunner(Runner):
             warnings = (held, *warnings)
         duration_s, results = time.monotonic() - started, []
         for place, (request, directory) in enumerate(zip(requests, directories, strict=True)):
-            if len(requests) > 1:
-                ending = ending._replace(returncode=ending.returncodes[place] if ending.returncodes else None)
-            outcome = merged_outcome(directory, ending, request)
+            in_turn = len(requests) > 1
+            own = ending._replace(returncodes=ending.returncodes[place : place + 1]) if in_turn else ending
+            outcome = merged_outcome(directory, own, request)
             if outcome.kind == "failure":
                 check_place(self._run_directory)  # which would explain it
             shutil.rmtree(directory / "trainer", ignore_errors=True)

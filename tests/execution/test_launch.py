@@ -88,7 +88,7 @@ def test_it_says_whether_it_forks(launcher, request):
 
 def test_a_child_that_ends_well_returns_0_and_both_its_streams_are_in_the_log(launcher):
     reply, directory = launcher.run("print_and_end")
-    assert reply == {"returncode": 0, "timed_out": False, "unkillable": 0}
+    assert reply == {"returncodes": [0], "failed_at": [None], "timed_out": False, "unkillable": 0}
     assert {"on stdout", "on stderr"} <= set(log_of(directory).splitlines())
 
 
@@ -107,27 +107,27 @@ def test_a_childs_end_is_told_by_exit_code_and_log(launcher, name, returncode, l
     reply, directory = launcher.run(name)
     if name == "exit_from_a_library" and not launcher.ready["forkable"]:
         returncode, logged = 3, ""  # an interpreter's own way to end
-    assert (reply["returncode"], reply["timed_out"]) == (returncode, False)
+    assert (reply["returncodes"], reply["timed_out"]) == ([returncode], False)
     assert logged in log_of(directory)
 
 
 @pytest.mark.parametrize("name", ["hang", "ignore_sigterm"])
 def test_a_child_that_hangs_is_killed_at_its_time_limit(launcher, name, is_running):
     reply, directory = launcher.run(name, timeout_s=1)
-    assert reply == {"returncode": -signal.SIGKILL, "timed_out": True, "unkillable": 0}
+    assert reply == {"returncodes": [-signal.SIGKILL], "failed_at": [None], "timed_out": True, "unkillable": 0}
     assert not is_running(json.loads((directory / "process.json").read_text())["pid"])
 
 
 @pytest.mark.parametrize("name", ["leave_a_child", "leave_a_session", "leave_a_child_holding_the_pipe"])
 def test_grandchildren_end_with_the_child(launcher, name, left_behind, is_running):
     reply, directory = launcher.run(name)
-    assert reply == {"returncode": 0, "timed_out": False, "unkillable": 0}
+    assert reply == {"returncodes": [0], "failed_at": [None], "timed_out": False, "unkillable": 0}
     assert [pid for pid in left_behind(directory) if is_running(pid)] == []
 
 
 def test_grandchildren_of_a_child_that_hangs_end_too(forking, left_behind, is_running):
     reply, directory = forking.run("hang_with_children", timeout_s=5)
-    assert reply == {"returncode": -signal.SIGKILL, "timed_out": True, "unkillable": 0}
+    assert reply == {"returncodes": [-signal.SIGKILL], "failed_at": [None], "timed_out": True, "unkillable": 0}
     left = left_behind(directory)
     assert len(left) == 3
     assert [pid for pid in left if is_running(pid)] == []
@@ -135,7 +135,7 @@ def test_grandchildren_of_a_child_that_hangs_end_too(forking, left_behind, is_ru
 
 def test_a_flood_leaves_a_log_of_bounded_size_with_its_first_and_last_line(launcher):
     reply, directory = launcher.run("flood")
-    assert reply["returncode"] == 0
+    assert reply["returncodes"] == [0]
     log = directory / "log.txt"
     assert HEAD_BYTES + TAIL_BYTES <= log.stat().st_size <= HEAD_BYTES + TAIL_BYTES + 100
     lines = log_of(directory).splitlines()
@@ -151,7 +151,7 @@ def test_a_core_file_is_never_written(launcher):
 
 def test_it_answers_after_everything_that_went_wrong(launcher):
     reply, _ = launcher.run("print_and_end")
-    assert reply["returncode"] == 0
+    assert reply["returncodes"] == [0]
     assert launcher.jobs > 1
 
 
@@ -163,7 +163,12 @@ def test_a_kernel_that_does_not_tell_of_exits_is_asked(tmp_path, light_command):
         return [python, safe, option, f"import os; os.pidfd_open = lambda pid: os.open('/none', 0); {code}", *rest]
 
     made = Launcher(tmp_path, without_pidfd)
-    assert made.run("print_and_end")[0] == {"returncode": 0, "timed_out": False, "unkillable": 0}
+    assert made.run("print_and_end")[0] == {
+        "returncodes": [0],
+        "failed_at": [None],
+        "timed_out": False,
+        "unkillable": 0,
+    }
     assert made.run("hang", timeout_s=1)[0]["timed_out"]
     made.close()
 
@@ -208,7 +213,7 @@ def hindered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 def test_a_missing_library_that_only_some_trials_need_stops_none_of_the_others(hindered):
     assert hindered.ready["ready"]
-    assert hindered.run("print_and_end")[0]["returncode"] == 0
+    assert hindered.run("print_and_end")[0]["returncodes"] == [0]
 
 
 def test_where_a_forked_child_cannot_use_the_device_every_trial_is_a_fresh_interpreter(hindered):

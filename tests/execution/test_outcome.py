@@ -44,40 +44,40 @@ def verdict(directory: Path, request_of, ending: Ending, *, log: str = "", budge
 @pytest.mark.parametrize(
     ("ending", "log", "status", "cause"),
     [
-        (Ending(returncode=0), "", "crashed", "ended without a result (exit code 0)"),
-        (Ending(returncode=3), "", "crashed", "ended without a result (exit code 3)"),
-        (Ending(returncode=-signal.SIGSEGV), "", "crashed", "killed by SIGSEGV"),
-        (Ending(returncode=-signal.SIGKILL), "", "crashed", "killed by SIGKILL"),
-        (Ending(returncode=-signal.SIGKILL, host_oom=True), "", "out of memory", "the host's out-of-memory killer"),
-        (Ending(returncode=-signal.SIGSEGV, host_oom=True), "", "crashed", "killed by SIGSEGV"),
-        (Ending(returncode=-signal.SIGKILL, timed_out=True), "", "timed out", "no result within 90 s"),
-        (Ending(returncode=None, timed_out=True, unkillable=1), "", "timed out", "no result within 90 s"),
+        (Ending(returncodes=(0,)), "", "crashed", "ended without a result (exit code 0)"),
+        (Ending(returncodes=(3,)), "", "crashed", "ended without a result (exit code 3)"),
+        (Ending(returncodes=(-signal.SIGSEGV,)), "", "crashed", "killed by SIGSEGV"),
+        (Ending(returncodes=(-signal.SIGKILL,)), "", "crashed", "killed by SIGKILL"),
+        (Ending(returncodes=(-signal.SIGKILL,), host_oom=True), "", "out of memory", "the host's out-of-memory killer"),
+        (Ending(returncodes=(-signal.SIGSEGV,), host_oom=True), "", "crashed", "killed by SIGSEGV"),
+        (Ending(returncodes=(-signal.SIGKILL,), timed_out=True), "", "timed out", "no result within 90 s"),
+        (Ending(returncodes=(None,), timed_out=True, unkillable=1), "", "timed out", "no result within 90 s"),
         (Ending(launcher_died=True), "", "crashed", "the process that runs trials died with it"),
         (Ending(timed_out=True, launcher_died=True), "", "timed out", "no result within 90 s"),
-        (Ending(returncode=1), LIBGOMP, "out of memory", "died of a failed allocation (exit code 1)"),
+        (Ending(returncodes=(1,)), LIBGOMP, "out of memory", "died of a failed allocation (exit code 1)"),
         (
-            Ending(returncode=-signal.SIGABRT),
+            Ending(returncodes=(-signal.SIGABRT,)),
             "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
             "out of memory",
             "died of a failed allocation (killed by SIGABRT)",
         ),
-        (Ending(returncode=1), BITSANDBYTES, "out of memory", "died of a failed allocation (exit code 1)"),
+        (Ending(returncodes=(1,)), BITSANDBYTES, "out of memory", "died of a failed allocation (exit code 1)"),
         (
-            Ending(returncode=1),
+            Ending(returncodes=(1,)),
             BITSANDBYTES + "goodbye\n",
             "out of memory",
             "died of a failed allocation (exit code 1)",
         ),
-        (Ending(returncode=1), BITSANDBYTES + "step\n" * 200, "crashed", "ended without a result (exit code 1)"),
-        (Ending(returncode=3), BITSANDBYTES, "crashed", "ended without a result (exit code 3)"),
+        (Ending(returncodes=(1,)), BITSANDBYTES + "step\n" * 200, "crashed", "ended without a result (exit code 1)"),
+        (Ending(returncodes=(3,)), BITSANDBYTES, "crashed", "ended without a result (exit code 3)"),
         (
-            Ending(returncode=1),
+            Ending(returncodes=(1,)),
             BITSANDBYTES.replace("out of memory", "invalid argument"),
             "crashed",
             "ended without a result (exit code 1)",
         ),
-        (Ending(returncode=1), "Said: " + BITSANDBYTES, "crashed", "ended without a result (exit code 1)"),
-        (Ending(returncode=127), "cannot allocate memory for thread-local data: ABORT\n", "out of memory", "127"),
+        (Ending(returncodes=(1,)), "Said: " + BITSANDBYTES, "crashed", "ended without a result (exit code 1)"),
+        (Ending(returncodes=(127,)), "cannot allocate memory for thread-local data: ABORT\n", "out of memory", "127"),
     ],
 )
 def test_an_end_without_an_outcome(tmp_path, request_of, ending, log, status, cause):
@@ -89,20 +89,20 @@ def test_an_end_without_an_outcome(tmp_path, request_of, ending, log, status, ca
 
 def test_an_outcome_outranks_the_end_of_the_process(tmp_path, request_of):
     write_value(MEASURED, tmp_path / outcome_file())
-    assert verdict(tmp_path, request_of, Ending(returncode=-signal.SIGKILL, timed_out=True)) == MEASURED
+    assert verdict(tmp_path, request_of, Ending(returncodes=(-signal.SIGKILL,), timed_out=True)) == MEASURED
 
 
 def test_a_measurement_beyond_the_budget_is_out_of_memory(tmp_path, request_of):
     write_value(MEASURED, tmp_path / outcome_file())
-    assert verdict(tmp_path, request_of, Ending(returncode=0), budget=500) == MEASURED
-    failure = verdict(tmp_path, request_of, Ending(returncode=0), budget=499)
+    assert verdict(tmp_path, request_of, Ending(returncodes=(0,)), budget=500) == MEASURED
+    failure = verdict(tmp_path, request_of, Ending(returncodes=(0,)), budget=499)
     assert failure.status is TrialStatus.OUT_OF_MEMORY
     assert failure.memory == MEASURED.memory
 
 
 def test_a_failure_comes_with_the_end_of_the_log(tmp_path, request_of):
     write_value(Failure(status=TrialStatus.INVALID, cause="no"), tmp_path / outcome_file())
-    failure = verdict(tmp_path, request_of, Ending(returncode=0), log="why\n")
+    failure = verdict(tmp_path, request_of, Ending(returncodes=(0,)), log="why\n")
     assert (failure.status, failure.log_tail) == (TrialStatus.INVALID, "why")
 
 
@@ -110,13 +110,13 @@ def test_a_failure_comes_with_the_end_of_the_log(tmp_path, request_of):
 def test_a_crash_after_a_failed_allocation_anywhere_in_the_log_is_out_of_memory(tmp_path, request_of, status, becomes):
     """A data-loader worker says it; the tracebacks of the trial itself come after."""
     write_value(Failure(status=status, cause="DataLoader worker exited unexpectedly"), tmp_path / outcome_file())
-    assert verdict(tmp_path, request_of, Ending(returncode=0), log=LIBGOMP + "  frame\n" * 100).status == becomes
+    assert verdict(tmp_path, request_of, Ending(returncodes=(0,)), log=LIBGOMP + "  frame\n" * 100).status == becomes
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b'{"kind": "measurement"}', b'{"kind": "else"}', b"[]"])
 def test_an_outcome_that_cannot_be_read_is_a_crash(tmp_path, request_of, content):
     (tmp_path / outcome_file()).write_bytes(content)
-    failure = verdict(tmp_path, request_of, Ending(returncode=0), log="the end\n")
+    failure = verdict(tmp_path, request_of, Ending(returncodes=(0,)), log="the end\n")
     assert failure.status is TrialStatus.CRASHED
     assert "garbage" in failure.cause
     assert failure.log_tail == "the end"
@@ -124,11 +124,11 @@ def test_an_outcome_that_cannot_be_read_is_a_crash(tmp_path, request_of, content
 
 def test_an_outcome_that_is_no_file_is_a_crash(tmp_path, request_of):
     (tmp_path / outcome_file()).mkdir()
-    assert verdict(tmp_path, request_of, Ending(returncode=0)).status is TrialStatus.CRASHED
+    assert verdict(tmp_path, request_of, Ending(returncodes=(0,))).status is TrialStatus.CRASHED
 
 
 def test_a_missing_log_is_an_empty_one(tmp_path, request_of):
-    assert outcome_of(tmp_path, Ending(returncode=0), request_of(1000)).log_tail == ""
+    assert outcome_of(tmp_path, Ending(returncodes=(0,)), request_of(1000)).log_tail == ""
 
 
 def test_the_hosts_out_of_memory_kills_are_counted_by_the_kernel(tmp_path):
@@ -153,9 +153,7 @@ def merged(directory: Path, *outcomes: Outcome | None, failed_at=None, codes=Non
     config = make_config(4, parallelism=Parallelism(world_size=len(outcomes)))
     request = make_request(config, limits=make_limits(timeout_s=90.0, memory_bytes=1000))
     codes = codes or [0] * len(outcomes)
-    return merged_outcome(
-        directory, Ending(returncode=codes[0], returncodes=codes, failed_at=failed_at or (), **ending), request
-    )
+    return merged_outcome(directory, Ending(returncodes=codes, failed_at=failed_at or (), **ending), request)
 
 
 def rank(times=(1.0, 1.0), peak: int = 500, **fields) -> Measurement:

@@ -112,7 +112,7 @@ class ReplayLauncher:
             else:
                 _asked(job["entry"], directory)
         codes = [0 for _ in job["directories"]]
-        return {"returncode": 0, "timed_out": False, "unkillable": 0, "returncodes": codes if len(codes) > 1 else ()}
+        return {"returncodes": codes, "timed_out": False, "unkillable": 0}
 
     def _trial(self, directory: Path) -> None:
         request = read_value(TrialRequest, directory / "request.json")
