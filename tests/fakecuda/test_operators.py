@@ -111,6 +111,15 @@ def test_a_mask_that_masks_nothing_is_seen_as_such():
     assert torch.ones(2, 8, dtype=torch.long, device="cuda").all().item()
 
 
+def test_a_mask_that_masks_nothing_is_seen_as_such_where_bytes_were_copied_in_before():
+    copied = [torch.tensor(False).cuda() for _ in range(1000)]
+    places = {each.data_ptr() for each in copied}
+    del copied
+    found = torch.ones(2, 8, dtype=torch.bool, device="cuda").all()
+    assert found.data_ptr() in places
+    assert found.item()
+
+
 class Block(nn.Module):
     """Embedding, attention, dropout and an output head."""
 
