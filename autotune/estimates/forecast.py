@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autotune.cost.family import family_of
+from autotune.cost.memory import Footprints
 from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
@@ -51,25 +52,22 @@ class Question:
     workload: Workload
     facts: ModelFacts
     profiles: Profiles
+    footprints: Footprints = dataclasses.field(default_factory=Footprints)  # the same on all devices of a generation
 
     @property
     def allowance(self) -> Allowance:
         """The deepest class of change that a ranking may make."""
         return self.options.allow or Allowance.OPTIMIZER
 
-    def forecast(
-        self,
-        target: Target,
-        memories: dict[TrainConfig, MemoryBreakdown] | None = None,
-        *,
-        network: Network | None = None,
-    ) -> Forecast:
+    def forecast(self, target: Target, *, network: Network | None = None) -> Forecast:
         """Return the predictions for a device, corrected by what earlier searches measured on it."""
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
-        model = dataclasses.replace(model, network=network, evaluation=self.options.evaluation)
-        return Forecast(plan, target.device, model, self.profiles, memories)
+        model = dataclasses.replace(
+            model, network=network, evaluation=self.options.evaluation, footprints=self.footprints
+        )
+        return Forecast(plan, target.device, model, self.profiles)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
         """Return the cost of a run of `--tokens` with a configuration on `gpu`; None without `--tokens`."""
@@ -86,23 +84,15 @@ class Question:
 class Forecast:
     """The predictions for one device, by the cost model with `profiles` in place of its own.
 
-    Methods raise InputError if the model can't be traced with a configuration. `memories` is a cache of predicted
-    memory by configuration, which devices on which a configuration takes the same memory may share.
+    Methods raise InputError if the model can't be traced with a configuration.
     """
 
-    def __init__(
-        self,
-        plan: SearchPlan,
-        device: Device,
-        model: CostModel,
-        profiles: Profiles,
-        memories: dict[TrainConfig, MemoryBreakdown] | None = None,
-    ) -> None:
+    def __init__(self, plan: SearchPlan, device: Device, model: CostModel, profiles: Profiles) -> None:
         self.plan = plan
         self.device = device
         self._profiles = profiles
         self._model = dataclasses.replace(model, profiles=profiles)
-        self._memories = memories if memories is not None else {}
+        self._memories: dict[TrainConfig, MemoryBreakdown] = {}
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
         """Return the prediction for a configuration."""

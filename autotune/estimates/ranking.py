@@ -18,7 +18,6 @@ from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import MemoryBreakdown
 from autotune.values.knob import Allowance
 
 BEST = 8  # configurations that a ranking shows
@@ -118,13 +117,12 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
         InputError: No device can run the configuration that the user gave, or the model can't be traced.
         NothingFitsError: No configuration fits any of them.
     """
-    memories: dict[TrainConfig, MemoryBreakdown] = {}
     spaces: dict[object, list[TrainConfig]] = {}
     rows: list[DeviceRow] = []
     tried: list[tuple[Forecast, list[TrainConfig]]] = []
     for gpu in gpus():
         target = with_packages(table_target(gpu), question.point)
-        forecast = question.forecast(target, memories)
+        forecast = question.forecast(target)
         configs = _candidates(question, forecast, spaces)
         if isinstance(configs, str):
             rows.append(DeviceRow(device=target.device, best=None, largest_micro_batch=None, why_not=configs))

@@ -10,6 +10,7 @@ from conftest import TINY_LLAMA, write_model
 from factories import make_config, make_gpu, make_space
 
 from autotune.cost.profiler import profile
+from autotune.cost.reserve import held_bytes
 from autotune.errors import NothingFitsError
 from autotune.estimates.ranking import BEST, ranking_notes
 from autotune.estimates.report import DevicesReport, RankingReport
@@ -160,6 +161,19 @@ def test_a_device_that_is_too_small_says_what_it_takes(estimated):
     rows = {row.device.name: row for row in found.rows}
     assert rows["rtx-3070"].why_not.startswith("the least takes")
     assert rows["h200"].best.config.per_device_train_batch_size == 32
+
+
+def test_what_the_allocator_holds_is_replayed_once_for_all_devices_of_a_generation(estimated, monkeypatch):
+    replayed = []
+
+    def counted(excerpt, optim, size, **options):
+        replayed.append((optim, size, *options.values()))
+        return held_bytes(excerpt, optim, size, **options)
+
+    monkeypatch.setattr("autotune.cost.memory.held_bytes", counted)
+    found = estimated(gpu="all", model="gpt2", seq_len=1024, fix={"micro-batch": "32"})
+    assert len(found.rows) > len(replayed) > 1
+    assert len(replayed) == len(set(replayed))
 
 
 @pytest.mark.slow
