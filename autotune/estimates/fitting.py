@@ -18,13 +18,13 @@ import numpy as np
 from autotune.cost.model import CostModel
 from autotune.cost.profile import Profile
 from autotune.errors import NothingFitsError
-from autotune.estimates.forecast import Forecast
+from autotune.estimates.forecast import Forecast, with_micro_batches
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, larger_device, miss
 from autotune.planning.plan import SearchPlan, least_states, too_large
 from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
 from autotune.space.points import Scalar, differing
-from autotune.space.space import SearchSpace
+from autotune.space.space import MICRO_BATCH, SearchSpace
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_value
@@ -34,8 +34,8 @@ from autotune.values.knob import Allowance
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
 
-# Times as fast that another precision has to be for a fix to name it beside what makes the model fit.
-_MUCH_FASTER = 1.25
+# Times as fast that something has to be to be named though nobody asked for it.
+MUCH_FASTER = 1.25
 
 
 class FitRequest(Value):
@@ -90,7 +90,8 @@ def would_fit(
     Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone, beside which a search
     tries everything else. One change is preferred: that of the smallest allowance class, then the fastest. Where none
     is enough, several are named, of those that the user allows if they do; for others the clause names the `--allow`
-    that they need. A whole configuration has the precision that is much faster, unless the user has `given` one.
+    that they need. A whole configuration has the precision that is much faster and the fastest micro-batch, unless the
+    user has `given` one.
     """
     needed = round(forecast.predicted(config).memory.device_interval.high)
     device, ways = larger_device(needed, forecast.device), _Ways(forecast, config)
@@ -102,10 +103,11 @@ def would_fit(
         return f"no change makes it fit; {device}"
     problem = forecast.plan.model_copy(update={"baseline": config})
     depth, faster = allowance_of(changed, problem), ""
-    if whole and "precision" not in given:
+    if whole:
         limit = max(allowance, depth, key=lambda allowed: allowed.rank)
-        chosen, times = ways.faster(chosen, limit)
+        chosen, times = (chosen, 1.0) if "precision" in given else ways.faster(chosen, limit)
         faster = f", {times:.1f} times as fast as in {changed.precision}" if times > 1 and forecast.device.rates else ""
+        chosen = chosen if MICRO_BATCH in given else ways.resized(chosen)
         changed = ways.changed(chosen) or changed
         depth = allowance_of(changed, problem)
     ranks = " ranks such changes" if whole and "quantization" not in chosen else ""
@@ -207,7 +209,21 @@ class _Ways:
         configs = [config for choices in (chosen, *fitting) if (config := self.changed(choices)) is not None]
         before, *rates = self._forecast.model.predict(configs).samples_per_second.tolist()
         times, at = max(((rate / before, at) for at, rate in enumerate(rates)), default=(1.0, 0))
-        return (fitting[at], times) if times >= _MUCH_FASTER else (chosen, 1.0)
+        return (fitting[at], times) if times >= MUCH_FASTER else (chosen, 1.0)
+
+    def resized(self, chosen: dict[str, Scalar]) -> dict[str, Scalar]:
+        """Return what is chosen with the fastest micro-batch that surely fits; as it is, if none does or it has one."""
+        changed = None if MICRO_BATCH in chosen else self.changed(chosen)
+        configs = [] if changed is None else with_micro_batches(changed, self._forecast.plan.workload)
+        if not configs:
+            return chosen
+        found = self._forecast.model.predict(configs)
+        order: list[int] = np.argsort(-found.samples_per_second, kind="stable").tolist()
+        for row in order:
+            within = found.least_bytes[row] <= self._forecast.device.memory_bytes
+            if within and self._forecast.predicted(configs[row]).fits == "yes":
+                return {**chosen, MICRO_BATCH: configs[row].per_device_train_batch_size}
+        return chosen
 
     def _widened(self, chosen: dict[str, Scalar], choices: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], bool]:
         """Return what is chosen and one choice after the other until all fit together, and whether they do."""

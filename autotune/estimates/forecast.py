@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autotune.cost.family import family_of
+from autotune.cost.memory import Footprints
 from autotune.cost.model import CostModel
 from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
@@ -50,26 +51,26 @@ class Question:
     workload: Workload
     facts: ModelFacts
     profiles: Profiles
+    footprints: Footprints = dataclasses.field(default_factory=Footprints)  # the same on all devices of a generation
 
     @property
     def allowance(self) -> Allowance:
         """The deepest class of change that a ranking may make."""
         return self.options.allow or Allowance.OPTIMIZER
 
-    def forecast(
-        self,
-        target: Target,
-        memories: dict[TrainConfig, MemoryBreakdown] | None = None,
-        *,
-        network: Network | None = None,
-    ) -> Forecast:
+    def forecast(self, target: Target, *, network: Network | None = None) -> Forecast:
         """Return the predictions for a device, corrected by what earlier searches measured on it."""
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
-        evaluation = self.options.evaluation
-        model = dataclasses.replace(model, profiles=self.profiles, network=network, evaluation=evaluation)
-        return Forecast(plan, target.device, model, self.profiles, {} if memories is None else memories)
+        model = dataclasses.replace(
+            model,
+            profiles=self.profiles,
+            network=network,
+            evaluation=self.options.evaluation,
+            footprints=self.footprints,
+        )
+        return Forecast(plan, target.device, model, self.profiles)
 
     def run(self, found: Predicted, gpu: str) -> RunCost | None:
         """Return the cost of a run of `--tokens` with a configuration on `gpu`; None without `--tokens`."""
@@ -91,8 +92,7 @@ class Forecast:
     device: Device
     model: CostModel  # whose profiles are `profiles`
     profiles: Profiles
-    # Predicted memory by configuration, which devices on which a configuration takes the same memory may share.
-    memories: dict[TrainConfig, MemoryBreakdown] = dataclasses.field(default_factory=dict)
+    memories: dict[TrainConfig, MemoryBreakdown] = dataclasses.field(default_factory=dict)  # predicted so far
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
         """Return the prediction for a configuration."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from autotune.cost.network import Network, network_of
 from autotune.errors import InputError, NothingFitsError
+from autotune.estimates.fitting import MUCH_FASTER
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.ranking import fastest
 from autotune.estimates.report import Device, SpreadReport, SpreadRow, larger_device, miss
@@ -88,6 +89,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
     if not any(row.fits_at_all for row in rows):
         raise _nothing_fits(question, forecast, rows, [kind for kind in found if _takes_adapters(kind)], per_node)
     ordered = tuple(sorted(rows, key=_order))
+    faster = _by_method(question, forecast, ordered[0], found, per_node)
     return SpreadReport(
         workload=forecast.plan.workload,
         device=target.device,
@@ -100,6 +102,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         run=question.run(ordered[0].predicted, target.device.name),
         refused={reason: tuple(names) for reason, names in refused.items()},
         notes=(
+            *faster,
             *notes,
             *said,
             SPREAD,
@@ -137,8 +140,29 @@ def _kinds(
     kinds = [_Kind(shown(way), way, [point]) for way in found]
     if not question.allowance.admits(Allowance.METHOD):
         return kinds
+    return kinds + _with_lora(forecast, point, found)
+
+
+def _with_lora(forecast: Forecast, point: Mapping[str, Scalar], found: Sequence[Parallelism]) -> list[_Kind]:
+    """Return the ways that take adapters with LoRA, its frozen weights in 16 bits where that is possible."""
     points = [{**point, **_LORA, **_PURE}] * forecast.plan.hardware.has_bf16 + [{**point, **_LORA}]
-    return kinds + [_Kind(f"{shown(way)}, LoRA", way, points) for way in found if _takes_adapters(way)]
+    return [_Kind(f"{shown(way)}, LoRA", way, points) for way in found if _takes_adapters(way)]
+
+
+def _by_method(
+    question: Question, forecast: Forecast, best: SpreadRow, found: Sequence[Parallelism], per_node: int
+) -> tuple[str, ...]:
+    """Return a line on LoRA where only what is offloaded fits, and LoRA would be much faster."""
+    offloaded = best.predicted.config.parallelism.offload != "none"
+    if not offloaded or question.allowance.admits(Allowance.METHOD) or "adapter" in question.point:
+        return ()
+    point, _ = _filled(question, forecast)
+    rows, _ = _rows(question, forecast, _with_lora(forecast, point, found), per_node)
+    fitting = [row for row in rows if row.fits_at_all]
+    way = max(fitting, key=lambda row: row.predicted.samples_per_second, default=best)
+    before = best.predicted.samples_per_second
+    times = way.predicted.samples_per_second / before if before else 0.0
+    return (f"with --allow method {times:.1f} times as fast: {way.way}",) if times >= MUCH_FASTER else ()
 
 
 def _adapter_notes(question: Question, rows: Sequence[SpreadRow]) -> tuple[str, ...]:

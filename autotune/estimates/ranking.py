@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autotune.errors import InputError
-from autotune.estimates.fitting import nothing_fits
+from autotune.estimates.fitting import MUCH_FASTER, nothing_fits
 from autotune.estimates.forecast import Forecast, Question
-from autotune.estimates.report import DeviceRow, DevicesReport, RankingReport
+from autotune.estimates.report import DeviceRow, DevicesReport, Predicted, RankingReport
 from autotune.estimates.request import config_of, refusal, table_target, with_packages
-from autotune.planning.plan import too_large
-from autotune.space.knobs import allowance_of, changes, in_words
+from autotune.planning.plan import SearchPlan, too_large
+from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
 from autotune.space.points import make_point
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import MemoryBreakdown
 from autotune.values.knob import Allowance
 
 BEST = 8  # configurations that a ranking shows
@@ -59,6 +58,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
         best=rows,
         run=question.run(rows[0], device.name),
         notes=(
+            *_by_method(forecast, configs, rows[0]),
             *notes,
             RANKED,
             *ranking_notes(plan.search_space(), best),
@@ -66,6 +66,27 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
             *rows[0].notes,
         ),
     )
+
+
+def _by_method(forecast: Forecast, configs: Sequence[TrainConfig], best: Predicted) -> tuple[str, ...]:
+    """Return a line on LoRA in 16 bits where of `configs` full precision alone fits and LoRA would be much faster."""
+    plan = forecast.plan
+    forced = best.config.precision == "fp32" and any(config.precision != "fp32" for config in configs)
+    if not forced or best.speed is None or plan.allowance.admits(Allowance.METHOD):
+        return ()
+    others = [c for c in plan.model_copy(update={"allowance": Allowance.METHOD}).every_config() if _is_light(c, plan)]
+    lightest = "pure_bf16" if any(config.precision == "pure_bf16" for config in others) else "fp16"
+    found, _ = fastest(forecast, [config for config in others if config.precision == lightest], 1)
+    times = forecast.predicted(found[0]).samples_per_second / best.samples_per_second if found else 0.0
+    if times < MUCH_FASTER:
+        return ()
+    return (f"with --allow method {times:.1f} times as fast: {shown_changes(changes(found[0], plan))}",)
+
+
+def _is_light(config: TrainConfig, plan: SearchPlan) -> bool:
+    """Return whether a configuration is LoRA as a first look takes it: each that is traced takes seconds."""
+    usual = config.optim == plan.baseline.optim and config.checkpointing in ("none", "full")
+    return config.adapter is not None and usual
 
 
 def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str, ...]:
@@ -96,13 +117,12 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
         InputError: No device can run the configuration that the user gave, or the model can't be traced.
         NothingFitsError: No configuration fits any of them.
     """
-    memories: dict[TrainConfig, MemoryBreakdown] = {}
     spaces: dict[object, list[TrainConfig]] = {}
     rows: list[DeviceRow] = []
     tried: list[tuple[Forecast, list[TrainConfig]]] = []
     for gpu in gpus():
         target = with_packages(table_target(gpu), question.point)
-        forecast = question.forecast(target, memories)
+        forecast = question.forecast(target)
         configs = _candidates(question, forecast, spaces)
         if isinstance(configs, str):
             rows.append(DeviceRow(device=target.device, best=None, largest_micro_batch=None, why_not=configs))

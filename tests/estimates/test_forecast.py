@@ -105,6 +105,23 @@ def test_what_would_fit_has_the_16_bits_that_make_it_much_faster_unless_the_prec
     assert "precision" not in given.would_fit
 
 
+def test_what_would_fit_has_the_fastest_micro_batch_that_surely_fits_unless_it_was_given(estimated):
+    with pytest.raises(NothingFitsError) as error:
+        estimated(model="llama-2-7b", gpu="rtx-4090")
+    (named,) = re.findall(r"with --fix (\S+) ", str(error.value))
+    fix = dict(pair.split("=") for pair in named.split(","))
+    assert int(fix["micro-batch"]) > 1
+    by_size = {
+        size: estimated(model="llama-2-7b", gpu="rtx-4090", fix={**fix, "micro-batch": str(size)}).predicted
+        for size in (1, int(fix["micro-batch"]))
+    }
+    chosen = by_size[int(fix["micro-batch"])]
+    assert chosen.fits == "yes"
+    assert chosen.samples_per_second > by_size[1].samples_per_second
+    given = estimated(model="llama-2-7b", gpu="rtx-4090", fix={"micro-batch": "1"})
+    assert "micro-batch=1," in given.would_fit
+
+
 def test_the_loss_in_chunks_is_named_where_long_samples_have_too_many_logits(estimated):
     long = {"micro-batch": "1", "precision": "bf16", "checkpointing": "full", "adapter": "lora"}
     found = estimated(model="Llama-3.2-1B", gpu="rtx-3080", seq_len=4096, global_batch=8, fix=long)

@@ -168,6 +168,21 @@ def test_where_the_method_may_change_ways_with_whole_layers_have_lora_too():
     assert any("--fix adapter=lora,precision=pure_bf16; under DeepSpeed precision=bf16" in note for note in found.notes)
 
 
+@pytest.mark.slow
+def test_where_only_what_is_offloaded_fits_lora_is_named(estimated):
+    """Weights, gradients and states of 6,700 million parameters are 27 GB on each of four devices of 24 GB."""
+    spread_out = {"model": "llama-2-7b", "gpu": "rtx-3090", "devices": 4}
+    found = estimated(**spread_out)
+    assert {row.predicted.config.parallelism.offload for row in found.rows if row.fits_at_all} == {
+        "optimizer",
+        "parameters",
+    }
+    (times, way) = re.findall(r"with --allow method (\S+) times as fast: (.*)", found.notes[0])[0]
+    rows = {row.way: row.predicted for row in estimated(**spread_out, allow="method").rows}
+    rate = rows[way].samples_per_second / found.rows[0].predicted.samples_per_second
+    assert rate == pytest.approx(float(times), abs=0.06)
+
+
 def test_what_may_not_change_is_not_compared(compared):
     assert all(row.predicted.config.adapter is None for row in compared.rows)
 

@@ -1,6 +1,7 @@
 """Rankings: of a device and of all devices; what is left out is said, with the reason."""
 
 import itertools
+import re
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ from conftest import TINY_LLAMA, write_model
 from factories import make_config, make_gpu, make_space
 
 from autotune.cost.profiler import profile
+from autotune.cost.reserve import held_bytes
 from autotune.errors import NothingFitsError
 from autotune.estimates.ranking import BEST, ranking_notes
 from autotune.estimates.report import DevicesReport, RankingReport
@@ -83,6 +85,21 @@ def test_what_weights_and_states_alone_rule_out_is_not_traced_to_rank_the_rest(e
     assert {(family.dtype, family.adapter is not None) for family in asked} == {("bfloat16", True)}
 
 
+def test_where_only_full_precision_fits_the_method_that_is_much_faster_is_named(estimated):
+    model, gpu = "gpt2-xl", "t4"
+    found = estimated(model=model, gpu=gpu, seq_len=512)
+    assert {str(one.config.precision) for one in found.best} == {"fp32"}
+    (times, words) = re.findall(r"with --allow method (\S+) times as fast: (.*)", found.notes[0])[0]
+    fix = {"adapter": "lora", "precision": "fp16", "micro-batch": re.findall(r"micro-batch (\d+)", words)[0]}
+    named = estimated(model=model, gpu=gpu, seq_len=512, fix=fix).predicted
+    assert named.fits_at_all
+    assert named.samples_per_second / found.best[0].samples_per_second == pytest.approx(float(times), abs=0.06)
+
+
+def test_where_16_bits_fit_no_other_method_is_named(estimated):
+    assert not [note for note in estimated().notes if note.startswith("with --allow method")]
+
+
 def test_of_equals_what_changes_the_training_least_comes_first(estimated):
     assert estimated().best[0].config.optim == "adamw_torch_fused"
 
@@ -144,6 +161,19 @@ def test_a_device_that_is_too_small_says_what_it_takes(estimated):
     rows = {row.device.name: row for row in found.rows}
     assert rows["rtx-3070"].why_not.startswith("the least takes")
     assert rows["h200"].best.config.per_device_train_batch_size == 32
+
+
+def test_what_the_allocator_holds_is_replayed_once_for_all_devices_of_a_generation(estimated, monkeypatch):
+    replayed = []
+
+    def counted(excerpt, optim, size, **options):
+        replayed.append((optim, size, *options.values()))
+        return held_bytes(excerpt, optim, size, **options)
+
+    monkeypatch.setattr("autotune.cost.memory.held_bytes", counted)
+    found = estimated(gpu="all", model="gpt2", seq_len=1024, fix={"micro-batch": "32"})
+    assert len(found.rows) > len(replayed) > 1
+    assert len(replayed) == len(set(replayed))
 
 
 @pytest.mark.slow

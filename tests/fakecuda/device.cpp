@@ -176,10 +176,12 @@ void copy(void* to, const void* from, size_t size, int kind) {
   auto source = known.find((uintptr_t)from);
   bool real = size <= config().copy_limit && (kind == H2D || (source != known.end() && source->second == size));
   if (kind == D2H) {
-    if (real)
+    if (size == 1 && last_meaning == ALL)  // even where a byte was copied in before: memory is used again
+      memset(to, config().all || config().any_byte, size);
+    else if (real)
       memcpy(to, from, size);
     else
-      memset(to, size == 1 && ((last_meaning == ALL && config().all) || config().any_byte), size);
+      memset(to, size == 1 && config().any_byte, size);
     return;
   }
   if (kind == D2D && size == 1 && last_meaning == COMPARED) last_meaning = ALL;

@@ -59,12 +59,20 @@ API __cudaGetKernel(cudaKernel_t* k, const void* f) {
   *k = (cudaKernel_t)f;
   return cudaSuccess;
 }
+
+// Of the architectures that torch's kernels are built for, the newest that a device can run: cub looks for none between.
+static int built_for(int cc) {
+  int newest = 75;
+  for (int it : {80, 86, 90, 100, 120})
+    if (it <= cc) newest = it;
+  return newest;
+}
 API cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
   CONTEXT;
   memset(a, 0, sizeof *a);
   a->numRegs = 64;
   a->maxThreadsPerBlock = 1024;
-  a->ptxVersion = a->binaryVersion = config().cc;
+  a->ptxVersion = a->binaryVersion = built_for(config().cc);
   a->maxDynamicSharedSizeBytes = 49152;
   return cudaSuccess;
 }

@@ -111,6 +111,15 @@ def test_a_mask_that_masks_nothing_is_seen_as_such():
     assert torch.ones(2, 8, dtype=torch.long, device="cuda").all().item()
 
 
+def test_a_mask_that_masks_nothing_is_seen_as_such_where_bytes_were_copied_in_before():
+    copied = [torch.tensor(False).cuda() for _ in range(1000)]
+    places = {each.data_ptr() for each in copied}
+    del copied
+    found = torch.ones(2, 8, dtype=torch.bool, device="cuda").all()
+    assert found.data_ptr() in places
+    assert found.item()
+
+
 class Block(nn.Module):
     """Embedding, attention, dropout and an output head."""
 
@@ -284,3 +293,16 @@ def test_expandable_segments_reserve_what_is_allocated():
     allocated, reserved = json.loads(done.stdout)
     assert allocated == 45 * MIB
     assert allocated <= reserved <= allocated + 20 * MIB
+
+
+def test_a_device_between_two_that_kernels_are_built_for_sorts():
+    """Compute capability 8.9 runs the kernels of 8.6; on a GPU the device stays what it is."""
+    code = (
+        "import torch\n"
+        "rows = torch.zeros(4096, dtype=torch.long, device='cuda')\n"
+        "torch.nn.Embedding(1000, 8, device='cuda')(rows).sum().backward()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "FAKECUDA_CC": "8.9"}
+    )
+    assert done.returncode == 0, done.stderr
